@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Annotated, Literal, TypeAlias, get_args
 
+from outrider.bounds import NonNegativeInt, PositiveInt, above, at_least, check_bounds
 from outrider.engines.fake import FakeOptions
 from outrider.engines.kv_budget import DEFAULT_SHARE, Budget
 from outrider.engines.tensorrt_llm.config import TensorRtLlmOptions
@@ -25,31 +26,31 @@ class EngineConfig:
     """A name of the model catalog; "" is the default model."""
     model_store: Path | None = None
     """The model store's directory; None is the machine's."""
-    threads: int = 1
+    threads: PositiveInt = 1
     """Threads of one call."""
     pin_threads: bool = True
     """Whether threads may be bound to cores: engines that share a process are all bound to the
     same ones, and wait for each other while the rest idle. OpenVINO only."""
-    max_fixed_rows: int = 32
+    max_fixed_rows: NonNegativeInt = 32
     """Calls of up to so many rows may run on models compiled for their number of rows, each with
     weights of its own: as many as memory allows (fixed_sizes); 0: all on the one model that takes
     any number. OpenVINO only."""
-    max_fixed_bytes: int = 0
+    max_fixed_bytes: NonNegativeInt = 0
     """Memory that all of these may take together, as far as it is free; 0: footprint.fixed_budget.
     OpenVINO only."""
     prepare_first: bool = False
     """Whether these are compiled before the engine serves, not beside."""
-    kv_bytes: int = 0
+    kv_bytes: NonNegativeInt = 0
     """Memory of the KV pool, in whole blocks, touched only as it fills; 0: kv_share."""
-    kv_share: float = DEFAULT_SHARE
+    kv_share: Annotated[float, above(0, 1)] = DEFAULT_SHARE
     """Share of the memory that is free once the model is loaded, with bounds (memory.budget); of
     the GPU's, without bounds, for tensorrt-llm."""
-    vocabulary_size: int = 0
+    vocabulary_size: NonNegativeInt = 0
     """Ids of the vocabulary that is served: a model may score more, which are never chosen. 0: all
     that it scores. TensorRT-LLM only."""
-    num_blocks: int | None = None
+    num_blocks: Annotated[int | None, at_least(1)] = None
     """Blocks of the KV pool; given, it decides instead of kv_bytes."""
-    max_context_tokens: int = 0
+    max_context_tokens: NonNegativeInt = 0
     """Prompt and reply together, for which the pool must have room; 0: the model's most, as far
     as the pool has room."""
     precision: Precision = "auto"
@@ -73,6 +74,7 @@ class EngineConfig:
     vocabulary_size and max_context_tokens."""
 
     def __post_init__(self) -> None:
+        check_bounds(self)
         if self.engine not in get_args(EngineName):
             raise ConfigError(
                 f"there is no engine {self.engine!r}; use {', '.join(get_args(EngineName))}"
@@ -83,22 +85,6 @@ class EngineConfig:
             )
         if self.weight_bits not in WEIGHT_BITS:
             raise ConfigError(f"weight_bits is {self.weight_bits}; use 4 or 8")
-        if self.threads < 1:
-            raise ConfigError(f"threads is {self.threads}; give at least 1")
-        if self.max_fixed_rows < 0:
-            raise ConfigError(f"max_fixed_rows is {self.max_fixed_rows}; it is negative")
-        if self.max_fixed_bytes < 0:
-            raise ConfigError(f"max_fixed_bytes is {self.max_fixed_bytes}; it is negative")
-        if self.num_blocks is not None and self.num_blocks < 1:
-            raise ConfigError(f"num_blocks is {self.num_blocks}; give at least 1")
-        if self.vocabulary_size < 0:
-            raise ConfigError(f"vocabulary_size is {self.vocabulary_size}; it is negative")
-        if self.kv_bytes < 0:
-            raise ConfigError(f"kv_bytes is {self.kv_bytes}; give one block's size at least, or 0")
-        if not 0 < self.kv_share <= 1:
-            raise ConfigError(f"kv_share is {self.kv_share}; give more than 0, at most 1")
-        if self.max_context_tokens < 0:
-            raise ConfigError(f"max_context_tokens is {self.max_context_tokens}; it is negative")
 
     def kv_budget(self) -> Budget:
         """What the KV pool may take."""

@@ -14,18 +14,19 @@ from enum import Enum, IntEnum
 from typing import Final
 
 from outrider.backoff import Backoff
+from outrider.bounds import PositiveFloat, PositiveInt
 
 
 @dataclass(frozen=True, slots=True)
 class QuarantinePolicy:
     """What the operator decides."""
 
-    max_failures: int = 3
+    max_failures: PositiveInt = 3
     """Failures within `window_s` that put a peer into quarantine."""
-    window_s: float = 30.0
-    first_s: float = 2.0
+    window_s: PositiveFloat = 30.0
+    first_s: PositiveFloat = 2.0
     """The first pause before a trial; each trial that fails doubles it."""
-    max_s: float = 60.0
+    max_s: PositiveFloat = 60.0
     """The longest pause before a trial."""
 
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
+from outrider.bounds import NonNegativeFloat, PositiveFloat
 from outrider.config import check_address
 from outrider.errors import ConfigError
 
@@ -91,16 +92,10 @@ class DiscoveryPolicy:
 
     nameservers: tuple[str, ...] = ()
     """DNS servers, as IP:PORT; empty: this machine's."""
-    interval_s: float = 5.0
+    interval_s: PositiveFloat = 5.0
     """Time between two lookups of one target, jittered."""
-    grace_s: float = 15.0
+    grace_s: NonNegativeFloat = 15.0
     """A peer that lookups have not found for so long gets no new sessions; those it has go on."""
-
-    def __post_init__(self) -> None:
-        if not self.interval_s > 0.0:
-            raise ConfigError(f"discovery.interval_s is {self.interval_s}: set it above 0.")
-        if not self.grace_s >= 0.0:
-            raise ConfigError(f"discovery.grace_s is {self.grace_s}: it cannot be negative.")
 
 
 @dataclass(frozen=True, slots=True)

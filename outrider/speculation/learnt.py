@@ -21,7 +21,8 @@ from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 
-from outrider.errors import ArtifactCorruptError, ConfigError
+from outrider.bounds import NonNegativeInt, PositiveFloat
+from outrider.errors import ArtifactCorruptError
 from outrider.lru_map import LruMap
 from outrider.speculation.ngrams import Table, unpack
 
@@ -53,20 +54,11 @@ class LearntConfig:
     keep: bool = True
     """Whether what a trust group's replies taught is kept for the next start. Only groups whose
     names last are: those of edges with a cache_salt_key, and of them no single connections."""
-    max_bytes: int = 32 << 20
+    max_bytes: NonNegativeInt = 32 << 20
     """Size of all files together, and of the copies in memory of each loaded model; the groups that
     were saved longest ago are dropped first."""
-    save_interval_s: float = 60.0
+    save_interval_s: PositiveFloat = 60.0
     """Time between two savings; what was learnt since is lost if the process is killed."""
-
-    def __post_init__(self) -> None:
-        if self.max_bytes < 0:
-            raise ConfigError(f"learnt.max_bytes is {self.max_bytes}: it cannot be negative.")
-        if not self.save_interval_s > 0:
-            raise ConfigError(
-                f"learnt.save_interval_s is {self.save_interval_s:g}: set it above 0; keep = "
-                "false saves nothing."
-            )
 
 
 @dataclass(frozen=True, slots=True)

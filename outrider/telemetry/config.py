@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.errors import ConfigError
+from outrider.bounds import Port
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,9 +13,5 @@ class AdminConfig:
 
     host: str = "127.0.0.1"
     """Address of the listener for /metrics, /health, /ready, /version and /config."""
-    port: int = 0
+    port: Port = 0
     """Its TCP port; 0: any free one."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"admin.port is {self.port}: use 0 to 65535.")

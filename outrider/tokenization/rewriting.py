@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from outrider.bounds import PositiveInt
 from outrider.errors import ConfigError, PromptTooLongError
 from outrider.models.chat import SYSTEM_ROLES, Message, has_content, num_chars_of
 
@@ -48,15 +49,15 @@ class RewritingPolicy:
     """Put before every chat's system prompt, or used as one; empty: none."""
     too_long: str = TooLong.REFUSE.value
     """refuse, cut_head, cut_tail, cut_middle or keep_turns."""
-    keep_turns: int = 8
+    keep_turns: PositiveInt = 8
     """With keep_turns: messages at the end that stay; fewer where they do not fit."""
-    drop_turns: int = 4
+    drop_turns: PositiveInt = 4
     """With keep_turns: messages that are omitted at a time, in short chats fewer. Between two such
     steps each prompt begins with the whole previous one, which replicas have in their prefix
     caches."""
     omitted: str = f"\n\n[earlier conversation omitted: {TURNS} messages]"
     """With keep_turns: text behind the first turn where turns were omitted; empty: none."""
-    min_reply_tokens: int = 256
+    min_reply_tokens: PositiveInt = 256
     """Tokens of the context that a shortened chat leaves for its reply."""
     mark: str = "\n[...]\n"
     """Text that replaces what was cut out of a message."""
@@ -65,17 +66,11 @@ class RewritingPolicy:
         known = [one.value for one in TooLong]
         if self.too_long not in known:
             raise ConfigError(f"too_long must be one of {', '.join(known)}, not {self.too_long!r}")
-        if self.keep_turns < 1:
-            raise ConfigError(f"keep_turns is {self.keep_turns}: the last message has to stay")
-        if self.drop_turns < 1:
-            raise ConfigError(f"drop_turns is {self.drop_turns}: set it above 0")
         num_bytes = len(self.system_prefix.encode())
         if num_bytes > _MAX_PREFIX_BYTES:
             raise ConfigError(
                 f"system_prefix has {num_bytes} bytes; at most {_MAX_PREFIX_BYTES} fit"
             )
-        if self.min_reply_tokens < 1:
-            raise ConfigError(f"min_reply_tokens is {self.min_reply_tokens}: set it above 0")
 
 
 AS_IT_IS: Final = RewritingPolicy()

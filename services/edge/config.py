@@ -7,9 +7,18 @@ import secrets
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 from outrider.access.api_keys import ALL_MODELS, check_listed
+from outrider.bounds import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    Port,
+    PositiveFloat,
+    PositiveInt,
+    between,
+    check_bounds,
+)
 from outrider.errors import ConfigError
 from outrider.mirrors.config import MirrorConfig
 from outrider.models.definitions import ModelCatalog, ModelSpec
@@ -25,7 +34,6 @@ from outrider.tokenization.rewriting import AS_IT_IS, RewritingPolicy
 from outrider.workers.steering import MAX_PROCESSES
 from services.edge.access.config import AccessConfig, JwtConfig, SharedLimitsConfig
 from services.edge.drafter.settings import (
-    MAX_LEAD,
     NO_DRAFT_MODEL,
     DrafterConfig,
     DrafterLimits,
@@ -48,7 +56,7 @@ from services.edge.models.table import LoadLimits
 from services.edge.quic import memory
 from services.edge.quic.limits import ListenerLimits
 from services.edge.resumption.table import ResumeLimits
-from services.edge.session.display import DisplayConfig
+from services.edge.session.display import DisplayPolicy
 from services.edge.session.draft_chain import DraftLimits
 from services.edge.session.reply import ReplyPolicy
 from services.edge.session.typeahead_plan import TypeaheadPolicy
@@ -74,9 +82,9 @@ class EdgeConfig:
 
     host: str = "127.0.0.1"
     """Address of the QUIC listener."""
-    port: int = 4433
+    port: Port = 4433
     """UDP port of the QUIC listener; 0: any free one."""
-    processes: int = 1
+    processes: Annotated[int, between(1, MAX_PROCESSES)] = 1
     """Processes that serve this port and that of HTTP together, where one core is not enough
     (docs/guides/processes.md); more than 1 needs Linux."""
     tls: TlsConfig = field(default_factory=TlsConfig)
@@ -120,7 +128,7 @@ class EdgeConfig:
     model alone."""
     anonymous_models: tuple[str, ...] = ALL_MODELS
     """Those of `models` that clients without a key may use; "*": all; empty: none."""
-    max_loaded_models: int = 4
+    max_loaded_models: PositiveInt = 4
     """Models loaded at a time, each with its vocabulary, its tokenization threads and its drafter.
     A chat that asks for another one waits while the least recently used one without a chat gives
     way. While chats on changed or removed definitions end, there may be twice as many."""
@@ -131,11 +139,11 @@ class EdgeConfig:
     measured round trip, to the first listed of equals, and to another one when it is lost."""
     discovery: DiscoveryPolicy = field(default_factory=DiscoveryPolicy)
     """How the names in `routers` are looked up."""
-    probe_interval_s: float = 1.0
+    probe_interval_s: PositiveFloat = 1.0
     """Time between two probes of a router, which measure the round trip and whether it answers."""
-    probe_timeout_s: float = 1.0
+    probe_timeout_s: PositiveFloat = 1.0
     """A router that does not answer a probe for so long gets no new sessions."""
-    suspect_s: float = 2.0
+    suspect_s: PositiveFloat = 2.0
     """A router that does not answer for so much longer loses its sessions to others."""
     model_store: Path | None = None
     """Where vocabularies come from; None: the machine's default store."""
@@ -160,18 +168,18 @@ class EdgeConfig:
     """Where and how HTTP is served over TCP."""
     http3: Http3Limits = field(default_factory=Http3Limits)
     """What clients of HTTP/3, on the QUIC port, may use besides."""
-    reopen_s: float = 20.0
+    reopen_s: NonNegativeFloat = 20.0
     """A chat whose router or replica was lost fails after so long without a token from another."""
     resumption: ResumeLimits = field(default_factory=ResumeLimits)
     """What is kept for clients that may come back."""
-    min_prefill_tokens: int = 16
+    min_prefill_tokens: NonNegativeInt = 16
     """Least new tokens of a prompt being typed that a region is asked to prefill; 0: no prefill."""
-    request_timeout_s: float = 10.0
+    request_timeout_s: NonNegativeFloat = 10.0
     """How long a stream may be open before its request has come."""
-    drain_s: float = 10.0
+    drain_s: NonNegativeFloat = 10.0
     """How long chats under way may go on when the edge stops."""
 
-    max_context_tokens: int = 0
+    max_context_tokens: NonNegativeInt = 0
     """Tokens of prompt and reply together, no more than a model's definition says; prompts that
     leave no room for a reply are refused. 0: as many as the definition says, 8,192 where it says
     nothing."""
@@ -179,9 +187,9 @@ class EdgeConfig:
     """What is done to chats before they are tokenized (docs/guides/tokens.md)."""
     tokenization: TokenizationConfig = field(default_factory=TokenizationConfig)
     """Where and how prompts are tokenized, for each loaded model."""
-    max_queued_frames: int = 4096
+    max_queued_frames: PositiveInt = 4096
     """Frames that may wait for one router."""
-    prompt_memory_bytes: int = 16 << 20
+    prompt_memory_bytes: NonNegativeInt = 16 << 20
     """For prompts that a router was sent, for each router that is connected: what goes on from one
     is sent without it. 0: prompts are sent whole."""
 
@@ -196,15 +204,20 @@ class EdgeConfig:
     nothing is."""
     drafts: DraftLimits = field(default_factory=DraftLimits)
     """How far ahead and how boldly replies are drafted."""
-    coalesce_ms: float = 1.0
+    coalesce_ms: NonNegativeFloat = 1.0
     """Drafting starts so long after the prompt and after each commit."""
     uploads: str = "auto"
     """Whether drafts are sent to the region: "auto" while they bring tokens sooner, "always" or
     "never"."""
-    display: DisplayConfig = field(default_factory=DisplayConfig)
+    display: DisplayPolicy = field(default_factory=DisplayPolicy)
     """How bold provisional text is."""
 
     def __post_init__(self) -> None:
+        check_bounds(self)
+        if self.quic.max_frame_bytes > _MAX_FRAME_BYTES:
+            raise ConfigError(
+                f"quic.max_frame_bytes is {self.quic.max_frame_bytes}: use 1 to {_MAX_FRAME_BYTES}"
+            )
         if (self.certificate is None) != (self.private_key is None):
             raise ConfigError("certificate and private_key go together; give both or neither")
         check_prefixes(self.prefixes)
@@ -212,23 +225,12 @@ class EdgeConfig:
             raise ConfigError("routers is empty; name at least one as host:port")
         for router in self.routers:
             parse_target(router, "each of routers")
-        _check("port", self.port, 0, 65535)
-        _check("processes", self.processes, 1, MAX_PROCESSES)
-        _check("quic.max_frame_bytes", self.quic.max_frame_bytes, 1, _MAX_FRAME_BYTES)
-        _check("drafts.max_lead", self.drafts.max_lead, 0, MAX_LEAD)
-        _check("drafts.first_tokens", self.drafts.first_tokens, 0, 2**31)
         if self.uploads not in {kind.value for kind in Uploads}:
             raise ConfigError(f"uploads is auto, always or never, not {self.uploads!r}")
-        for name in ("min_survival", "first_survival"):
-            _check(f"drafts.{name}", getattr(self.drafts, name), 0.01, 1.0)
         if trust_of(self.trust, "trust") is Trust.USER:
             raise ConfigError("trust is chat, connection or tenant: users have a tenant's key")
         self._check_models()
         self.identities()
-        for name in _POSITIVE:
-            _check(name, getattr(self, name), 1, 2**31)
-        for name in _NOT_NEGATIVE:
-            _check(name, getattr(self, name), 0, 2**31)
 
     def _check_models(self) -> None:
         if len(set(self.models)) != len(self.models):
@@ -364,7 +366,7 @@ class EdgeConfig:
         """How replies are drafted and shown."""
         return ReplyPolicy(
             drafts=self.drafts,
-            display=self.display.policy(self.drafts.first_tokens),
+            display=self.display,
             upload=UploadPolicy(uploads=Uploads(self.uploads)),
             coalesce_s=self.coalesce_ms / 1000,
         )
@@ -373,24 +375,3 @@ class EdgeConfig:
 _MAX_FRAME_BYTES = MAX_MESSAGE_BYTES - (1 << 16)
 """A thin client's frame goes to the router as one message with a little more in it. A message too
 large for gRPC would end the stream of all chats."""
-_POSITIVE = (
-    "max_loaded_models",
-    "max_queued_frames",
-    "probe_interval_s",
-    "probe_timeout_s",
-    "suspect_s",
-)
-_NOT_NEGATIVE = (
-    "coalesce_ms",
-    "drain_s",
-    "max_context_tokens",
-    "min_prefill_tokens",
-    "prompt_memory_bytes",
-    "reopen_s",
-    "request_timeout_s",
-)
-
-
-def _check(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise ConfigError(f"{name} must be {low:g} to {high:g}, not {value}")

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
+from outrider.bounds import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    Port,
+    PositiveFloat,
+    PositiveInt,
+    above,
+    check_bounds,
+)
 from outrider.config import check_message_bytes
 from outrider.engines.config import EngineConfig, EngineName
 from outrider.engines.fake import FakeOptions
@@ -57,19 +65,16 @@ class PrefixStoreConfig:
     """A file that holds the password."""
     ca: Path | None = None
     """CA certificates for that Redis (rediss://), in PEM; unset: those of this machine."""
-    timeout_ms: float = 1000.0
+    timeout_ms: PositiveFloat = 1000.0
     """Longest round trip of up to four blocks. No session waits for one."""
-    ttl_s: int = 86_400
+    ttl_s: PositiveInt = 86_400
     """An entry expires so long after it was last asked for."""
-    min_tokens: int = 256
+    min_tokens: PositiveInt = 256
     """Prompts with fewer tokens are computed sooner than it pays to look for them."""
-    max_tokens: int = 8192
+    max_tokens: PositiveInt = 8192
     """Of a longer prompt only so many tokens are kept."""
 
     def __post_init__(self) -> None:
-        for field in ("timeout_ms", "ttl_s", "min_tokens", "max_tokens"):
-            if not getattr(self, field) > 0:
-                raise ConfigError(f"prefix_store.{field} is {getattr(self, field)}: set it above 0")
         for field in ("key", "password"):
             if getattr(self, field) and getattr(self, f"{field}_file"):
                 raise ConfigError(
@@ -85,7 +90,7 @@ class InferenceConfig:
 
     host: str = "127.0.0.1"
     """Address the gRPC listener binds."""
-    port: int = 7300
+    port: Port = 7300
     """Port of the gRPC listener; 0: any free one."""
     admin: AdminConfig = dataclasses.field(default_factory=AdminConfig)
     """Where /metrics, /health and /ready are served."""
@@ -110,7 +115,7 @@ class InferenceConfig:
     fake_crash_id: int = -1
     """An engine call with this token id ends the process, where the engine is the fake one: a
     request that crashes replicas, to see what becomes of it. Below 0: none does."""
-    fake_call_ms: float = 0.0
+    fake_call_ms: NonNegativeFloat = 0.0
     """How long each call of the fake engine waits, besides what it computes."""
     threads: int = 1
     """Threads of one engine call; no more than cores pay. For vectors of texts: cores, of which
@@ -120,7 +125,7 @@ class InferenceConfig:
     each of 1, 2, 4, 8, 12, 16, 24, 32, ... holds the weights again (200 MiB for the default model).
     There are as many as the model's size and the free memory allow (docs/guides/models.md); 0:
     none; unset: what the model's definition says, else 32. OpenVINO only."""
-    max_fixed_bytes: int = 0
+    max_fixed_bytes: NonNegativeInt = 0
     """Memory that these may take, as far as it is free beside the KV pool; 0: 2 GiB, or a twentieth
     of what is free where that is more."""
     prepare_first: bool = False
@@ -152,7 +157,7 @@ class InferenceConfig:
     """Whether the text is the same bits in every batch; off trades that for speed."""
     trtllm: TensorRtLlmOptions = dataclasses.field(default_factory=TensorRtLlmOptions)
     """The tensorrt-llm engine; its checkpoint has to have the vocabulary of `model`."""
-    warm_up_rows: int = 272
+    warm_up_rows: NonNegativeInt = 272
     """Engine calls of up to so many rows are made before the replica is ready; 0: none."""
     scheduler: SchedulerLimits = dataclasses.field(default_factory=SchedulerLimits)
     """Bounds of the scheduler."""
@@ -161,12 +166,12 @@ class InferenceConfig:
     max_message_bytes: int = 4 << 20
     """Largest message read from a peer, which is as long as its longest open at least; not below
     65,536, as small frames come several in one."""
-    max_outbox_frames: int = 16_384
+    max_outbox_frames: PositiveInt = 16_384
     """Frames waiting for one peer, sixteen for each session of a full stream; beyond it the peer's
     sessions end as OVERLOADED."""
-    max_stream_sessions: int = 1024
+    max_stream_sessions: PositiveInt = 1024
     """Sessions open at once on one stream."""
-    drain_s: float = 10.0
+    drain_s: NonNegativeFloat = 10.0
     """Time running sessions get to finish when the replica stops."""
     state_dir: Path = dataclasses.field(default_factory=default_state_dir)
     """Keeps what sessions taught, learnt/, and which requests the engine works on, calls/: after a
@@ -180,31 +185,17 @@ class InferenceConfig:
     prefixes: tuple[StaticPrefixConfig, ...] = ()
     """What many chats begin with: computed, or loaded from the prefix store, before the replica is
     ready, and kept."""
-    prefix_share: float = 0.25
+    prefix_share: Annotated[float, above(0, 0.99)] = 0.25
     """Share of the KV pool that `prefixes` may take."""
     log_level: str = "info"
     """Least severe level that is logged."""
 
     def __post_init__(self) -> None:
+        check_bounds(self)
         if not self.replica or not self.region:
             raise ConfigError("replica and region must not be empty")
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"port is {self.port}: use 0 to 65535")
-        if self.max_fixed_bytes < 0:
-            raise ConfigError(f"max_fixed_bytes is {self.max_fixed_bytes}: it cannot be negative")
         check_message_bytes(self.max_message_bytes)
-        for name in ("max_outbox_frames", "max_stream_sessions"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}: set it above 0")
         check_prefixes(self.prefixes)
-        if not 0 < self.prefix_share < 1:
-            raise ConfigError(f"prefix_share is {self.prefix_share}: set it between 0 and 1")
-        if not 0 <= self.fake_call_ms < math.inf:
-            raise ConfigError(f"fake_call_ms is {self.fake_call_ms}: it cannot be negative")
-        if self.warm_up_rows < 0:
-            raise ConfigError(f"warm_up_rows is {self.warm_up_rows}: it cannot be negative")
-        if not self.drain_s >= 0:
-            raise ConfigError(f"drain_s is {self.drain_s}: it cannot be negative")
         self.engine_config()
 
     def engine_config(

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
+from outrider.bounds import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    between,
+    check_bounds,
+)
 from outrider.config import check_address, check_message_bytes
 from outrider.errors import ConfigError
 from outrider.peers.health import QuarantinePolicy
@@ -97,7 +105,7 @@ class RouterConfig:
     """Address the gRPC listener binds."""
     port: int = 7100
     """Port of the gRPC listener; 0: any free one."""
-    processes: int = 1
+    processes: Annotated[int, between(1, MAX_PROCESSES)] = 1
     """Processes, where one core is not enough: at `port` and the ports behind it. Each is a router
     of its own (docs/guides/processes.md); more than 1 needs Linux."""
     admin: AdminConfig = dataclasses.field(default_factory=AdminConfig)
@@ -119,13 +127,13 @@ class RouterConfig:
     """How the names in `replica_targets` and `tokenizers` are looked up."""
     regions: tuple[RegionConfig, ...] = ()
     """Coordinates for the cold start; regions left out start at `default_rtt_ms`."""
-    default_rtt_ms: float = 100.0
+    default_rtt_ms: NonNegativeFloat = 100.0
     """RTT assumed for another region until coordinates or a probe say better."""
     placement: PlacementPolicy = dataclasses.field(default_factory=PlacementPolicy)
     """How replicas are compared (docs/guides/placement.md)."""
     prefix_index: PrefixIndexLimits = dataclasses.field(default_factory=PrefixIndexLimits)
     """Bounds of what is known of the replicas' prefix caches."""
-    history: int = 1024
+    history: PositiveInt = 1024
     """Placements kept for `outrider explain`."""
     admission: AdmissionPolicy = dataclasses.field(default_factory=AdmissionPolicy)
     """Admission control (docs/guides/admission.md)."""
@@ -143,84 +151,77 @@ class RouterConfig:
     """Bounds of requests for vectors (docs/guides/embeddings.md)."""
     seed: int = 0
     """Seed of the choice between near-equal replicas; 0: from the operating system."""
-    max_sessions: int = 4096
+    max_sessions: PositiveInt = 4096
     """Sessions relayed at once over all edge streams."""
-    max_sessions_per_stream: int = 1024
+    max_sessions_per_stream: PositiveInt = 1024
     """Sessions open at once on one edge stream."""
-    max_early_frames: int = 32
+    max_early_frames: PositiveInt = 32
     """Drafts kept per session until its first commit, to be sent to another replica if the first
     one is lost."""
-    max_kept_bytes: int = 256 << 20
+    max_kept_bytes: PositiveInt = 256 << 20
     """Bytes of opens and committed tokens kept over all sessions, to open them on another replica;
     beyond it the oldest sessions cannot move."""
-    prompt_memory_bytes: int = 64 << 20
+    prompt_memory_bytes: NonNegativeInt = 64 << 20
     """For prompts of late, so that edges send only what is new of a prompt that goes on from one;
     about 15 KB for one of 3,000 tokens. 0: all prompts come whole."""
-    edge_buffer_frames: int = 2048
+    edge_buffer_frames: PositiveInt = 2048
     """Frames that may wait for one edge; beyond it that edge's sessions end as OVERLOADED."""
-    replica_buffer_frames: int = 4096
+    replica_buffer_frames: PositiveInt = 4096
     """Frames that may wait for one replica; beyond it drafts are dropped and opens go elsewhere."""
     max_message_bytes: int = 4 << 20
     """Largest message read from an edge or a replica, which is as long as its longest open at
     least; not below 65,536, as small frames come several in one."""
-    probe_interval_s: float = 1.0
+    probe_interval_s: PositiveFloat = 1.0
     """Time between two health and RTT probes of a replica."""
-    probe_timeout_s: float = 1.0
+    probe_timeout_s: PositiveFloat = 1.0
     """A probe without an answer for this long makes its replica SUSPECT."""
-    suspect_s: float = 5.0
+    suspect_s: PositiveFloat = 5.0
     """A SUSPECT replica that stays silent this long is DOWN and its stream is closed."""
-    connect_timeout_s: float = 5.0
+    connect_timeout_s: PositiveFloat = 5.0
     """Limit of one attempt to reach a replica."""
-    max_backoff_s: float = 5.0
+    max_backoff_s: PositiveFloat = 5.0
     """Longest pause between two attempts to reach a replica."""
-    load_interval_ms: int = 50
+    load_interval_ms: PositiveInt = 50
     """Shortest time between two load reports that a replica is asked for."""
-    heartbeat_ms: int = 1000
+    heartbeat_ms: PositiveInt = 1000
     """Longest time between two load reports that a replica is asked for, changed or not."""
-    silence_s: float = 3.0
+    silence_s: PositiveFloat = 3.0
     """A replica whose load reports stay away this long is SUSPECT."""
     quarantine: QuarantinePolicy = dataclasses.field(default_factory=QuarantinePolicy)
     """When a replica that fails gets no sessions, and for how long: failures are streams that break
     and sessions that fail by its fault. At most half of a model's replicas are in quarantine."""
-    return_s: float = 2.0
+    return_s: NonNegativeFloat = 2.0
     """Without another replica, sessions wait for one that was lost less than this ago; after that
     they are refused at once, with NO_REPLICA."""
-    tokenize_timeout_s: float = 10.0
+    tokenize_timeout_s: PositiveFloat = 10.0
     """Limit of tokenizing one session's messages, over all tokenizers tried."""
-    max_tokenizing: int = 256
+    max_tokenizing: PositiveInt = 256
     """Sessions waiting for a tokenizer at once; more are refused as OVERLOADED. A tenant has at
     most three times as many as places are free: three quarters if it is alone."""
     hang: HangPolicy = dataclasses.field(default_factory=HangPolicy)
     """When a replica that sends no tokens is taken to hang, and its sessions move."""
     failover: FailoverPolicy = dataclasses.field(default_factory=FailoverPolicy)
     """How many sessions may move to other replicas, and for how long they look for one."""
-    cancel_timeout_s: float = 5.0
+    cancel_timeout_s: PositiveFloat = 5.0
     """A cancelled session whose replica does not confirm within this time is ended."""
-    drain_s: float = 10.0
+    drain_s: NonNegativeFloat = 10.0
     """Time running sessions get to finish when the router stops."""
     log_level: str = "info"
     """Least severe level that is logged."""
 
     def __post_init__(self) -> None:
+        check_bounds(self)
         self._check_targets()
         self._check_unique("replica", [replica.name for replica in self.replicas])
         self._check_unique("tenant", [tenant.name for tenant in self.tenants])
         self._check_unique("region", [region.name for region in self.regions])
         self.price_table()
-        for field in _POSITIVE:
-            value: Any = self
-            for name in field.split("."):
-                value = getattr(value, name)
-            if value <= 0:
-                raise ConfigError(f"{field} is {value}: set it above 0.")
         if self.silence_s * 1000.0 <= self.heartbeat_ms:
             raise ConfigError(
                 f"silence_s is {self.silence_s} and heartbeat_ms {self.heartbeat_ms}: every "
                 "replica would be suspect between two reports; leave room for at least two."
             )
         check_message_bytes(self.max_message_bytes)
-        if not 1 <= self.processes <= MAX_PROCESSES:
-            raise ConfigError(f"processes is {self.processes}: use 1 to {MAX_PROCESSES}.")
         for tenant in self.tenants:
             for key in ("max_sessions", "tokens_per_minute"):
                 if 0 < getattr(tenant, key) < self.processes:
@@ -230,9 +231,6 @@ class RouterConfig:
                     )
         if not 0 <= self.port <= 65536 - self.processes:
             raise ConfigError(f"port is {self.port}: use 0 to {65536 - self.processes}.")
-        for field in _NOT_NEGATIVE:
-            if getattr(self, field) < 0:
-                raise ConfigError(f"{field} is {getattr(self, field)}: it cannot be negative.")
 
     def price_table(self) -> PriceTable:
         """What tokens cost whom. Raises ConfigError."""
@@ -256,43 +254,3 @@ class RouterConfig:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ConfigError(f"Two entries share the {kind} name {twice[0]}: rename one.")
-
-
-_NOT_NEGATIVE = (
-    "default_rtt_ms",
-    "drain_s",
-    "prompt_memory_bytes",
-    "return_s",
-)
-
-_POSITIVE = (
-    "history",
-    "max_sessions",
-    "max_sessions_per_stream",
-    "max_early_frames",
-    "max_kept_bytes",
-    "edge_buffer_frames",
-    "replica_buffer_frames",
-    "probe_interval_s",
-    "probe_timeout_s",
-    "suspect_s",
-    "connect_timeout_s",
-    "max_backoff_s",
-    "load_interval_ms",
-    "heartbeat_ms",
-    "silence_s",
-    "tokenize_timeout_s",
-    "max_tokenizing",
-    "cancel_timeout_s",
-    "quarantine.max_failures",
-    "quarantine.window_s",
-    "quarantine.first_s",
-    "quarantine.max_s",
-    "hang.min_silence_s",
-    "hang.num_calls",
-    "hang.stall_s",
-    "failover.min_moves",
-    "failover.window_s",
-    "failover.timeout_s",
-    "failover.max_crashes",
-)

@@ -5,30 +5,23 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from outrider.bounds import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    Port,
+    PositiveFloat,
+    PositiveInt,
+    between,
+    check_bounds,
+)
 from outrider.errors import ConfigError
 from outrider.mirrors.config import MirrorConfig
 from outrider.telemetry.config import AdminConfig
 from outrider.tls.config import TlsConfig
 from outrider.tokenization.backends.selection import AUTO
 from outrider.tokenization.rewriting import AS_IT_IS, RewritingPolicy
-
-_POSITIVE = (
-    "max_loaded_vocabularies",
-    "vocabulary_timeout_s",
-    "threads",
-    "max_text_bytes",
-    "max_decode_ids",
-    "max_in_flight",
-    "max_pending",
-    "max_pending_bytes",
-    "max_message_bytes",
-    "part_chars",
-    "max_long_texts",
-    "window_parts",
-    "worker_timeout_s",
-    "part_hedge_delay_s",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +44,15 @@ class SharedCacheConfig:
     """A file that holds the password."""
     ca: Path | None = None
     """CA certificates for that Redis (rediss://), in PEM; unset: those of this machine."""
-    timeout_ms: float = 5.0
+    timeout_ms: PositiveFloat = 5.0
     """Longest wait for an answer of that Redis."""
-    min_chars: int = 0
+    min_chars: NonNegativeInt = 0
     """Shorter texts are not looked up there, for encoding them is faster; 0: 1,024 with
     `tokenizers`, 8,192 with `fastokens`, and with `splintr-rs` nothing is looked up."""
-    ttl_s: int = 86_400
+    ttl_s: PositiveInt = 86_400
     """An entry expires so long after it was last written."""
 
     def __post_init__(self) -> None:
-        for field in ("timeout_ms", "ttl_s"):
-            if getattr(self, field) <= 0:
-                raise ConfigError(
-                    f"shared_cache.{field} is {getattr(self, field)}: set it above 0."
-                )
         for field in ("key", "password"):
             if getattr(self, field) and getattr(self, f"{field}_file"):
                 raise ConfigError(
@@ -81,22 +69,22 @@ class TokenizerConfig:
 
     host: str = "127.0.0.1"
     """Address the gRPC listener binds."""
-    port: int = 7200
+    port: Port = 7200
     """Port of the gRPC listener; 0: any free one."""
     admin: AdminConfig = dataclasses.field(default_factory=AdminConfig)
     """Where /metrics, /health and /ready are served."""
     tls: TlsConfig = dataclasses.field(default_factory=TlsConfig)
     """Certificate of this process, of the role tokenizer."""
-    worker_port: int | None = None
+    worker_port: Annotated[int | None, between(0, 65535)] = None
     """Port at which workers of other nodes join, with certificates of the role tokenizer-worker;
     unset: none; 0: any free one. A worker reads parts of texts, and its ids are trusted."""
     models: tuple[str, ...] = ("smollm2-135m-instruct",)
     """Models whose vocabularies are served; the first is the one of requests that name none. This
     setting and the models' definitions are followed while the service runs."""
-    max_loaded_vocabularies: int = 16
+    max_loaded_vocabularies: PositiveInt = 16
     """Vocabularies in memory at once: for another one, the one that was used least recently goes,
     and is loaded again when it is asked for."""
-    vocabulary_timeout_s: float = 60.0
+    vocabulary_timeout_s: PositiveFloat = 60.0
     """Whoever asks for a vocabulary and has not read it whole after so long gets no more of it. It
     stays in memory meanwhile; the largest ones take 35 MB, at 5 Mbit/s."""
     model_store: Path | None = None
@@ -105,7 +93,7 @@ class TokenizerConfig:
     """Where models that the store lacks are fetched from, before their own source."""
     backend: str = AUTO
     """`auto`: the fastest that equals `tokenizers` on this machine; or the name of one package."""
-    cache_bytes: int = 64 << 20
+    cache_bytes: NonNegativeInt = 64 << 20
     """Memory of each vocabulary's cache of texts' ids; 0: no cache."""
     shared_cache: SharedCacheConfig = dataclasses.field(default_factory=SharedCacheConfig)
     """A Redis that tokenizers share (docs/guides/long-texts.md)."""
@@ -114,68 +102,54 @@ class TokenizerConfig:
     to requests that name their digest, while nodes are replaced one after another."""
     rewriting: RewritingPolicy = AS_IT_IS
     """How conversations are rewritten before they are tokenized (docs/guides/tokens.md)."""
-    threads: int = 2
+    threads: PositiveInt = 2
     """Threads that tokenize; they release the GIL while they do."""
-    max_text_bytes: int = 1 << 20
+    max_text_bytes: PositiveInt = 1 << 20
     """Longest text of one request, in UTF-8."""
-    max_decode_ids: int = 1 << 18
+    max_decode_ids: PositiveInt = 1 << 18
     """Largest number of ids in one Decode request."""
-    max_in_flight: int = 256
+    max_in_flight: PositiveInt = 256
     """Requests of one stream in progress at once; then reading from it pauses."""
-    max_pending: int = 2048
+    max_pending: PositiveInt = 2048
     """Requests in progress at once over all streams; more are refused as OVERLOADED."""
-    max_pending_bytes: int = 256 << 20
+    max_pending_bytes: PositiveInt = 256 << 20
     """Of those requests; more are refused as OVERLOADED."""
-    max_message_bytes: int = 16 << 20
+    max_message_bytes: PositiveInt = 16 << 20
     """Largest message read or written."""
-    worker_processes: int = 2
+    worker_processes: NonNegativeInt = 2
     """Worker processes of this node for long texts; started with the first of those. They join over
     a socket in a folder that only this user can open."""
-    part_chars: int = 1 << 16
+    part_chars: PositiveInt = 1 << 16
     """Length of a part of a long text: it is cut at the first safe place behind so many."""
     max_part_chars: int = 1 << 20
     """Longest stretch of a text without a safe place to cut; longer ones are refused."""
-    max_long_texts: int = 64
+    max_long_texts: PositiveInt = 64
     """Long texts in progress at once; more are refused as OVERLOADED."""
-    window_parts: int = 16
+    window_parts: PositiveInt = 16
     """Parts of one long text held at once, results that the caller has not read included."""
-    worker_timeout_s: float = 5.0
+    worker_timeout_s: PositiveFloat = 5.0
     """A worker that sends no heartbeat for so long is given up."""
-    part_hedge_delay_s: float = 10.0
+    part_hedge_delay_s: PositiveFloat = 10.0
     """A part that has been at a worker for so long is given to a second one too (hedging)."""
-    drain_s: float = 5.0
+    drain_s: NonNegativeFloat = 5.0
     """Time open streams get to finish when the service stops."""
     log_level: str = "info"
     """Lowest level that is logged."""
 
     def __post_init__(self) -> None:
+        check_bounds(self)
         if not self.models:
             raise ConfigError("models is empty: name at least one model to serve.")
-        for field in _POSITIVE:
-            if getattr(self, field) <= 0:
-                raise ConfigError(f"{field} is {getattr(self, field)}: set it above 0.")
-        self._check_caches()
-        for field in ("port", "worker_port"):
-            if not 0 <= (getattr(self, field) or 0) <= 65535:
-                raise ConfigError(f"{field} is {getattr(self, field)}: use 0 to 65535.")
-        if self.worker_processes < 0:
-            raise ConfigError(f"worker_processes is {self.worker_processes}: use 0 or more.")
+        for entry in self.previous_vocabularies:
+            if not all(entry.partition("=")):
+                raise ConfigError(f"previous_vocabularies has {entry!r}: use MODEL=FOLDER.")
         if self.max_part_chars <= self.part_chars:
             raise ConfigError(
                 f"max_part_chars is {self.max_part_chars}: set it above part_chars, "
                 f"{self.part_chars}."
             )
-        if self.drain_s < 0:
-            raise ConfigError(f"drain_s is {self.drain_s}: it cannot be negative.")
         if self.max_text_bytes >= self.max_message_bytes:
             raise ConfigError(
                 f"max_text_bytes is {self.max_text_bytes}: keep it below max_message_bytes, "
                 f"{self.max_message_bytes}, so that a long text is refused with a reason."
             )
-
-    def _check_caches(self) -> None:
-        for entry in self.previous_vocabularies:
-            if not all(entry.partition("=")):
-                raise ConfigError(f"previous_vocabularies has {entry!r}: use MODEL=FOLDER.")
-        if self.cache_bytes < 0:
-            raise ConfigError(f"cache_bytes is {self.cache_bytes}: use 0 or more.")

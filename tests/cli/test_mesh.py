@@ -50,9 +50,6 @@ def test_routers_stand_in_the_regions_in_turn_and_edges_prefer_each_another() ->
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"num_routers": 0}, "routers must be 1 to 16"),
-        ({"num_edges": 17}, "edges must be 1 to 16"),
-        ({"rtt_ms": -1.0}, "rtt must be 0 to 2000 ms"),
         ({"port": 65535, "num_edges": 2}, "port must be 0 to 65534"),
         ({"http_port": 65535, "num_edges": 2}, "http-port must be 0 to 65534"),
     ],
@@ -160,16 +157,7 @@ def test_absurd_shapes_are_refused(bad: dict[str, object]) -> None:
         MeshOptions(**{"models": ONE, **bad})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"name": "A"},
-        {"name": "none"},
-        {"replicas_per_region": 0},
-        {"replicas_per_region": mesh.MAX_REPLICAS_PER_REGION + 1},
-        {"threads": 0},
-    ],
-)
-def test_what_is_no_model_of_a_mesh(bad: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", ["A", "none"])
+def test_what_is_no_model_of_a_mesh(name: str) -> None:
     with pytest.raises(ConfigError):
-        ServedModel(**{"name": "a", **bad})
+        ServedModel(name)

@@ -21,18 +21,18 @@ from tests.cli.invoking import invoke
 
 def test_settings_have_the_types_of_their_service() -> None:
     assert settings.typed(
-        "edge", ["quic.max-connections=7", "display.preset=shy", "anonymous=no"]
+        "edge", ["quic.max-connections=7", "display.threshold=0.7", "anonymous=no"]
     ) == {
         "quic": {"max_connections": 7},
-        "display": {"preset": "shy"},
+        "display": {"threshold": 0.7},
         "anonymous": False,
     }
-    assert settings.typed("edge", ["routers=a:1,b:2", "display.threshold="]) == {
+    assert settings.typed("edge", ["routers=a:1,b:2", "http.port="]) == {
         "routers": ("a:1", "b:2"),
-        "display": {"threshold": None},
+        "http": {"port": None},
     }
     for key, meant in (
-        ("display.presset", "preset"),
+        ("display.thresold", "threshold"),
         ("nam", "name"),
         ("threshold", "display.threshold"),
     ):

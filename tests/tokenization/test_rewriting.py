@@ -192,9 +192,6 @@ def test_a_prefix_comes_before_the_system_prompt_or_makes_one() -> None:
     "wrong",
     [
         {"too_long": "summarise"},
-        {"keep_turns": 0},
-        {"drop_turns": 0},
-        {"min_reply_tokens": 0},
         {"system_prefix": "é" * 16_385},
     ],
 )

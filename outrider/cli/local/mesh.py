@@ -28,7 +28,6 @@ MAX_REPLICAS_PER_REGION = 16
 MAX_PER_ROLE = 16
 """Routers, and edges."""
 MAX_RTT_MS = 2000.0
-_MAX_THREADS = 1024
 _MAX_LABEL = 63
 """Letters of a name in a certificate (outrider/tls/identity.py)."""
 OF_MODELS = (
@@ -57,12 +56,6 @@ class ServedModel:
 
     def __post_init__(self) -> None:
         definitions.check_model_name(self.name, "the mesh")
-        if not 1 <= self.replicas_per_region <= MAX_REPLICAS_PER_REGION:
-            raise ConfigError(
-                f"a region on one machine has 1 to {MAX_REPLICAS_PER_REGION} replicas of a model"
-            )
-        if not 0 < self.threads <= _MAX_THREADS:
-            raise ConfigError(f"threads must be 1 to {_MAX_THREADS}, not {self.threads}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,17 +111,6 @@ class MeshOptions:
                     f"a region's name in certificates is a-z, 0-9, '-': not {region!r}; use such a "
                     "name, or --plaintext"
                 )
-        counts = {
-            "routers": self.num_routers,
-            "edges": self.num_edges,
-            "router-processes": self.router_processes,
-            "edge-processes": self.edge_processes,
-        }
-        for name, count in counts.items():
-            if not 1 <= count <= MAX_PER_ROLE:
-                raise ConfigError(f"{name} must be 1 to {MAX_PER_ROLE}, not {count}")
-        if not 0.0 <= self.rtt_ms <= MAX_RTT_MS:
-            raise ConfigError(f"rtt must be 0 to {MAX_RTT_MS:g} ms, not {self.rtt_ms:g}")
         if not 0 <= self.port <= (1 << 16) - self.num_edges:
             raise ConfigError(f"port must be 0 to {(1 << 16) - self.num_edges}, not {self.port}")
         if self.http_port is not None and not 0 <= self.http_port <= (1 << 16) - self.num_edges:

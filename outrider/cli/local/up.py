@@ -23,6 +23,7 @@ from outrider.cli.local import settings as told
 from outrider.cli.local.mesh import (
     DEFAULT_REGIONS,
     MAX_PER_ROLE,
+    MAX_REPLICAS_PER_REGION,
     MAX_RTT_MS,
     ROLES,
     MeshOptions,
@@ -68,7 +69,10 @@ _Models = Annotated[
 ]
 _Regions = Annotated[str, typer.Option(help="Region names, comma-separated.")]
 _Replicas = Annotated[
-    int, typer.Option(min=1, max=64, help="Inference replicas of each model per region.")
+    int,
+    typer.Option(
+        min=1, max=MAX_REPLICAS_PER_REGION, help="Inference replicas of each model per region."
+    ),
 ]
 _Routers = Annotated[
     int, typer.Option(min=1, max=MAX_PER_ROLE, help="Routers; they stand in the regions in turn.")

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.errors import ConfigError
-
 
 @dataclass(frozen=True, slots=True)
 class CpuTime:
@@ -35,10 +33,6 @@ class ContentionLimits:
     first_pause_s: float = 0.5
     max_pause_s: float = 8.0
     """Pauses double from the first to the longest while every try finds the cores taken."""
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.first_pause_s <= self.max_pause_s:
-            raise ConfigError("a first pause is above 0 s and no longer than the longest")
 
 
 class CoreContention:

@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from outrider.errors import ConfigError
+from outrider.bounds import NonNegativeInt, PositiveInt, between
 from outrider.mirrors.config import MirrorConfig
 from outrider.speculation.learnt import LearntConfig
 from outrider.tls.config import TlsConfig
@@ -79,29 +79,18 @@ class DrafterConfig:
     """Draft model: the path of a GGUF file with the model's vocabulary, a model's name, "none" to
     draft only copies of the text, or "" for what the model's definition says; where that says
     nothing, the one shipped for the model."""
-    threads: int = 1
+    threads: PositiveInt = 1
     """Threads of the process."""
-    niceness: int = 10
+    niceness: NonNegativeInt = 10
     """Niceness of the process: serving comes first."""
-    max_wait_share: float = 0.5
+    max_wait_share: Annotated[float, between(0, 1)] = 0.5
     """The model pauses, but for the first tokens of replies, while the process waits for a core
     for more than this share of the time that it could run: it would slow down what the cores are
     needed for. 1: it never pauses."""
-    kv_bytes: int = 64 << 20
+    kv_bytes: PositiveInt = 64 << 20
     """Size of its KV pool; memory is touched only as it fills."""
-    max_sessions: int = 64
+    max_sessions: PositiveInt = 64
     """Chats that it drafts for at once; others get copies of their text only."""
-
-    def __post_init__(self) -> None:
-        for name in ("threads", "kv_bytes", "max_sessions"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"drafter.{name} is {getattr(self, name)}: set it above 0.")
-        if not 0.0 <= self.max_wait_share <= 1.0:
-            raise ConfigError(
-                f"drafter.max_wait_share is {self.max_wait_share}: set it between 0 and 1."
-            )
-        if self.niceness < 0:
-            raise ConfigError(f"drafter.niceness is {self.niceness}: it cannot be negative.")
 
 
 @dataclass(frozen=True, slots=True)

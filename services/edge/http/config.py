@@ -4,27 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
+from outrider.bounds import PositiveFloat, PositiveInt, between
 from outrider.errors import ConfigError
 from services.edge.http.proxies import TrustedProxies
 
 _TLS: Final = ("auto", "on", "off")
-_POSITIVE: Final = (
-    "max_connections",
-    "max_body_bytes",
-    "max_header_bytes",
-    "max_unsent_bytes",
-    "max_streams_per_connection",
-    "max_requests_per_connection",
-    "max_control_frames_per_s",
-    "max_resets_per_s",
-    "max_choices",
-    "body_timeout_s",
-    "idle_timeout_s",
-    "send_timeout_s",
-    "comment_s",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +20,7 @@ class HttpConfig:
 
     host: str = "127.0.0.1"
     """Address of the listener."""
-    port: int | None = None
+    port: Annotated[int | None, between(0, 65535)] = None
     """TCP port; 0: any free one; none: no HTTP over TCP."""
     tls: str = "auto"
     """Whether connections are encrypted, with the edge's certificate: "on", "off" (behind a proxy
@@ -43,48 +29,43 @@ class HttpConfig:
     trusted_proxies: tuple[str, ...] = ()
     """Addresses or networks of proxies in front of this edge. Requests on their connections count
     for the address that X-Forwarded-For names, and their connections count for no address."""
-    max_connections: int = 1000
+    max_connections: PositiveInt = 1000
     """Connections open; those of one address count with its QUIC connections, as
     `quic.max_connections_per_address`."""
-    max_streams_per_connection: int = 100
+    max_streams_per_connection: PositiveInt = 100
     """Requests under way on one HTTP/2 connection."""
-    max_requests_per_connection: int = 10_000
+    max_requests_per_connection: PositiveInt = 10_000
     """After so many a connection is closed, and its client opens another one."""
-    max_control_frames_per_s: float = 100.0
+    max_control_frames_per_s: PositiveFloat = 100.0
     """Frames of one HTTP/2 connection that carry no data (PING, SETTINGS, PRIORITY, CONTINUATION,
     empty DATA and the like), on average, 10 s worth at once. WINDOW_UPDATE frames count beyond four
     for each DATA frame sent. A connection that exceeds it is closed."""
-    max_resets_per_s: float = 20.0
+    max_resets_per_s: PositiveFloat = 20.0
     """Requests that are cancelled on one HTTP/2 connection, on average, 10 s worth at once. A
     connection that exceeds it is closed; raise it behind a proxy that speaks HTTP/2 to the edge."""
-    max_body_bytes: int = 2 << 20
+    max_body_bytes: PositiveInt = 2 << 20
     """Largest body of a request."""
-    max_header_bytes: int = 16 << 10
+    max_header_bytes: PositiveInt = 16 << 10
     """Largest head of a request: its line and its headers."""
-    body_timeout_s: float = 10.0
+    body_timeout_s: PositiveFloat = 10.0
     """How long a body may take to arrive."""
-    idle_timeout_s: float = 30.0
+    idle_timeout_s: PositiveFloat = 30.0
     """How long a connection may be open without a whole head of a request."""
-    max_unsent_bytes: int = 256 * 1024
+    max_unsent_bytes: PositiveInt = 256 * 1024
     """A client that leaves more of a reply unread loses it."""
-    send_timeout_s: float = 30.0
+    send_timeout_s: PositiveFloat = 30.0
     """A client that reads nothing at all of an answer for so long loses it: over HTTP/1.1 with its
     connection."""
-    comment_s: float = 10.0
+    comment_s: PositiveFloat = 10.0
     """An event stream on which nothing came for so long has a comment sent, for proxies that give
     up silent ones. Until then a failure is answered with a status of its own."""
-    max_choices: int = 8
+    max_choices: PositiveInt = 8
     """Most choices of one request: `n`, times its prompts."""
 
     def __post_init__(self) -> None:
-        if self.port is not None and not 0 <= self.port <= 65535:
-            raise ConfigError(f"http.port must be 0 to 65535, not {self.port}")
         if self.tls not in _TLS:
             raise ConfigError(f"http.tls is {', '.join(_TLS)}, not {self.tls!r}")
         TrustedProxies(self.trusted_proxies)
-        for name in _POSITIVE:
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"http.{name} is {getattr(self, name)}: set it above 0")
 
     @property
     def is_encrypted(self) -> bool:

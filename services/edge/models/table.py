@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, Generic, TypeAlias, TypeVar
 
+from outrider.bounds import NonNegativeFloat, NonNegativeInt
 from outrider.errors import (
-    ConfigError,
     DeadlineError,
     OutriderError,
     OverloadedError,
@@ -40,21 +40,16 @@ _BUSY_RETRY_MS: Final = 1000
 class LoadLimits:
     """How many models are loaded, and how long chats wait: table `[edge.loading]`."""
 
-    max_waiting: int = 256
+    max_waiting: NonNegativeInt = 256
     """Chats that may wait for models; those beyond are refused."""
-    max_wait_s: float = 60.0
+    max_wait_s: NonNegativeFloat = 60.0
     """How long a chat may wait for its model."""
-    min_loaded_s: float = 10.0
+    min_loaded_s: NonNegativeFloat = 10.0
     """How long a model that was loaded stays at least: chats that ask for one model after another
     would make the edge load all the time."""
-    retry_s: float = 5.0
+    retry_s: NonNegativeFloat = 5.0
     """After a load failed, chats for that model are refused for so long; the next one after that
     has it tried again."""
-
-    def __post_init__(self) -> None:
-        for name in ("max_waiting", "max_wait_s", "min_loaded_s", "retry_s"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"loading.{name} is {getattr(self, name)}: it is negative")
 
 
 class LoadState(Enum):

@@ -29,7 +29,7 @@ from services.edge.quic.early_data import STREAM_BYTES, EarlyStreams
 from services.edge.quic.limits import AddressState, ListenerQuotas, MemoryBudget
 from services.edge.quic.server import Routes
 from services.edge.quic.streams import EdgeStream
-from services.edge.quotas import Count, Rate
+from services.edge.quotas import Count, Rate, too_many
 from services.edge.session.events import ClientFailed, ClientGone
 from services.edge.typeahead import TypeaheadPrefill
 from services.edge.wire.client import DESCRIBE_STREAM
@@ -353,7 +353,7 @@ class EdgeConnection(ConnectionProtocol):
             self.check_draining()
             limit = self.limits.max_chats_per_connection
             if len(self._streams) > limit:
-                raise OverloadedError(f"a connection has at most {limit} chats at a time")
+                raise too_many(Count.CHATS, limit)
         except OutriderError as error:
             stream.handler.feed(ClientFailed(error))
         return stream

@@ -12,8 +12,9 @@ import ipaddress
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Annotated, Final
 
+from outrider.bounds import NonNegativeInt, PositiveFloat, PositiveInt, above, between
 from outrider.errors import ConfigError, OverloadedError
 from services.edge.quic.fair_queue import LoopShare, LoopUses
 from services.edge.quotas import Count, QuotaLimits, Quotas, Rate, RateLimit
@@ -23,25 +24,6 @@ MAX_RECEIVED_BYTES_PER_CONNECTION: Final = 8 << 20
 _HANDSHAKE_BURST_S: Final = 5.0
 _TYPING_BURST_S: Final = 20.0
 """By default enough for a whole context and a whole frame."""
-_POSITIVE: Final = (
-    "max_connections",
-    "max_chats_per_connection",
-    "max_frame_bytes",
-    "max_unsent_bytes",
-    "idle_timeout_s",
-    "handshake_timeout_s",
-    "max_half_open",
-    "max_received_bytes",
-    "max_received_bytes_per_address",
-    "max_connections_per_address",
-    "max_chats_per_address",
-    "max_chats_per_client",
-    "max_streams_per_address",
-    "handshakes_per_s",
-    "loop_share_per_address",
-    "typed_bytes_per_s",
-    "prefill_tokens_per_s",
-)
 _FLOODS: Final = RateLimit(per_s=0.1, burst=10.0)
 """HTTP/2 connections of one address prefix that are closed for too many frames, before further ones
 of it have to do with smaller bursts."""
@@ -86,54 +68,54 @@ class HandshakeLimits:
 class ListenerLimits:
     """What one client, and all of them together, may use of the listener: table `[edge.quic]`."""
 
-    max_connections: int = 1000
-    max_chats_per_connection: int = 64
-    max_frame_bytes: int = 1 << 20
+    max_connections: PositiveInt = 1000
+    max_chats_per_connection: PositiveInt = 64
+    max_frame_bytes: PositiveInt = 1 << 20
     """Largest frame a client may send; prompts come in one frame. Routers have to accept it too."""
-    max_unsent_bytes: int = 256 * 1024
+    max_unsent_bytes: PositiveInt = 256 * 1024
     """A client that leaves more of a chat unread loses it."""
-    idle_timeout_s: float = 30.0
+    idle_timeout_s: PositiveFloat = 30.0
     """A connection is closed when nothing came for so long, and when for so long it had no chat and
     sent nothing but PINGs."""
-    handshake_timeout_s: float = 5.0
+    handshake_timeout_s: PositiveFloat = 5.0
     """A connection whose handshake takes longer is closed."""
     validate_addresses: bool = False
     """QUIC Retry for all: clients validate their address first, which takes one more round trip."""
-    retry_from_half_open: int = 64
+    retry_from_half_open: NonNegativeInt = 64
     """QUIC Retry for all while so many handshakes are under way."""
-    max_half_open: int = 1024
+    max_half_open: PositiveInt = 1024
     """Handshakes under way beyond which further ones are refused."""
-    max_resident_bytes: int = 0
+    max_resident_bytes: NonNegativeInt = 0
     """Memory of the edge's process above which it takes no new connections; 0: four fifths of the
     machine's, or of its container's."""
-    max_received_bytes: int = 256 << 20
+    max_received_bytes: PositiveInt = 256 << 20
     """Memory for what clients sent that is not whole or not in order yet."""
-    max_received_bytes_per_address: int = 16 << 20
+    max_received_bytes_per_address: PositiveInt = 16 << 20
     """The same for one address prefix. A connection that needs more is closed."""
-    ipv4_prefix_bits: int = 32
+    ipv4_prefix_bits: Annotated[int, between(8, 32)] = 32
     """Leading bits of an IPv4 address that make a prefix; limits per address count prefixes."""
-    ipv6_prefix_bits: int = 56
+    ipv6_prefix_bits: Annotated[int, between(16, 128)] = 56
     """The same for IPv6."""
-    max_connections_per_address: int = 128
+    max_connections_per_address: PositiveInt = 128
     """Including handshakes under way."""
-    max_chats_per_address: int = 128
+    max_chats_per_address: PositiveInt = 128
     """Chats under way, whether their client is still there or not."""
-    max_chats_per_client: int = 64
+    max_chats_per_client: PositiveInt = 64
     """The same of one client or user, from whatever address. Limits of a whole tenant are the
     router's (docs/guides/admission.md)."""
-    max_streams_per_address: int = 512
+    max_streams_per_address: PositiveInt = 512
     """Streams open, with a chat or without."""
-    handshakes_per_s: float = 100.0
+    handshakes_per_s: PositiveFloat = 100.0
     """Handshakes per second from one address prefix on average, five times as many at once."""
-    loop_share_per_address: float = 0.25
+    loop_share_per_address: Annotated[float, above(0, 1)] = 0.25
     """Fraction of the event loop's time for what one address prefix sends, over QUIC and TCP, while
     others are there: some 1,700 datagrams a second on average, 2 s worth at once. Further datagrams
     wait, or are dropped when too many do; TCP connections are read later. Raise it where many
     clients come through one address (a NAT, a load balancer)."""
-    typed_bytes_per_s: float = 64 << 10
+    typed_bytes_per_s: PositiveFloat = 64 << 10
     """Typed text from one address, and by one client, on average, 20 s worth at once. More is not
     prefilled."""
-    prefill_tokens_per_s: float = 500.0
+    prefill_tokens_per_s: PositiveFloat = 500.0
     """Tokens of typed text prefilled for one address, and for one client, on average, 20 s worth at
     once."""
     early_data: bool = True
@@ -141,21 +123,6 @@ class ListenerLimits:
     serves. Chats sent in 0-RTT wait for the handshake, and begin no sooner than without it."""
 
     def __post_init__(self) -> None:
-        for name in _POSITIVE:
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"quic.{name} is {getattr(self, name)}: set it above 0")
-        for name in ("retry_from_half_open", "max_resident_bytes"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"quic.{name} is {getattr(self, name)}: it is negative")
-        for name, least, most in (("ipv4_prefix_bits", 8, 32), ("ipv6_prefix_bits", 16, 128)):
-            if not least <= getattr(self, name) <= most:
-                raise ConfigError(
-                    f"quic.{name} must be {least} to {most}, not {getattr(self, name)}"
-                )
-        if not self.loop_share_per_address <= 1.0:
-            raise ConfigError(
-                f"quic.loop_share_per_address is {self.loop_share_per_address}: set it to 1 at most"
-            )
         for name in ("max_received_bytes_per_address", "max_received_bytes"):
             if getattr(self, name) < self.max_frame_bytes:
                 raise ConfigError(

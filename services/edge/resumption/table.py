@@ -20,7 +20,8 @@ from enum import Enum, auto
 from hashlib import blake2b
 from typing import Final, Generic, TypeVar
 
-from outrider.errors import ConfigError, KeyReusedError
+from outrider.bounds import NonNegativeFloat, NonNegativeInt
+from outrider.errors import KeyReusedError
 from services.edge.resumption.eviction import EvictionKey, UsageRanking
 from services.edge.resumption.replay import ReplayLog
 
@@ -80,20 +81,15 @@ TRANSITIONS: Final[dict[ResumableState, dict[ResumableInput, ResumableState]]] =
 class ResumeLimits:
     """How long and how much is kept for clients that may come back: table `[edge.resumption]`."""
 
-    window_s: float = 30.0
+    window_s: NonNegativeFloat = 30.0
     """How long a chat goes on after its client's connection was lost, and is remembered after its
     end; 0: it is cancelled at once, and not remembered."""
-    max_detached: int = 256
+    max_detached: NonNegativeInt = 256
     """Chats that go on without their clients; those beyond are cancelled."""
-    max_detached_each: int = 64
+    max_detached_each: NonNegativeInt = 64
     """The same of one tenant, or of one client that belongs to none."""
-    max_bytes: int = 16 << 20
+    max_bytes: NonNegativeInt = 16 << 20
     """Memory for texts and ids of detached and finished chats together."""
-
-    def __post_init__(self) -> None:
-        for name in ("window_s", "max_detached", "max_detached_each", "max_bytes"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"resumption.{name} is {getattr(self, name)}: it is negative")
 
 
 @dataclass(frozen=True, slots=True)

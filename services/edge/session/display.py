@@ -6,17 +6,18 @@ the end of a word; a line break, which moves all that follows, has to be likelie
 0.5 shows what is more likely right than wrong, enough for a first word; 0.6 for what follows keeps
 the normalised erasure (Arivazhagan et al., IWSLT 2020) near 0.2. Text that proved wrong is
 retracted at once. Retractions are limited by the generic cell rate algorithm (ITU-T I.371): one
-per `rewrite_interval_s` in the long run, `rewrite_burst` of them close together; beyond that
+per `rewrite_interval_ms` in the long run, `rewrite_burst` of them close together; beyond that
 nothing new is shown for a while.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
-from outrider.errors import ConfigError, MalformedFrameError
+from outrider.bounds import NonNegativeFloat, PositiveFloat, PositiveInt, between
+from outrider.errors import MalformedFrameError
 from outrider.models.detokenizer import ByteDecoder
 from outrider.session.client import Provisional, Retracted
 from outrider.speculation.verification import common_prefix_length
@@ -28,94 +29,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DisplayPolicy:
-    """How likely drafts have to be to be shown, and how often text may be retracted."""
+    """How likely drafts have to be to be shown, and how often text may be retracted: table
+    `[edge.display]`."""
 
-    threshold: float = 0.5
-    """Least estimated survival of what is shown."""
-    first_threshold: float = 0.5
-    """The same for the reply's first `first_tokens`."""
-    first_tokens: int = 4
-    """If so many are likely but no word ends in them, they are shown without waiting for its end:
-    in scripts that the vocabulary spells out, a token is half a letter."""
-    line_threshold: float = 0.7
-    """Least estimated survival of a line break."""
-    max_risk: float = 1.0
+    threshold: Annotated[float, between(0.01, 1)] = 0.6
+    """Least estimated probability of text that is shown."""
+    first_threshold: Annotated[float, between(0.01, 1)] = 0.5
+    """The same for a reply's first `drafts.first_tokens`."""
+    line_threshold: Annotated[float, between(0.01, 1)] = 0.7
+    """Least estimated probability of a line break that is shown."""
+    max_risk: PositiveFloat = 1.0
     """Most tokens of what is shown that may be expected to be wrong: bounds how much of a long
     chain of likely tokens is shown, which would be retracted as a whole."""
-    rewrite_interval_s: float = 0.15
-    """Least mean time between two retractions."""
-    rewrite_burst: int = 3
-    """Retractions that may come close together."""
-    erasure: float = 0.15
+    rewrite_interval_ms: NonNegativeFloat = 150.0
+    """Least time between two retractions, averaged over `rewrite_burst`."""
+    rewrite_burst: PositiveInt = 3
+    """Retractions that may come without a pause."""
+    erasure: NonNegativeFloat = 0.15
     """Target of retracted tokens per final token."""
-    caution: float = 0.05
+    caution: NonNegativeFloat = 0.05
     """Added to the threshold for each retracted token above that target."""
-
-
-@dataclass(frozen=True, slots=True)
-class DisplayConfig:
-    """How bold provisional text is: table `[edge.display]`."""
-
-    preset: str = "balanced"
-    """"balanced" shows what is rather right than wrong (threshold 0.6, first_threshold 0.5),
-    "shy" what is likely (0.7), "eager" a reply's first tokens from 0.3 on and others from 0.4
-    on."""
-    threshold: float | None = None
-    """Least estimated probability of text that is shown; None: as `preset` says."""
-    first_threshold: float | None = None
-    """The same for a reply's first `drafts.first_tokens`."""
-    line_threshold: float = 0.7
-    """Least estimated probability of a line break that is shown."""
-    rewrite_interval_ms: float = 150.0
-    """Least time between two visible corrections, averaged over `rewrite_burst`."""
-    rewrite_burst: int = 3
-    """Visible corrections that may come without a pause."""
-
-    def __post_init__(self) -> None:
-        if self.preset not in DISPLAY_PRESETS:
-            raise ConfigError(
-                f"display.preset is {', '.join(DISPLAY_PRESETS)}, not {self.preset!r}"
-            )
-        for name in ("threshold", "first_threshold", "line_threshold"):
-            value = getattr(self, name)
-            if value is not None and not 0.01 <= value <= 1.0:
-                raise ConfigError(f"display.{name} must be 0.01 to 1, not {value}")
-        if not self.rewrite_interval_ms >= 0.0:
-            raise ConfigError(
-                f"display.rewrite_interval_ms is {self.rewrite_interval_ms}: it cannot be negative"
-            )
-        if self.rewrite_burst < 1:
-            raise ConfigError(f"display.rewrite_burst is {self.rewrite_burst}: set it above 0")
-
-    def policy(self, first_tokens: int) -> DisplayPolicy:
-        """The policy; `first_tokens` at the start of a reply have a threshold of their own."""
-        preset = DISPLAY_PRESETS[self.preset]
-        return DisplayPolicy(
-            threshold=preset.threshold if self.threshold is None else self.threshold,
-            first_threshold=preset.first_threshold
-            if self.first_threshold is None
-            else self.first_threshold,
-            first_tokens=first_tokens,
-            line_threshold=self.line_threshold,
-            rewrite_interval_s=self.rewrite_interval_ms / 1000,
-            rewrite_burst=self.rewrite_burst,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class DisplayThresholds:
-    """Two fields of DisplayPolicy."""
-
-    first_threshold: float
-    threshold: float
-
-
-DISPLAY_PRESETS: Final[Mapping[str, DisplayThresholds]] = {
-    "shy": DisplayThresholds(0.7, 0.7),
-    "balanced": DisplayThresholds(0.5, 0.6),
-    "eager": DisplayThresholds(0.3, 0.4),
-}
-"""By the values of the edge's setting `display.preset`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +76,12 @@ and one long retraction counts for at most the debt."""
 class Display:
     """The provisional text at the client, exactly as `edge.proto` defines it."""
 
-    def __init__(self, policy: DisplayPolicy) -> None:
+    def __init__(self, policy: DisplayPolicy, first_tokens: int) -> None:
+        """If so many `first_tokens` of a reply are likely but no word ends in them, they are shown
+        without waiting for its end: in scripts that the vocabulary spells out, a token is half a
+        letter. They have a threshold of their own."""
         self._policy = policy
+        self._first_tokens = first_tokens
         self._shown = ""
         self._ends: list[int] = []
         """[n] where in it each token ends that is shown whole."""
@@ -212,7 +149,7 @@ class Display:
             return None
         limit, stability, num_likely = self._likely(drafts)
         end = word_end(drafts.text, limit, drafts.final)
-        if not end and not drafts.base and num_likely >= self._policy.first_tokens > 0:
+        if not end and not drafts.base and num_likely >= self._first_tokens > 0:
             end = limit
         target = drafts.text[:end]
         if len(target) not in drafts.ends:
@@ -243,11 +180,9 @@ class Display:
         self._excess = min(_MAX_DEBT, self._excess + num_erased)
         self._ends = [end for end in self._ends if end <= kept]
         self._shown = self._shown[:kept]
-        policy = self._policy
-        self._next_rewrite = max(self._next_rewrite, now) + policy.rewrite_interval_s
-        self.quiet_until = (
-            self._next_rewrite - (policy.rewrite_burst - 1) * policy.rewrite_interval_s
-        )
+        interval_s = self._policy.rewrite_interval_ms / 1000
+        self._next_rewrite = max(self._next_rewrite, now) + interval_s
+        self.quiet_until = self._next_rewrite - (self._policy.rewrite_burst - 1) * interval_s
         return Retracted(kept)
 
     def _likely(self, drafts: DraftText) -> tuple[int, float, int]:
@@ -266,7 +201,7 @@ class Display:
         """Least survival of the reply's token `number`; a break that is shown already is no more
         than any other text."""
         policy = self._policy
-        threshold = policy.first_threshold if number < policy.first_tokens else policy.threshold
+        threshold = policy.first_threshold if number < self._first_tokens else policy.threshold
         threshold += policy.caution * max(0.0, self._excess)
         return max(threshold, policy.line_threshold) if breaks_line else threshold
 

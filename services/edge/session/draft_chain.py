@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+from outrider.bounds import NonNegativeInt, between
 from outrider.errors import MalformedFrameError
 from outrider.session.region import Draft
+from services.edge.drafter.settings import MAX_LEAD
 from services.edge.session.acceptance import DraftOutcome
 from services.edge.session.draft_sources import Drafter, Guess
 
@@ -16,12 +18,12 @@ from services.edge.session.draft_sources import Drafter, Guess
 class DraftLimits:
     """How many drafts are made, and how likely they have to be."""
 
-    max_lead: int = 32
+    max_lead: Annotated[int, between(0, MAX_LEAD)] = 32
     """Most drafts ahead of the commits; the region's own limit may be lower."""
-    min_survival: float = 0.2
+    min_survival: Annotated[float, between(0.01, 1)] = 0.2
     """Least probability of a draft, counted from the last commit."""
-    first_tokens: int = 4
-    first_survival: float = 0.01
+    first_tokens: NonNegativeInt = 4
+    first_survival: Annotated[float, between(0.01, 1)] = 0.01
     """The same for the reply's first `first_tokens`: they are made while the region prefills, and
     those behind the first can be shown as soon as it is committed."""
     absorb_tokens: int = 128

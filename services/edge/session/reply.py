@@ -124,7 +124,7 @@ class ReplyFlow:
         """How many of them only the acceptance threshold let through."""
         resume = request.resume
         self.model = ModelContinuity(resume.model_identity, has_tokens=resume.upto > 0)
-        self.display = Display(policy.display)
+        self.display = Display(policy.display, policy.drafts.first_tokens)
         self.controller = UploadController(
             policy.upload,
             averages,

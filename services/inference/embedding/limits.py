@@ -4,42 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.errors import ConfigError
+from outrider.bounds import NonNegativeFloat, PositiveInt
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingLimits:
     """Of models that make vectors of texts: table `[inference.embedding]`."""
 
-    max_inputs: int = 32_768
+    max_inputs: PositiveInt = 32_768
     """Inputs that the replica has at once, over all requests; further ones are refused as
     OVERLOADED."""
-    max_text_bytes: int = 256 << 20
+    max_text_bytes: PositiveInt = 256 << 20
     """Bytes of them, in UTF-8, or four for each token id; further ones are refused alike."""
-    max_input_bytes: int = 1 << 20
+    max_input_bytes: PositiveInt = 1 << 20
     """Of a single input."""
-    tokenizer_threads: int = 2
+    tokenizer_threads: PositiveInt = 2
     """They fill the token buffer, so that an engine does not wait for a tokenizer."""
-    max_buffered_tokens: int = 65_536
+    max_buffered_tokens: PositiveInt = 65_536
     """Tokens that wait for an engine; while there are as many, no further text is tokenized. Each
     tokenizer thread may bring one more text than that."""
-    max_batch_tokens: int = 1024
+    max_batch_tokens: PositiveInt = 1024
     """Tokens of one engine call, padding among them; a longer text is computed alone. Whatever
     comes next waits for a whole call."""
-    max_batch_texts: int = 64
+    max_batch_texts: PositiveInt = 64
     """Texts of one engine call."""
-    max_wait_ms: float = 20.0
+    max_wait_ms: NonNegativeFloat = 20.0
     """Longer texts go first, until one has waited for so long: then it is its turn."""
-    starvation_ms: float = 1000.0
+    starvation_ms: NonNegativeFloat = 1000.0
     """Inputs that have waited for so long go before higher classes, in one call of four."""
-
-    def __post_init__(self) -> None:
-        for name in (
-            *("max_inputs", "max_text_bytes", "max_input_bytes", "tokenizer_threads"),
-            *("max_buffered_tokens", "max_batch_tokens", "max_batch_texts"),
-        ):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"embedding.{name} is {getattr(self, name)}: set it above 0")
-        for name in ("max_wait_ms", "starvation_ms"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"embedding.{name} is {getattr(self, name)}: it is negative")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.errors import ConfigError
+from outrider.bounds import NonNegativeFloat, PositiveFloat, PositiveInt
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,25 +14,17 @@ class KvPeersConfig:
     enabled: bool = True
     """Whether this replica asks others for KV that a router says they have, and answers them. An
     engine whose KV is its own, or that is not exact, does neither."""
-    timeout_ms: float = 1000.0
+    timeout_ms: PositiveFloat = 1000.0
     """Longest wait for the next piece of a block. No session waits for one: what does not come is
     computed."""
-    min_tokens: int = 128
+    min_tokens: PositiveInt = 128
     """Of fewer tokens that another replica has more, none are asked for."""
-    max_streams: int = 16
+    max_streams: PositiveInt = 16
     """Replicas' requests that are answered at once; further ones are refused, and computed."""
-    max_streams_per_peer: int = 4
+    max_streams_per_peer: PositiveInt = 4
     """Of one host's."""
-    max_held_bytes: int = 128 << 20
+    max_held_bytes: PositiveInt = 128 << 20
     """KV copied for one host that it has not taken yet; at least one block for each request."""
-    linger_s: float = 2.0
+    linger_s: NonNegativeFloat = 2.0
     """A replica that stops with sessions in the middle of their replies answers so long, while
     anybody asks: those that go on with them take the KV along. 0: not at all."""
-
-    def __post_init__(self) -> None:
-        names = ("timeout_ms", "min_tokens", "max_streams", "max_streams_per_peer")
-        for name in (*names, "max_held_bytes"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"kv_peers.{name} is {getattr(self, name)}: set it above 0")
-        if not self.linger_s >= 0:
-            raise ConfigError(f"kv_peers.linger_s is {self.linger_s}: it cannot be negative")

@@ -2,82 +2,59 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Annotated
 
+from outrider.bounds import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, at_least
 from outrider.engines.base import EngineInfo
 from outrider.errors import ConfigError
 from outrider.session.types import Priority
 
-_LEAST = {
-    "max_queue": 0.0,
-    "max_draft_tokens": 0.0,
-    "max_predicted_tokens": 0.0,
-    "max_lead": 0.0,
-    "ageing_s": 0.0,
-    "fixed_ms": 0.0,
-    "draft_attempt_ms": 0.0,
-    "prefill_stretch": 1.0,
-    "max_pause_ms": 0.0,
-    "slo_ttft_low_ms": 0.0,
-    "slo_ttft_medium_ms": 0.0,
-    "slo_ttft_high_ms": 0.0,
-}
-"""Smallest valid value; of the other fields 1 for counts, anything above 0 for times."""
-
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """Bounds of one scheduler, table `[inference.scheduler]`. Raises ConfigError at
-    construction."""
+    """Bounds of one scheduler, table `[inference.scheduler]`."""
 
-    max_sessions: int = 16
+    max_sessions: PositiveInt = 16
     """Sessions that hold KV and share engine calls."""
-    max_queue: int = 128
+    max_queue: NonNegativeInt = 128
     """Sessions that wait to be admitted; further ones are refused with a retry delay."""
-    max_batch_tokens: int = 512
+    max_batch_tokens: PositiveInt = 512
     """Tokens of one engine call, drafts included."""
-    prefill_chunk_tokens: int = 256
+    prefill_chunk_tokens: PositiveInt = 256
     """Prompt tokens of one engine call, over all sessions."""
-    max_tick_ms: float = 40.0
+    max_tick_ms: PositiveFloat = 40.0
     """Latency budget: a call with decoding sessions takes prompt tokens and drafts only up to this
     predicted duration."""
-    prefill_stretch: float = 1.8
+    prefill_stretch: Annotated[float, at_least(1)] = 1.8
     """How many times longer than without prompt tokens a call with decoding sessions may take."""
-    low_tick_ms: float = 20.0
+    low_tick_ms: PositiveFloat = 20.0
     """Latency budget of calls with LOW sessions while others keep coming: a call cannot be
     interrupted."""
-    max_pause_ms: float = 500.0
+    max_pause_ms: NonNegativeFloat = 500.0
     """Time after which a session that is left out of the calls gets a starvation turn, one session
     per call."""
-    max_draft_tokens: int = 8
+    max_draft_tokens: NonNegativeInt = 8
     """Drafts of one session in one call."""
-    max_predicted_tokens: int = 31
+    max_predicted_tokens: NonNegativeInt = 31
     """The same where they are copied from the request's prediction, which is seldom wrong: with the
     row behind them 32, a size that engines are prepared for."""
-    max_lead: int = 64
+    max_lead: NonNegativeInt = 64
     """Edge drafts of one session kept ahead of its commits."""
-    ageing_s: float = 60.0
+    ageing_s: NonNegativeFloat = 60.0
     """Waiting time after which a session ranks with new ones of the next higher class."""
-    fixed_ms: float = 8.0
+    fixed_ms: NonNegativeFloat = 8.0
     """First guess of an engine call's fixed cost; then measured."""
-    row_ms: float = 1.2
+    row_ms: PositiveFloat = 1.2
     """First guess of the cost of one token in a call; then measured."""
-    draft_attempt_ms: float = 0.08
+    draft_attempt_ms: NonNegativeFloat = 0.08
     """CPU time of asking one session's suffix drafter, learning included: bench.tick."""
-    slo_ttft_low_ms: float = 0.0
+    slo_ttft_low_ms: NonNegativeFloat = 0.0
     """LOW sessions whose first token would come later than this are refused; 0: none are."""
-    slo_ttft_medium_ms: float = 0.0
+    slo_ttft_medium_ms: NonNegativeFloat = 0.0
     """The same for MEDIUM ones."""
-    slo_ttft_high_ms: float = 0.0
+    slo_ttft_high_ms: NonNegativeFloat = 0.0
     """The same for HIGH ones."""
-
-    def __post_init__(self) -> None:
-        for spec in fields(self):
-            value = getattr(self, spec.name)
-            low = _LEAST.get(spec.name, 1 if spec.type == "int" else 1e-6)
-            if not (math.isfinite(value) and value >= low):
-                raise ConfigError(f"scheduler.{spec.name} must be at least {low:g}, not {value}")
 
     def slo_ttft_ms(self, priority: Priority) -> float:
         """The time-to-first-token objective of a class; 0: none."""

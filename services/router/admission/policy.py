@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import IntEnum
 
+from outrider.bounds import NonNegativeInt, PositiveFloat, PositiveInt
 from outrider.errors import ConfigError
 from outrider.session.types import Priority
 
@@ -32,35 +33,31 @@ AGED_TURN_INTERVAL = 8
 class AdmissionPolicy:
     """Admission control (`[router.admission]`). Raises ConfigError."""
 
-    slo_ttft_high_ms: float = 500.0
+    slo_ttft_high_ms: PositiveFloat = 500.0
     """Objective for the time to first token of HIGH sessions. One goes to a replica at once if it
     is predicted to meet it, or if some replica has no more than half of it as backlog."""
-    slo_ttft_medium_ms: float = 1000.0
+    slo_ttft_medium_ms: PositiveFloat = 1000.0
     """The same for MEDIUM sessions."""
-    slo_ttft_low_ms: float = 5000.0
+    slo_ttft_low_ms: PositiveFloat = 5000.0
     """The same for LOW sessions."""
-    max_wait_high_s: float = 5.0
+    max_wait_high_s: PositiveFloat = 5.0
     """Longest wait of a HIGH session in the router's queue. It is refused when the wait is
     predicted to be longer, or has been."""
-    max_wait_medium_s: float = 20.0
+    max_wait_medium_s: PositiveFloat = 20.0
     """The same for MEDIUM sessions."""
-    max_wait_low_s: float = 60.0
+    max_wait_low_s: PositiveFloat = 60.0
     """The same for LOW sessions."""
-    max_waiting: int = 1024
+    max_waiting: PositiveInt = 1024
     """Sessions of one model in the router's queue; when they are so many, waiting LOW ones of that
     model are shed first. Other models have their own room, and so have as many sessions that lost
     their router."""
-    ageing_s: float = 10.0
+    ageing_s: PositiveFloat = 10.0
     """A class whose oldest session has waited so long gets one of every eight turns."""
-    max_above_low_per_address: int = 4
+    max_above_low_per_address: PositiveInt = 4
     """Sessions above LOW that clients without a key may have open from one address prefix (IPv4
     /32, IPv6 /56) while other clients are there; further ones are LOW."""
 
     def __post_init__(self) -> None:
-        for spec in fields(self):
-            value = getattr(self, spec.name)
-            if not (math.isfinite(value) and value > 0):
-                raise ConfigError(f"admission.{spec.name} is {value}: set it above 0.")
         for below, above in (("high", "medium"), ("medium", "low")):
             if self.slo_ms(Priority[below.upper()]) > self.slo_ms(Priority[above.upper()]):
                 raise ConfigError(
@@ -88,15 +85,12 @@ class AdmissionPolicy:
 class LengthPolicy:
     """Lower classes for long prompts (`[router.lengths]`). Raises ConfigError."""
 
-    medium_above_tokens: int = 0
+    medium_above_tokens: NonNegativeInt = 0
     """A longer prompt is at most MEDIUM; 0: no limit."""
-    low_above_tokens: int = 0
+    low_above_tokens: NonNegativeInt = 0
     """A longer prompt is LOW; 0: no limit."""
 
     def __post_init__(self) -> None:
-        for name in ("medium_above_tokens", "low_above_tokens"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"lengths.{name} is {getattr(self, name)}: use 0 for no limit.")
         if 0 < self.low_above_tokens < self.medium_above_tokens:
             raise ConfigError(
                 "lengths.low_above_tokens is below medium_above_tokens: no prompt would be MEDIUM "

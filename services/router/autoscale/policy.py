@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Annotated
 
+from outrider.bounds import PositiveFloat, PositiveInt, above
 from outrider.errors import ConfigError
 
 
@@ -16,47 +17,39 @@ class AutoscalePolicy:
     how many there should be; low utilisation over a long time means that there are too many.
     """
 
-    slo_ttft_ms: float = 120.0
+    slo_ttft_ms: PositiveFloat = 120.0
     """A request whose first token took longer is late. The round trip to the replica does not
     count: more replicas do not shorten it."""
-    max_late_share: float = 0.05
+    max_late_share: Annotated[float, above(0, 1)] = 0.05
     """Share of late requests above which there are too few replicas, unless they are idle."""
-    window_s: float = 60.0
+    window_s: PositiveFloat = 60.0
     """Time over which requests are counted and utilisation is averaged."""
-    min_requests: int = 20
+    min_requests: PositiveInt = 20
     """Requests in the window below which the share of late ones is ignored."""
-    target_utilization: float = 0.7
+    target_utilization: PositiveFloat = 0.7
     """Utilisation that the number of replicas is chosen for."""
-    idle_utilization: float = 0.35
+    idle_utilization: PositiveFloat = 0.35
     """Utilisation below which replicas are idle: requests are then late because they are long, and
     more replicas do not help."""
-    idle_s: float = 600.0
+    idle_s: PositiveFloat = 600.0
     """Time after which idle replicas are too many."""
-    out_cooldown_s: float = 120.0
+    out_cooldown_s: PositiveFloat = 120.0
     """Least time after a change before the number grows: replicas take a while to start."""
-    in_cooldown_s: float = 300.0
+    in_cooldown_s: PositiveFloat = 300.0
     """Least time after a change before the number shrinks."""
-    max_step: float = 2.0
+    max_step: Annotated[float, above(1)] = 2.0
     """Largest factor by which the number grows at once."""
-    min_replicas: int = 1
+    min_replicas: PositiveInt = 1
     """Least number of replicas of any model in any region."""
-    max_replicas: int = 1000
+    max_replicas: PositiveInt = 1000
     """Largest number."""
 
     def __post_init__(self) -> None:
-        for spec in fields(self):
-            value = getattr(self, spec.name)
-            if not (math.isfinite(value) and value > 0):
-                raise ConfigError(f"autoscale.{spec.name} is {value}: set it above 0.")
-        if self.max_late_share >= 1:
-            raise ConfigError(f"autoscale.max_late_share is {self.max_late_share}: set it below 1.")
         if self.idle_utilization >= self.target_utilization:
             raise ConfigError(
                 f"autoscale.idle_utilization is {self.idle_utilization} and target_utilization "
                 f"{self.target_utilization}: leave room between, or the number swings."
             )
-        if self.max_step <= 1:
-            raise ConfigError(f"autoscale.max_step is {self.max_step}: set it above 1.")
         if self.max_replicas < self.min_replicas:
             raise ConfigError(
                 f"autoscale.max_replicas is {self.max_replicas}, below min_replicas "

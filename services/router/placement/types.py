@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from outrider.errors import ConfigError
+from outrider.bounds import NonNegativeFloat, NonNegativeInt
 from outrider.session.types import Priority
 from services.router.prefix_index.prompt import HashedPrompt
 
@@ -14,25 +14,19 @@ RETRY_DELAY_MS = 250
 
 @dataclass(frozen=True, slots=True)
 class PlacementPolicy:
-    """How replicas are compared (`[router.placement]`). Raises ConfigError."""
+    """How replicas are compared (`[router.placement]`)."""
 
-    near_ms: float = 5.0
+    near_ms: NonNegativeFloat = 5.0
     """Replicas whose cost is at most so much above the least share the load."""
-    max_queued: int = 128
+    max_queued: NonNegativeInt = 128
     """Sessions that may wait for a place on one replica; with all replicas there, OVERLOADED."""
-    work_weight: float = 0.5
+    work_weight: NonNegativeFloat = 0.5
     """Cost of a millisecond of a replica's work, which delays later sessions, in milliseconds of
     this session's wait, while no replica of the region with the least wait has prompts waiting. 0:
     only the session's own wait counts."""
-    busy_work_weight: float = 4.0
+    busy_work_weight: NonNegativeFloat = 4.0
     """The same while all replicas of that region have prompts waiting; between the two in
     proportion to their share."""
-
-    def __post_init__(self) -> None:
-        for name in ("near_ms", "max_queued", "work_weight", "busy_work_weight"):
-            value = getattr(self, name)
-            if value < 0:
-                raise ConfigError(f"placement.{name} is {value}: it cannot be negative.")
 
 
 @dataclass(frozen=True, slots=True)

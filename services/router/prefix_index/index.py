@@ -9,13 +9,13 @@ docs/guides/placement.md). Expectations are a map beside the tree and end after 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from outrider.errors import ConfigError
+from outrider.bounds import PositiveFloat, PositiveInt
 from services.router.prefix_index.owner_tree import OwnerTree
 from services.router.prefix_index.prompt import HashedPrompt, HashMemo
 from services.router.recent_map import RecentMap
@@ -37,25 +37,19 @@ class PrefixMatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PrefixIndexLimits:
-    """Bounds of the prefix index (`[router.prefix_index]`). Raises ConfigError."""
+    """Bounds of the prefix index (`[router.prefix_index]`)."""
 
-    max_blocks: int = 1 << 20
+    max_blocks: PositiveInt = 1 << 20
     """Cached blocks known at once, of all replicas; about 250 bytes each."""
-    max_expected: int = 1 << 16
+    max_expected: PositiveInt = 1 << 16
     """Blocks expected at once, twice over in the worst case."""
-    max_expected_depth: int = 1024
+    max_expected_depth: PositiveInt = 1024
     """Leading blocks of one prompt that are expected where it was sent."""
-    expected_s: float = 5.0
+    expected_s: PositiveFloat = 5.0
     """A prompt is expected in the cache of the replica it was sent to for so long; up to twice as
     long, as it is checked in steps of this time."""
-    max_pieces: int = 4096
+    max_pieces: PositiveInt = 4096
     """Pieces of 16 blocks whose hashes are remembered, twice over in the worst case."""
-
-    def __post_init__(self) -> None:
-        for spec in fields(self):
-            value = getattr(self, spec.name)
-            if value <= 0:
-                raise ConfigError(f"prefix_index.{spec.name} is {value}: set it above 0.")
 
 
 class PrefixIndex:

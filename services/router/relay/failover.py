@@ -12,6 +12,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from outrider.bounds import PositiveFloat, PositiveInt
 from outrider.engine_calls import Crash
 from outrider.errors import (
     NoReplicaError,
@@ -49,12 +50,12 @@ class FailoverPolicy:
 
     share: float = 1.0
     """Moves of one model's sessions allowed within the window, for each live session of it."""
-    min_moves: int = 64
+    min_moves: PositiveInt = 64
     """Moves of one model's sessions allowed within the window in addition."""
-    window_s: float = 10.0
-    timeout_s: float = 30.0
+    window_s: PositiveFloat = 10.0
+    timeout_s: PositiveFloat = 30.0
     """A session that finds no other replica within this time is ended."""
-    max_crashes: int = 2
+    max_crashes: PositiveInt = 2
     """A request is ended when this many replicas crashed in an engine call with it, one of them
     with it alone in the call."""
 

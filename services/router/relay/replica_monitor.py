@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from outrider.bounds import PositiveFloat
 from outrider.engine_calls import Crash, sessions_in_call
 from outrider.errors import CancelledError, OutriderError
 from outrider.peers.health import PeerState, Signal
@@ -46,11 +47,11 @@ _HANG_PROVEN_S: Final = 10.0
 class HangPolicy:
     """How long replicas and sessions may go without tokens."""
 
-    min_silence_s: float = 2.0
+    min_silence_s: PositiveFloat = 2.0
     """No silence of a replica shorter than this counts."""
-    num_calls: float = 8.0
+    num_calls: PositiveFloat = 8.0
     """Nor one shorter than this many of its longest engine calls, by the cost it reports."""
-    stall_s: float = 30.0
+    stall_s: PositiveFloat = 30.0
     """A session without a token for this long moves though its replica serves others. They may
     have the better right to it, but not for ever."""
 

@@ -21,7 +21,7 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True, slots=True)
 class DispatcherLimits:
-    """Bounds of a dispatcher. Raises ValueError where one is not above 0."""
+    """Bounds of a dispatcher."""
 
     max_jobs: int = 64
     """Jobs open at once; more are refused."""
@@ -33,11 +33,6 @@ class DispatcherLimits:
     """A part that has been at a worker for so long is given to another one as well."""
     max_worker_deaths: int = 5
     """Workers that may die at one part before its job is given up."""
-
-    def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}: set it above 0")
 
 
 class PartId(NamedTuple):

@@ -20,7 +20,7 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from services.edge.drafter.metrics import DrafterState
 from services.edge.drafter.settings import DrafterConfig
-from services.edge.session.display import DisplayConfig
+from services.edge.session.display import DisplayPolicy
 from services.edge.session.draft_chain import DraftLimits
 from tests.edge.integration.running import Running, running
 from tests.edge.integration.trouble import said
@@ -203,7 +203,7 @@ async def test_a_stranger_is_neither_shown_nor_drafted_what_another_was_told(
     vocabulary: Vocabulary, tmp_path: Path, draft_file: Path
 ) -> None:
     letter = "Dear Miriam, your blood test was positive."
-    display = DisplayConfig(preset="eager", threshold=0.01, first_threshold=0.01)
+    display = DisplayPolicy(threshold=0.01, first_threshold=0.01)
     config = {"display": display, "uploads": "always"}
     async with drafting(
         vocabulary, tmp_path, str(draft_file), DrafterState.READY, **config

@@ -17,7 +17,12 @@ from outrider.session.client import Provisional, Retracted
 from services.edge.session.display import Display, DisplayPolicy, DraftText, ReplyDecoder, word_end
 from tests.edge.session.toolkit import EOS, TABLE, new_reply
 
-PLAIN = DisplayPolicy(first_tokens=0, rewrite_burst=1)
+PLAIN = DisplayPolicy(threshold=0.5, rewrite_burst=1)
+
+
+def plain(policy: DisplayPolicy = PLAIN) -> Display:
+    """Without a threshold of its own for first tokens."""
+    return Display(policy, first_tokens=0)
 
 
 def draft_text(*pieces: tuple[str, float], base: int = 10, final: bool = False) -> DraftText:
@@ -50,47 +55,49 @@ def test_text_is_cut_where_a_word_ends(text: str, limit: int, final: bool, end: 
 
 
 def test_shows_the_longest_likely_prefix() -> None:
-    display = Display(PLAIN)
+    display = plain()
     shown = display.show(draft_text((" the", 0.9), (" cat", 0.6), (" sat", 0.4), (" on", 0.3)), 0.0)
     assert shown == Provisional(10, 0, " the cat", 0.6)
     assert display.shown == " the cat"
 
 
 def test_a_reply_may_begin_inside_a_word_that_is_long_in_coming() -> None:
-    display = Display(DisplayPolicy(first_tokens=4, max_risk=2.1))
+    display = Display(DisplayPolicy(threshold=0.5, max_risk=2.1), first_tokens=4)
     letters = [("", 0.9), ("Д", 0.8), ("", 0.7), ("ж", 0.6)]
     assert display.show(draft_text(*letters[:3], base=0), 0.0) is None
     assert display.show(draft_text(*letters, base=0), 0.0) == Provisional(0, 0, "Дж", 0.6)
     more = [*letters, ("", 0.5), ("п", 0.5), (" ", 0.5)]
     assert display.show(draft_text(*more, base=0), 0.0) == Provisional(0, 2, "п", 0.5)
-    later = Display(DisplayPolicy(first_tokens=4))
+    later = Display(DisplayPolicy(threshold=0.5), first_tokens=4)
     assert later.show(draft_text(*letters, base=8), 0.0) is None, (
         "behind the first tokens words end"
     )
 
 
 def test_the_first_tokens_may_have_a_threshold_of_their_own() -> None:
-    bold = DisplayPolicy(first_tokens=2, first_threshold=0.3, max_risk=9.0)
+    bold = DisplayPolicy(first_threshold=0.3, max_risk=9.0)
     pieces = ((" the", 0.4), (" cat", 0.3), (" sat", 0.29), (" on", 0.28))
-    shown = Display(bold).show(draft_text(*pieces, base=0), 0.0)
+    shown = Display(bold, 2).show(draft_text(*pieces, base=0), 0.0)
     assert shown == Provisional(0, 0, " the cat", 0.3)
-    assert Display(bold).show(draft_text(*pieces, base=5), 0.0) is None
+    assert Display(bold, 2).show(draft_text(*pieces, base=5), 0.0) is None
 
 
 def test_the_first_tokens_are_as_many_as_the_policy_says() -> None:
-    bold = DisplayPolicy(first_tokens=4, first_threshold=0.3, max_risk=9.0)
+    bold = DisplayPolicy(first_threshold=0.3, max_risk=9.0)
     cat = (" cat", 0.4), (" ", 0.4)
-    assert Display(bold).show(draft_text(*cat, base=3), 0.0) == Provisional(3, 0, " cat", 0.4)
-    assert Display(bold).show(draft_text(*cat, base=4), 0.0) is None
+    assert Display(bold, 4).show(draft_text(*cat, base=3), 0.0) == Provisional(3, 0, " cat", 0.4)
+    assert Display(bold, 4).show(draft_text(*cat, base=4), 0.0) is None
 
 
-@pytest.mark.parametrize("base", [0, 5])
-def test_by_default_nothing_is_shown_that_is_rather_wrong_than_right(base: int) -> None:
-    pieces = ((" the", 0.49), (" cat", 0.48), (".", 0.47))
-    assert Display(DisplayPolicy()).show(draft_text(*pieces, base=base), 0.0) is None
-    likelier = ((" the", 0.5), *pieces[1:])
-    shown = Display(DisplayPolicy()).show(draft_text(*likelier, base=base), 0.0)
-    assert shown == Provisional(base, 0, " the", 0.5)
+@pytest.mark.parametrize(("base", "least"), [(0, 0.5), (5, 0.6)])
+def test_by_default_nothing_is_shown_that_is_rather_wrong_than_right(
+    base: int, least: float
+) -> None:
+    pieces = ((" the", least - 0.01), (" cat", 0.48), (".", 0.47))
+    assert Display(DisplayPolicy(), 4).show(draft_text(*pieces, base=base), 0.0) is None
+    likelier = ((" the", least), *pieces[1:])
+    shown = Display(DisplayPolicy(), 4).show(draft_text(*likelier, base=base), 0.0)
+    assert shown == Provisional(base, 0, " the", least)
 
 
 def stayed(display: Display) -> bool | None:
@@ -100,7 +107,7 @@ def stayed(display: Display) -> bool | None:
 
 def test_what_becomes_of_the_first_word_is_known() -> None:
     pieces = ((" the", 0.9), (" cat", 0.8), (".", 0.8))
-    right, wrong, gone, early = (Display(PLAIN) for _ in range(4))
+    right, wrong, gone, early = (plain() for _ in range(4))
     for display in (right, wrong, gone, early):
         assert stayed(display) is None
         display.show(draft_text(*pieces), 0.0)
@@ -122,14 +129,14 @@ def test_what_becomes_of_the_first_word_is_known() -> None:
 
 
 def test_a_blank_before_a_word_to_come_is_not_shown() -> None:
-    display = Display(PLAIN)
+    display = plain()
     shown = display.show(draft_text((" the", 0.9), (" cat", 0.4)), 0.0)
     assert shown == Provisional(10, 0, " the", 0.9)
 
 
 def test_a_line_break_has_to_be_likelier_than_a_word() -> None:
     pieces = ((" end.", 0.95), ("\n", 0.65), ("Then", 0.6), (" we", 0.55), (".", 0.3))
-    display = Display(DisplayPolicy(first_tokens=0, max_risk=9.0))
+    display = plain(replace(PLAIN, max_risk=9.0))
     assert display.show(draft_text(*pieces), 0.0) == Provisional(10, 0, " end.", 0.95)
     sure = tuple((text, 0.72 if text == "\n" else p) for text, p in pieces)
     assert display.show(draft_text(*sure), 0.0) == Provisional(10, 5, "\nThen we", 0.55)
@@ -140,16 +147,16 @@ def test_a_line_break_has_to_be_likelier_than_a_word() -> None:
 
 def test_long_chains_are_shown_as_far_as_the_risk_is_borne() -> None:
     pieces = tuple((f" w{n}", 0.97**n) for n in range(1, 20))
-    bold = Display(DisplayPolicy(first_tokens=0, max_risk=1e9))
+    bold = plain(replace(PLAIN, max_risk=1e9))
     shown = bold.show(draft_text(*pieces), 0.0)
     assert shown is not None and shown.text.count(" w") == 18
-    shown = Display(PLAIN).show(draft_text(*pieces), 0.0)
+    shown = plain().show(draft_text(*pieces), 0.0)
     assert shown is not None
     assert shown.text.count(" w") == 7, "of which one is expected to fall"
 
 
 def test_tokens_shown_and_taken_back_are_counted() -> None:
-    display = Display(PLAIN)
+    display = plain()
     display.show(draft_text((" the", 0.9), (" cat", 0.8), (" sat", 0.7), (".", 0.7)), 0.0)
     display.confirm(" the", False, 1.0)
     assert (display.shown_tokens, display.erased_tokens) == (1, 0)
@@ -165,7 +172,7 @@ def test_tokens_shown_and_taken_back_are_counted() -> None:
 
 
 def test_growth_appends_only() -> None:
-    display = Display(PLAIN)
+    display = plain()
     display.show(draft_text((" the", 0.9), (" cat", 0.8), (".", 0.1)), 0.0)
     more = display.show(draft_text((" the", 0.9), (" cat", 0.8), (".", 0.7)), 0.0)
     assert more == Provisional(10, 8, ".", 0.7)
@@ -187,7 +194,7 @@ def test_growth_appends_only() -> None:
 def test_a_commit_confirms_or_retracts(
     text: str, diverged: bool, retract: Retracted | None, left: str
 ) -> None:
-    display = Display(PLAIN)
+    display = plain()
     display.show(draft_text((" the", 0.9), (" cat", 0.8), (".", 0.7)), 0.0)
     assert display.confirm(text, diverged, 1.0) == retract
     assert display.shown == left
@@ -196,7 +203,7 @@ def test_a_commit_confirms_or_retracts(
 
 
 def test_after_a_rewrite_nothing_new_is_shown_for_a_while() -> None:
-    display = Display(PLAIN)
+    display = plain()
     display.show(draft_text((" the", 0.9), (".", 0.9)), 0.0)
     display.confirm(" a", True, 1.0)
     again = draft_text((" cat", 0.9), (".", 0.9))
@@ -206,7 +213,7 @@ def test_after_a_rewrite_nothing_new_is_shown_for_a_while() -> None:
 
 
 def test_clear_leaves_nothing_behind() -> None:
-    display = Display(PLAIN)
+    display = plain()
     assert display.clear(0.0) is None
     display.show(draft_text((" the", 0.9), (".", 0.9)), 0.0)
     assert display.clear(0.0) == Retracted(0)
@@ -214,7 +221,7 @@ def test_clear_leaves_nothing_behind() -> None:
 
 
 def test_some_rewrites_may_come_close_together() -> None:
-    display = Display(replace(PLAIN, rewrite_burst=3))
+    display = plain(replace(PLAIN, rewrite_burst=3))
     for number, quiet_until in enumerate((0.85, 1.0, 1.15)):
         assert display.show(draft_text((" the", 0.9), (".", 0.9)), 1.0) is not None, number
         display.confirm(" a", True, 1.0)
@@ -225,7 +232,7 @@ def test_some_rewrites_may_come_close_together() -> None:
 @given(st.integers(1, 4), st.data())
 def test_rewrites_are_limited_in_every_span_of_time(burst: int, data: st.DataObject) -> None:
     policy = replace(PLAIN, rewrite_burst=burst)
-    display, now, rewrites = Display(policy), 0.0, list[float]()
+    display, now, rewrites = plain(policy), 0.0, list[float]()
     words = st.sampled_from([" the", " cat", " a", ".", "lo"])
     for _ in range(data.draw(st.integers(1, 30))):
         now += data.draw(st.sampled_from([0.0, 0.01, 0.1, 0.2]))
@@ -241,7 +248,7 @@ def test_rewrites_are_limited_in_every_span_of_time(burst: int, data: st.DataObj
                 rewrites.append(now)
     for first, last in itertools.combinations(range(len(rewrites)), 2):
         passed_s = rewrites[last] - rewrites[first]
-        most = burst + passed_s / policy.rewrite_interval_s
+        most = burst + passed_s / (policy.rewrite_interval_ms / 1000)
         assert last - first + 1 <= most + 1e-9
 
 

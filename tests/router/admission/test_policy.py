@@ -31,21 +31,14 @@ def test_without_limits_length_says_nothing() -> None:
     assert LengthPolicy(low_above_tokens=10).highest(10) is Priority.HIGH
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"medium_above_tokens": -1}, {"medium_above_tokens": 9, "low_above_tokens": 8}],
-)
-def test_lengths_that_cannot_be_are_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(ConfigError):
-        LengthPolicy(**wrong)
+def test_lengths_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ConfigError, match="no prompt would be MEDIUM"):
+        LengthPolicy(medium_above_tokens=9, low_above_tokens=8)
 
 
 @pytest.mark.parametrize(
     ("policy", "said"),
     [
-        ({"slo_ttft_high_ms": 0.0}, "admission.slo_ttft_high_ms is 0.0"),
-        ({"max_wait_low_s": float("nan")}, "max_wait_low_s"),
-        ({"max_waiting": 0}, "max_waiting"),
         ({"slo_ttft_high_ms": 2000.0}, "larger than slo_ttft_medium_ms"),
         ({"slo_ttft_medium_ms": 9000.0}, "larger than slo_ttft_low_ms"),
     ],

@@ -35,7 +35,7 @@ def at(
 def test_calibrated_drafts_are_shown_early_and_seldom_taken_back(
     seed: int, accuracy: float, rtt_s: float, draft_s: float
 ) -> None:
-    """At the policy's own threshold of 0.5."""
+    """At the thresholds that are served."""
     chat = Reading(at(seed, accuracy, rtt_s, draft_s)).run()
     assert chat.erasure < NE + 0.02, "one chat"
     chats = [chat, *(Reading(at(seed + n, accuracy, rtt_s, draft_s)).run() for n in (1, 2))]

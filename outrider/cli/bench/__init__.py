@@ -1,1 +1,0 @@
-"""`outrider bench`: load a mesh, or any endpoint of the OpenAI API, and measure."""
