@@ -34,6 +34,7 @@ os.environ[MODELS_VARIABLE] = os.devnull
 
 _TOGETHER = {
     "mesh of commands": (
+        "tests/cli/bench/test_serve.py",
         "tests/cli/prompting/test_interactive.py",
         "tests/cli/test_check.py",
         "tests/cli/test_elsewhere.py",

@@ -32,6 +32,7 @@ COMMANDS: Final = {
     "keys": "outrider.cli.keys:app",
     "config": "outrider.cli.config:app",
     "demo": "outrider.cli.demo.commands:app",
+    "bench": "outrider.cli.bench.serve:app",
 }
 """Where each command, or group of commands, is. To import them all takes most of a second."""
 
