@@ -12,6 +12,7 @@ from bench.harness import Run, parser, start
 from bench.harness.larger_models import CODER_05B, have_all
 from bench.kv import first_token, frames
 from bench.kv.first_token import Link
+from outrider.codec.kv import Payload
 from outrider.models.catalog import DEFAULT_MODEL, ModelSpec
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import load_vocabulary
@@ -63,11 +64,12 @@ def main() -> int:
     bf16, f32 = frames.measure(run, DEFAULT_MODEL, store, size.num_prefixes, progress)
     if size.num_of_larger:
         _of_larger(run, store, size.num_of_larger, progress)
+    exact = bf16.payloads[Payload.EXACT]
     run.setting("replica", threads=THREADS)
     asked = asyncio.run(first_token.measure(vocabulary, size.prompts, THREADS, progress))
     first_token.report(run, asked)
     run.finish()
-    num_frames = bf16.num_equal + f32.num_equal
+    num_frames = exact.num_equal + f32.payloads[Payload.EXACT].num_equal
     return int(num_frames != 2 * size.num_prefixes or not first_token.is_exact(asked))
 
 

@@ -1,4 +1,4 @@
-"""KV blocks in transit: frames that say what they hold, lossless."""
+"""KV blocks in transit: frames that say what they hold, lossless or quantised."""
 
 from outrider.codec.kv.frame import KvFrame as KvFrame
 from outrider.codec.kv.frame import KvHeader as KvHeader
@@ -8,3 +8,4 @@ from outrider.codec.kv.frame import max_frame_bytes as max_frame_bytes
 from outrider.codec.kv.layout import KvDtype as KvDtype
 from outrider.codec.kv.layout import KvLayout as KvLayout
 from outrider.codec.kv.layout import PlaneGroup as PlaneGroup
+from outrider.codec.kv.payload import Payload as Payload

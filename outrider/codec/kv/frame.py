@@ -1,7 +1,7 @@
 """A KV frame: blocks of one prefix, with all that a receiver has to know to use them, or to refuse.
 
     frame   = magic "OKV" version:u8  header  crc32(all before):u32le  section*
-    header  = dtype block_tokens                    (LEB128 each, as all numbers of the header)
+    header  = payload dtype block_tokens            (LEB128 each, as all numbers of the header)
               num_groups (num_planes num_heads head_size)*
               bytes(model fingerprint) bytes(vocabulary digest) bytes(parent hash)
               num_tokens bytes(ids)                 ids: LEB128 each
@@ -19,16 +19,17 @@ import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from enum import IntEnum
+from typing import Final, TypeVar
 
 import numpy as np
 
 from outrider.codec import varint
 from outrider.codec.kv.layout import KvDtype, KvLayout, PlaneGroup
-from outrider.codec.kv.payload import decode_block, encode_block, max_section_bytes
+from outrider.codec.kv.payload import Payload, decode_block, encode_block, max_exact_bytes
 from outrider.errors import MalformedFrameError
 
-MAGIC: Final = b"OKV\x02"
+MAGIC: Final = b"OKV\x01"
 MAX_NAME_BYTES: Final = 64
 """Of a fingerprint, digest or hash."""
 MAX_GROUPS: Final = 256
@@ -36,12 +37,14 @@ MAX_TOKENS: Final = 1 << 20
 _CRC: Final = struct.Struct("<I")
 _MAX_SIZE: Final = 1 << 16
 _MAX_KIND: Final = 255
+_Kind = TypeVar("_Kind", bound=IntEnum)
 
 
 @dataclass(frozen=True, slots=True)
 class KvHeader:
     """What the blocks of a frame are, and of which prefix."""
 
+    payload: Payload
     layout: KvLayout
     fingerprint: bytes
     """Of the engine that computed them (EngineInfo.fingerprint); only an engine of the same one may
@@ -75,7 +78,7 @@ class KvFrame:
             reader = _Reader(self.data, at)
             section = reader.section()
             at = reader.at
-            yield decode_block(section, self.header.layout)
+            yield decode_block(section, self.header.layout, self.header.payload)
         if at != len(self.data):
             raise MalformedFrameError("a KV frame has bytes behind its last block")
 
@@ -87,8 +90,8 @@ def encode_frame(header: KvHeader, blocks: Sequence[bytes | memoryview]) -> byte
     if len(header.ids) != len(blocks) * layout.block_tokens:
         raise ValueError(f"{len(header.ids)} ids do not fill {len(blocks)} blocks")
     out = bytearray(MAGIC)
-    for number in (layout.dtype, layout.block_tokens, len(layout.groups)):
-        out += varint.encode(number)
+    out += varint.encode(header.payload) + varint.encode(layout.dtype)
+    out += varint.encode(layout.block_tokens) + varint.encode(len(layout.groups))
     for group in layout.groups:
         for size in (group.num_planes, group.num_heads, group.head_size):
             out += varint.encode(size)
@@ -100,16 +103,16 @@ def encode_frame(header: KvHeader, blocks: Sequence[bytes | memoryview]) -> byte
     for block in blocks:
         if len(block) != layout.block_bytes:
             raise ValueError(f"a block has {len(block)} bytes, its layout {layout.block_bytes}")
-        section = encode_block(memoryview(block), layout)
+        section = encode_block(memoryview(block), layout, header.payload)
         out += varint.encode(len(section)) + _CRC.pack(zlib.crc32(section)) + section
     return bytes(out)
 
 
 def max_frame_bytes(layout: KvLayout) -> int:
-    """Most bytes of a frame of one block."""
-    num_numbers = 9 + 3 * len(layout.groups) + layout.block_tokens
+    """Most bytes of a lossless frame of one block."""
+    num_numbers = 10 + 3 * len(layout.groups) + layout.block_tokens
     header_bytes = len(MAGIC) + num_numbers * varint.MAX_BYTES + 3 * MAX_NAME_BYTES
-    return header_bytes + 2 * _CRC.size + max_section_bytes(layout)
+    return header_bytes + 2 * _CRC.size + max_exact_bytes(layout)
 
 
 def decode_frame(data: bytes | memoryview) -> KvFrame:
@@ -119,7 +122,8 @@ def decode_frame(data: bytes | memoryview) -> KvFrame:
     if bytes(view[: len(MAGIC)]) != MAGIC:
         raise MalformedFrameError("this is no KV frame of a version that is known here")
     reader = _Reader(view, len(MAGIC))
-    dtype = reader.dtype()
+    payload = reader.one_of(Payload, "payload")
+    dtype = reader.one_of(KvDtype, "number format")
     block_tokens = reader.number(_MAX_SIZE)
     groups = tuple(
         PlaneGroup(reader.number(_MAX_SIZE), reader.number(_MAX_SIZE), reader.number(_MAX_SIZE))
@@ -134,7 +138,7 @@ def decode_frame(data: bytes | memoryview) -> KvFrame:
         raise MalformedFrameError("a KV frame's header fails its checksum")
     if len(ids) % block_tokens:
         raise MalformedFrameError(f"{len(ids)} ids do not fill blocks of {block_tokens}")
-    header = KvHeader(layout, fingerprint, digest, parent, ids)
+    header = KvHeader(payload, layout, fingerprint, digest, parent, ids)
     return KvFrame(header, view, reader.at)
 
 
@@ -158,13 +162,13 @@ class _Reader:
         self.at = end
         return value
 
-    def dtype(self) -> KvDtype:
-        """The number format."""
+    def one_of(self, known: type[_Kind], what: str) -> _Kind:
+        """A number of an enumeration."""
         value = self.number(_MAX_KIND)
         try:
-            return KvDtype(value)
+            return known(value)
         except ValueError:
-            raise MalformedFrameError(f"a KV frame has the unknown number format {value}") from None
+            raise MalformedFrameError(f"a KV frame has the unknown {what} {value}") from None
 
     def take(self, num_bytes: int) -> memoryview:
         """The next bytes, not copied."""

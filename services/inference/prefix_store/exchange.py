@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import structlog
 
 from outrider.codec.block_hashes import block_hashes, root_hash
-from outrider.codec.kv import KvHeader, KvLayout, decode_frame, encode_frame
+from outrider.codec.kv import KvHeader, KvLayout, Payload, decode_frame, encode_frame
 from outrider.errors import MalformedFrameError
 from outrider.lru_map import LruMap
 from outrider.telemetry.families import Family
@@ -111,8 +111,9 @@ class KvIdentity:
     vocabulary_digest: bytes
 
     def header(self, parent_hash: bytes, ids: tuple[int, ...]) -> KvHeader:
-        """Of a frame of the block with these ids, behind that one."""
+        """Of an exact frame of the block with these ids, behind that one."""
         return KvHeader(
+            payload=Payload.EXACT,
             layout=self.layout,
             fingerprint=self.fingerprint,
             vocabulary_digest=self.vocabulary_digest,

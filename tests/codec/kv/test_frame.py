@@ -15,12 +15,12 @@ from outrider.codec.kv import (
     KvDtype,
     KvHeader,
     KvLayout,
+    Payload,
     PlaneGroup,
     decode_frame,
     encode_frame,
     max_frame_bytes,
 )
-from outrider.codec.kv.frame import MAGIC
 from outrider.codec.kv.layout import MAX_BLOCK_BYTES, uniform_layout
 from outrider.errors import MalformedFrameError
 
@@ -33,9 +33,9 @@ LAYOUTS = (
 )
 
 
-def header_of(layout: KvLayout, num_blocks: int) -> KvHeader:
+def header_of(layout: KvLayout, num_blocks: int, payload: Payload = Payload.EXACT) -> KvHeader:
     ids = tuple(range(100, 100 + num_blocks * layout.block_tokens))
-    return KvHeader(layout, b"f" * 32, b"v" * 32, b"p" * 16, ids)
+    return KvHeader(payload, layout, b"f" * 32, b"v" * 32, b"p" * 16, ids)
 
 
 def real_numbers(layout: KvLayout, num_blocks: int, seed: int) -> list[bytes]:
@@ -54,6 +54,14 @@ def real_numbers(layout: KvLayout, num_blocks: int, seed: int) -> list[bytes]:
     return blocks
 
 
+def as_floats(block: bytes, layout: KvLayout) -> np.ndarray:
+    if layout.dtype is KvDtype.F32:
+        return np.frombuffer(block, np.float32)
+    if layout.dtype is KvDtype.F16:
+        return np.frombuffer(block, np.float16).astype(np.float32)
+    return (np.frombuffer(block, np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
 @given(st.data(), st.sampled_from(LAYOUTS), st.integers(0, 3))
 def test_lossless_frames_hold_every_bit(
     data: st.DataObject, layout: KvLayout, num_blocks: int
@@ -66,9 +74,35 @@ def test_lossless_frames_hold_every_bit(
     assert list(frame.blocks()) == blocks
 
 
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["bf16", "two shapes", "f16"])
+@pytest.mark.parametrize(
+    ("payload", "most"), [(Payload.Q8, 127), (Payload.Q6, 31), (Payload.Q4, 7)]
+)
+def test_quantised_numbers_are_off_by_half_a_level_at_most(
+    layout: KvLayout, payload: Payload, most: int
+) -> None:
+    (block,) = real_numbers(layout, 1, seed=7)
+    (out,) = decode_frame(encode_frame(header_of(layout, 1, payload), [block])).blocks()
+    before, after = as_floats(block, layout), as_floats(out, layout)
+    begin = 0
+    for group in layout.groups:
+        shape = (group.num_planes, group.num_heads, layout.block_tokens, group.head_size)
+        end = begin + int(np.prod(shape))
+        one, other = before[begin:end].reshape(shape), after[begin:end].reshape(shape)
+        for first, axis in ((0, 2), (1, 3)):
+            largest = np.abs(one[first::2]).max(axis=axis, keepdims=True)
+            # Half a level, of a scale rounded up by 1/16 at most, and the rounding of a bf16.
+            allowed = largest / most * 0.5 * (1 + 2**-4) + np.abs(one[first::2]) * 2**-8 + 1e-6
+            assert (np.abs(one[first::2] - other[first::2]) <= allowed).all()
+        begin = end
+
+
 def test_numbers_that_are_all_zero_stay_so() -> None:
     blocks = [bytes(LAYOUT.block_bytes)]
-    assert list(decode_frame(encode_frame(header_of(LAYOUT, 1), blocks)).blocks()) == blocks
+    for payload in Payload:
+        assert list(decode_frame(encode_frame(header_of(LAYOUT, 1, payload), blocks)).blocks()) == (
+            blocks
+        )
 
 
 @given(st.integers(0, 10_000), st.integers(0, 255))
@@ -97,7 +131,7 @@ def test_a_frame_cut_anywhere_is_refused(end: int) -> None:
 @given(st.binary(max_size=300))
 def test_no_garbage_is_a_frame(data: bytes) -> None:
     with pytest.raises(MalformedFrameError):
-        list(decode_frame(MAGIC + data).blocks())
+        list(decode_frame(b"OKV\x01" + data).blocks())
 
 
 def test_bytes_behind_the_last_block_are_refused() -> None:
@@ -141,7 +175,7 @@ def test_layouts_that_no_engine_has_are_refused(layout: KvLayout) -> None:
     with pytest.raises(MalformedFrameError):
         layout.check()
     with pytest.raises(MalformedFrameError):
-        decode_frame(encode_frame(KvHeader(layout, b"", b"", b"", ()), []))
+        decode_frame(encode_frame(KvHeader(Payload.EXACT, layout, b"", b"", b"", ()), []))
 
 
 def test_the_largest_block_is_allowed() -> None:
@@ -155,7 +189,7 @@ def test_no_frame_of_a_block_is_longer_than_the_most(layout: KvLayout, seed: int
     """Nothing is harder to pack than noise."""
     rng = np.random.default_rng(seed)
     ids = tuple(rng.integers(0, 1 << 32, layout.block_tokens).tolist())
-    header = KvHeader(layout, b"f" * 64, b"v" * 64, b"p" * 64, ids)
+    header = KvHeader(Payload.EXACT, layout, b"f" * 64, b"v" * 64, b"p" * 64, ids)
     assert len(encode_frame(header, [rng.bytes(layout.block_bytes)])) <= max_frame_bytes(layout)
 
 
