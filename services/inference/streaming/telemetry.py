@@ -43,7 +43,7 @@ class SessionTelemetry:
     def committed(self, commit: Commit) -> None:
         """Tokens became final."""
         now = self._clock()
-        num_tokens = commit.upto - commit.base
+        num_tokens = commit.accepted + len(commit.ids)
         if self._first_at is None:
             self._first_at = now
             if not self._num_resumed:
