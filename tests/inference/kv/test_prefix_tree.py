@@ -100,6 +100,8 @@ def test_what_was_of_use_is_evicted_later(tree: PrefixTree, allocator: BlockAllo
 
 
 def test_salts_share_nothing(tree: PrefixTree, allocator: BlockAllocator) -> None:
-    publish(tree, allocator, (1, 2), salt=b"a")
+    ours = publish(tree, allocator, (1, 2), salt=b"a")
     assert matched(tree, (1, 2), salt=b"a") == 1
     assert matched(tree, (1, 2), salt=b"b") == 0
+    theirs = publish(tree, allocator, (1, 2), salt=b"b")
+    assert ours[-1].block != theirs[-1].block

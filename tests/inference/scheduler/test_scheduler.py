@@ -94,6 +94,22 @@ def test_sessions_whose_tokens_noise_alone_decides_are_chosen_together(
         assert tuple(driver.peers[one.session_id].reply) == reference(one, options)
 
 
+def test_drafts_that_came_during_a_call_are_in_the_next_one() -> None:
+    options = replace(OPTIONS, min_rows=1)
+    driver, truth = Driver(options), reference(request(), options)
+    peer = driver.open(request())
+    while len(peer.reply) < 4:
+        driver.tick()
+    assert driver.scheduler._builder._plan is not None, "of a call like the last one"
+    begin = len(peer.reply)
+    driver.draft(1, Draft(0, begin, truth[begin : begin + 4]))
+    batch = driver.schedule()
+    assert batch is not None and batch.scheduled[0].num_drafts > 1
+    driver.run(batch)
+    driver.finish()
+    assert tuple(peer.reply) == truth
+
+
 @pytest.mark.parametrize("penalty", [{"repetition_penalty": 1.2}, {"frequency_penalty": 2.0}])
 def test_resuming_goes_on_as_if_nothing_had_happened(penalty: dict[str, float]) -> None:
     plain = SamplingParams(max_tokens=30, temperature=0.9, seed=3, ignore_eos=True)
