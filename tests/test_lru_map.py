@@ -1,4 +1,4 @@
-"""A bounded map against a list that is sorted by last use."""
+"""A bounded map, filled, and against a list that is sorted by last use."""
 
 from __future__ import annotations
 
@@ -6,6 +6,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.lru_map import LruMap
+
+
+def test_a_full_map_drops_the_least_recently_used() -> None:
+    entries: LruMap[str, int] = LruMap(3)
+    for number, key in enumerate("abc"):
+        entries.put(key, number)
+    assert entries.get("a") == 0
+    assert entries.peek("b") == 1 and "b" in entries, "neither is a use"
+    entries.put("d", 3)
+    assert list(entries.items()) == [("c", 2), ("a", 0), ("d", 3)]
+    entries.put("c", 4)
+    entries.put("e", 5)
+    assert list(reversed(entries.items())) == [("e", 5), ("c", 4), ("d", 3)]
 
 
 @given(

@@ -138,6 +138,20 @@ def test_a_deadline_ends_a_session_wherever_it_stands(num_ticks: int) -> None:
     assert other.finished is not None and other.finished.reason is FinishReason.LENGTH
 
 
+def test_a_deadline_ends_a_session_whose_call_is_under_way() -> None:
+    driver = Driver(OPTIONS)
+    peer = driver.open(request(1, deadline=driver.now + 5.0))
+    while not peer.reply:
+        driver.tick()
+    batch = driver.schedule()
+    assert batch is not None
+    driver.now += 5.0
+    driver.take(driver.scheduler.expire(driver.now))
+    assert peer.finished is not None and peer.finished.reason is FinishReason.DEADLINE
+    driver.run(batch)
+    driver.finish()
+
+
 @pytest.mark.parametrize(
     ("bad", "error"),
     [
