@@ -50,7 +50,8 @@ class Commit(NamedTuple):
     accepted: int
     ids: tuple[int, ...]
     pace: Pace | None = None
-    """Only as an edge reads it. None: about what it was, or the replica does not say."""
+    """As an edge reads it; a replica adds it when it writes the frame. None: about what it was, or
+    the replica does not say."""
     num_lossy: int = 0
     """How many of those tokens only the acceptance threshold let through."""
     logprobs: tuple[TokenLogprobs, ...] = ()

@@ -24,7 +24,7 @@ from outrider.wire import logprobs_from_proto, logprobs_to_proto, token_block_to
 TokensFrame: TypeAlias = inference_pb2.Commit | inference_pb2.Draft
 """What carries ids without a header."""
 MAX_COMMIT_TOKENS: Final = 4096
-"""Of one frame, where the reader did not ask for another limit."""
+"""Most ids, and log probabilities, that are read from one frame."""
 _VARINT, _FIXED64, _LEN = 0, 1, 2
 
 
