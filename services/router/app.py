@@ -126,7 +126,7 @@ class Router:
         intake = Intake(
             self.table, dispatch, self.registry, admission, fleet_view, autoscale, self.recent
         )
-        failover = Failover(self.table, dispatch, self.telemetry, config.failover)
+        failover = Failover(self.table, dispatch, fleet_view, self.telemetry, config.failover)
         self.switch = Switch(
             self.table,
             dispatch,

@@ -30,6 +30,7 @@ from services.router.relay.poison import (
 )
 
 if TYPE_CHECKING:
+    from services.router.admission.routing import FleetView
     from services.router.relay.dispatch import Dispatch
     from services.router.relay.frames import RelayedSession, Up
     from services.router.relay.sessions import SessionTable
@@ -95,11 +96,13 @@ class Failover:
         self,
         table: SessionTable[Up],
         dispatch: Dispatch,
+        fleet_view: FleetView,
         telemetry: SessionTelemetry,
         policy: FailoverPolicy | None = None,
     ) -> None:
         self._table = table
         self._dispatch = dispatch
+        self._fleet_view = fleet_view
         self._telemetry = telemetry
         self._policy = policy or FailoverPolicy()
         self._budgets: dict[str, RetryBudget] = {}
@@ -198,7 +201,7 @@ class Failover:
             if left_at is not None and now - left_at >= self._policy.timeout_s:
                 over.append((session, _given_up(why)))
                 continue
-            replica_set = self._dispatch.replica_set(session)
+            replica_set = self._fleet_view.replica_set(session.current_request)
             model = session.model
             poison, budget = self._poison_of(model), self._budget_of(model, now)
             has_failed = failed[replica_set] >= _MAX_FAILED_PLACEMENTS
@@ -252,7 +255,8 @@ class Failover:
     def _may_move(
         self, session: RelayedSession, poison: PoisonDetector, budget: RetryBudget, now: float
     ) -> bool:
-        is_late = session.deadline_at is not None and session.deadline_at <= now
+        deadline_at = session.request.deadline_at
+        is_late = deadline_at is not None and deadline_at <= now
         has_budget = budget.allows(self._table.num_sessions(session.model), now)
         return is_late or (has_budget and poison.may_open(session.losses))
 

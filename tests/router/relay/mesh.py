@@ -102,7 +102,7 @@ class Mesh:
             self.autoscale,
             self.recent,
         )
-        failover = Failover(self.table, dispatch, self.telemetry, failover_policy)
+        failover = Failover(self.table, dispatch, self.fleet_view, self.telemetry, failover_policy)
         self.num_retries_scheduled = 0
         self.switch = Switch(
             self.table,
