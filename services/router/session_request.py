@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outrider.model_identity import same_model
 from outrider.session.types import Priority
 from services.router.prefix_index.prompt import HashedPrompt
 
@@ -60,6 +61,15 @@ class SessionRequest:
         """Whether it says that it was let in before, and lost its replica or router. A client may
         say so of any chat."""
         return self.num_committed > 0
+
+    def allows_region(self, region: str) -> bool:
+        """Whether its prompt may be held there."""
+        return not self.residency or region in self.residency
+
+    def may_continue_at(self, identity: bytes) -> bool:
+        """Whether a replica that computes this may have it with the tokens that it has."""
+        is_free = self.identity is None or self.allows_inexact
+        return is_free or same_model(self.identity or b"", identity)
 
 
 def flow_of(tenant: str, address_hash: bytes, cache_salt: bytes) -> str:

@@ -91,17 +91,17 @@ class LiveFleetView:
         """The router's own region where it has replicas of the model, in service or not, and may
         hold the prompt; otherwise the nearest region with one in service, "" without any."""
         regions = self._regions.get(request.model, ())
-        if self._region in regions and _allows(request, self._region):
+        if self._region in regions and request.allows_region(self._region):
             return self._region
         known = self._rtt_ms.get(request.model, {})
-        allowed = [region for region in known if _allows(request, region)]
+        allowed = [region for region in known if request.allows_region(region)]
         return min(allowed, key=lambda region: (known[region], region), default="")
 
     def replica_set(self, request: SessionRequest) -> Hashable:
         """Model, vocabulary, those of the model's regions that may have it, and the identity that
         has to go on with it. What names no part of the fleet makes no difference."""
         regions = self._regions.get(request.model, ())
-        allowed = frozenset(region for region in regions if _allows(request, region))
+        allowed = frozenset(region for region in regions if request.allows_region(region))
         identity = request.identity
         if identity is None:
             return request.model, request.vocabulary_digest, allowed
@@ -114,7 +114,7 @@ class LiveFleetView:
     def may_return(self, request: SessionRequest) -> bool:
         """Whether a replica that may serve it takes no sessions now but may soon."""
         return any(
-            _allows(request, region) and _is_fit(request, identity)
+            request.allows_region(region) and request.may_continue_at(identity)
             for region, identity in self._returning.get(request.model, ())
         )
 
@@ -193,13 +193,3 @@ def _spill_cause(
     if decision.wait.total_ms <= left_ms:
         return ""
     return "slow" if _has_room(decision, max_backlog_ms) else "full"
-
-
-def _is_fit(request: SessionRequest, identity: bytes) -> bool:
-    """Whether a replica that computes this may go on with it."""
-    has_choice = request.identity is None or request.allows_inexact
-    return has_choice or same_model(request.identity or b"", identity)
-
-
-def _allows(request: SessionRequest, region: str) -> bool:
-    return not request.residency or region in request.residency
