@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from outrider.bounds import PositiveFloat, PositiveInt
 from outrider.engine_calls import Crash
 from outrider.errors import (
     NoReplicaError,
@@ -28,6 +26,7 @@ from services.router.relay.poison import (
     PoisonDetector,
     poisonous_request_error,
 )
+from services.router.relay.policy import FailoverPolicy
 
 if TYPE_CHECKING:
     from services.router.admission.routing import FleetView
@@ -43,22 +42,6 @@ _MAX_FAILED_PLACEMENTS: Final = 4
 rest of these waits for the next one, and holds up nobody else."""
 _MAX_FAILURES: Final = 64
 """The same among all sessions of one model: another model's may have room."""
-
-
-@dataclass(frozen=True, slots=True)
-class FailoverPolicy:
-    """When sessions may move to another replica."""
-
-    share: float = 1.0
-    """Moves of one model's sessions allowed within the window, for each live session of it."""
-    min_moves: PositiveInt = 64
-    """Moves of one model's sessions allowed within the window in addition."""
-    window_s: PositiveFloat = 10.0
-    timeout_s: PositiveFloat = 30.0
-    """A session that finds no other replica within this time is ended."""
-    max_crashes: PositiveInt = 2
-    """A request is ended when this many replicas crashed in an engine call with it, one of them
-    with it alone in the call."""
 
 
 class RetryBudget:

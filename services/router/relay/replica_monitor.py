@@ -10,15 +10,14 @@ while this process does (outrider.peers.stall_free_clock): its own pauses count 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from outrider.bounds import PositiveFloat
 from outrider.engine_calls import CRASH_KEPT_S, Crash, sessions_in_call
 from outrider.errors import CancelledError, OutriderError
 from outrider.peers.health import PeerState, Signal
 from services.router.relay.failover import Failover, replica_lost_error
 from services.router.relay.poison import Loss
+from services.router.relay.policy import HangPolicy
 from services.router.relay.sessions import SessionInput, SessionState
 
 if TYPE_CHECKING:
@@ -43,19 +42,6 @@ _HANG_SLACK_S: Final = 2.0
 """Reports are up to a second old, and count a call from when it was first looked at."""
 _HANG_PROVEN_S: Final = 10.0
 """An engine call that has run for so much longer will not end."""
-
-
-@dataclass(frozen=True, slots=True)
-class HangPolicy:
-    """How long replicas and sessions may go without tokens."""
-
-    min_silence_s: PositiveFloat = 2.0
-    """No silence of a replica shorter than this counts."""
-    num_calls: PositiveFloat = 8.0
-    """Nor one shorter than this many of its longest engine calls, by the cost it reports."""
-    stall_s: PositiveFloat = 30.0
-    """A session without a token for this long moves though its replica serves others. They may
-    have the better right to it, but not for ever."""
 
 
 class HangDetector:

@@ -17,10 +17,11 @@ from outrider.errors import (
     UnavailableError,
 )
 from outrider.wire import cost_of
-from services.router.admission.pricing import Price, PriceTable
-from services.router.relay.failover import Failover, FailoverPolicy, RetryBudget
+from services.router.admission.pricing import Price
+from services.router.relay.failover import Failover, RetryBudget
 from services.router.relay.frames import RelayedSession
 from services.router.relay.poison import Loss
+from services.router.relay.policy import FailoverPolicy
 from services.router.relay.sessions import Session
 from services.router.session_request import SessionRequest
 from tests.router.relay.scripted import NAMES, World
@@ -65,7 +66,7 @@ async def test_a_lost_replica_costs_no_token_and_the_edge_hears_of_the_next_one(
 
 
 async def test_a_chat_that_moved_is_told_what_all_of_it_costs_and_charged_once() -> None:
-    world = World(1, prices=PriceTable([Price(1.0, 10.0)], "USD"))
+    world = World(1, prices=(Price(1.0, 10.0),))
     await streaming(world, 1)
     world.kill("near")
     await world.tick("far")
@@ -390,7 +391,7 @@ async def test_a_stream_that_broke_because_the_router_was_late_speaks_against_no
 
 
 async def test_sessions_of_other_models_give_a_model_no_moves() -> None:
-    policy = FailoverPolicy(share=0.5, min_moves=0, window_s=10.0)
+    policy = FailoverPolicy(share=0.25, min_moves=1, window_s=10.0)
     world = World(1, failover_policy=policy)
     await streaming(world, 1, 2, 3, 4, length=600)
     others = world.mesh.edge()
@@ -402,7 +403,7 @@ async def test_sessions_of_other_models_give_a_model_no_moves() -> None:
 
     world.kill("near")
     await world.tick("far")
-    assert len(world.runs["far"]) == 2, "half of this model's four"
+    assert len(world.runs["far"]) == 2, "one, and a quarter of this model's four"
     for _ in range(101):
         await world.wait(0.1)
         await world.tick("far")
@@ -412,7 +413,7 @@ async def test_sessions_of_other_models_give_a_model_no_moves() -> None:
 
 
 def test_budgets_of_models_whose_sessions_do_not_move_any_more_are_forgotten() -> None:
-    failover = World(1).mesh.switch._failover
+    failover = World(1).mesh.failover
     for second in range(1000):
         failover._budget_of(f"model-{second}", float(second)).spend(float(second))
     assert len(failover._budgets) <= FailoverPolicy().window_s + 1
