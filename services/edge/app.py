@@ -29,6 +29,7 @@ from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.tokenization.rewriting import Rewriter
+from outrider.tokenizer_client import LONG_TEXTS, TokenizerClient
 from outrider.workers.worker import Worker, this_worker
 from services.edge.access.following import IssuerKeys, keys_followed
 from services.edge.access.identity import Tenants
@@ -148,6 +149,11 @@ class Edge:
             tls=tls,
         )
         self.telemetry = EdgeTelemetry(metrics)
+        self._long_texts = TokenizerClient(
+            config.long_texts,
+            tls=tls,
+            record=lambda who: metrics.counter(LONG_TEXTS).add(1, {"tokenized_by": who}),
+        )
         self.models = EdgeModels(
             config,
             models,
@@ -205,6 +211,7 @@ class Edge:
             models=self.models,
             upstream=self.upstream,
             embedding_turns=EmbeddingTurns(),
+            long_texts=self._long_texts,
             telemetry=self.telemetry,
             resumable=resumable,
             time_slicer=self._time_slicer,
@@ -264,6 +271,7 @@ class Edge:
         await self.models.start()
         admin_port = await self._admin.start()
         self.upstream.start()
+        self._long_texts.start()
         self._drafter_deadline = asyncio.get_running_loop().time() + _DRAFTER_START_S
         port = await self.listener.start(
             config.host, config.port, chain, key, opened=self._opened("datagrams")
@@ -317,6 +325,7 @@ class Edge:
         if self._renewal is not None:
             self._renewal.cancel()
         await self.upstream.stop()
+        await self._long_texts.close()
         await self.models.stop()
         await self._admin.stop()
         if self._shared_limits is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.edge.http.tokenizing import _wait_for
+from services.edge.chat.tokenizing import _wait_for
 from services.edge.models.keys import ModelKey
 from services.edge.models.table import LoadLimits, ModelTable
 
