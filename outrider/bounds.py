@@ -17,7 +17,7 @@ from outrider.errors import ConfigError
 
 
 class Bounds(NamedTuple):
-    """Of a number, which is finite in any case."""
+    """The least and most that a finite number may be; `is_open` leaves out the least itself."""
 
     least: float
     most: float = inf

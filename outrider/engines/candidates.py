@@ -1,9 +1,9 @@
-"""Which requests an engine can serve that names only the likeliest ids of a row.
+"""Which requests an engine can serve that returns only the likeliest ids of a row.
 
-Everything the sampler keeps must be among the candidates, and their scores must mean to it what
-those of a whole row do. Candidates come with log probabilities: logits less a constant of the row,
-which no softmax and no argmax sees. The engine normalised them over the whole row, so sessions that
-ask for log probabilities are told them as they are.
+Everything the sampler keeps must be among the candidates, and their scores must mean the same to it
+as those of a whole row. Candidates come with log probabilities: logits less a constant of the row,
+to which softmax and argmax are indifferent. The engine normalised them over the whole row, so they
+are returned unchanged to sessions that ask for log probabilities.
 """
 
 from __future__ import annotations

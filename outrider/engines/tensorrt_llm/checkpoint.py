@@ -1,4 +1,4 @@
-"""What a Hugging Face checkpoint's folder says: sizes, and whose vocabulary it has."""
+"""Reads a Hugging Face checkpoint's folder: sizes, and whether its vocabulary is the served one."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _UNUSABLE = (
     *(OSError, ValueError, KeyError, TypeError),
     *(AttributeError, ArithmeticError, RecursionError),
 )
-"""What a config.json of another form raises when it is read."""
+"""Exceptions raised by reading a config.json of another form."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What its config.json says of a decoder, and its tokenizer.json of ids."""
+    """A decoder's properties from config.json, and its number of ids from tokenizer.json."""
 
     vocabulary_size: int
     """Ids that the model scores: the rows of its embedding. Many models have more of them than
@@ -40,7 +40,8 @@ class Checkpoint:
 
 
 def read_checkpoint(folder: Path | None) -> Checkpoint:
-    """Raises ConfigError if there is no usable config.json, or a tokenizer.json that is none."""
+    """Read the folder. Raises ConfigError if it has no usable config.json, or an invalid
+    tokenizer.json."""
     if folder is None:
         raise ConfigError("trtllm.model_dir is not set: name a Hugging Face checkpoint's folder")
     try:
