@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _DAY_S: Final = 86_400.0
 _SOON_DAYS: Final = 7
-"""Of a certificate that ends sooner it is said."""
+"""A certificate with fewer days left is reported as ending soon."""
 _TROUBLE: Final = {
     "CONNECTING": "it was not reached yet; look again in some seconds",
     "SUSPECT": "it is silent; look at its process, its log and its network",
@@ -75,7 +75,7 @@ def check(
     plaintext: operator.Plaintext = False,
 ) -> None:
     """Check that a mesh serves: its router, the replicas of each model and region, an edge and a
-    chat through it. Without flags that say which: the mesh of `outrider up`.
+    chat through it. Without --router and --edge: the mesh of `outrider up`.
 
     Exit status 1 if a check fails.
     """
@@ -130,7 +130,7 @@ def _reached(address: str, timeout_s: float) -> Finding:
 
 
 def of_certificate(expires_at: datetime, now: datetime) -> Finding:
-    """Of the operator that asks."""
+    """Whether the operator certificate of this command is still valid."""
     left_days = (expires_at - now).total_seconds() / _DAY_S
     return Finding(
         left_days > 0,
@@ -157,7 +157,7 @@ def _router(address: str, tls: Tls) -> Iterator[Finding]:
 
 
 def of_state(state: State) -> Iterator[Finding]:
-    """Of models and replicas, as a router sees them."""
+    """Findings about models and replicas, as a router reports them."""
     if not state["models"]:
         yield Finding(
             False,

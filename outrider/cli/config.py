@@ -27,10 +27,10 @@ def show(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As for `serve`.")
     ] = None,
 ) -> None:
-    """Print what `outrider serve ROLE` with the same flags and environment would run with.
+    """Print the configuration of `outrider serve ROLE` with the same flags and environment.
 
-    The output is a TOML file. Values that are not the default say what that is; secrets are left
-    out.
+    The output is a TOML file. A comment gives the default of each value that differs from it;
+    secrets are left out.
     """
     flags = flags_of(settings or [])
     loaded = load(config_class(role.value), role.value, file=config, flags=flags)
@@ -39,7 +39,7 @@ def show(
 
 @app.command()
 def defaults(role: Annotated[Role, typer.Argument(help="Whose configuration.")]) -> None:
-    """Print every key with its default and what it is for: a TOML file to start from.
+    """Print every key with its default and an explanation: a TOML file to start from.
 
     In the environment, KEY of [ROLE] is OUTRIDER_ROLE_KEY, and KEY of [ROLE.TABLE] is
     OUTRIDER_ROLE_TABLE_KEY; with --set they are KEY and TABLE.KEY.
@@ -53,8 +53,8 @@ def validate(
 ) -> None:
     """Check all of a file without starting anything: its services' tables and its models.
 
-    Exit status 1, and what is wrong and where, if it has an error. The environment counts for
-    nothing.
+    Errors are printed with their place in the file; exit status 1 if there are any. The environment
+    is ignored.
     """
     tables = _tables(file)
     unknown = [name for name in tables if name not in (*_ROLES, "models")]

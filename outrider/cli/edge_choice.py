@@ -1,4 +1,4 @@
-"""Which edge a command talks to, and as whom: by its flags, or that of the mesh of `outrider
+"""The edge that a command connects to, and its credentials: from flags, or of the mesh of `outrider
 up`."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ User = Annotated[str, typer.Option(help="Which of the key's users asks.")]
 
 @dataclass(frozen=True, slots=True)
 class EdgeAddress:
-    """Where the edge is and whom to trust for it."""
+    """Address of an edge, and which certificate to trust for it."""
 
     host: str
     port: int
@@ -45,7 +45,7 @@ class EdgeAddress:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks."""
+    """Credentials of a request."""
 
     key: str = field(default="", repr=False)
     user: str = ""
@@ -53,12 +53,12 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class ChosenEdge:
-    """An edge, and who asks it."""
+    """An edge and the credentials to use."""
 
     address: EdgeAddress
     caller: Caller
     is_here: bool
-    """It is of the mesh of `outrider up`."""
+    """Whether the edge belongs to the mesh of `outrider up`."""
 
 
 def choose(

@@ -20,7 +20,7 @@ from outrider.cli.local.state import StateDir, default_state_dir
 from outrider.errors import ConfigError, InvalidRequestError
 
 _FILES_TIMEOUT_S: Final = 120.0
-"""Of one request of many, which is sent again then."""
+"""Timeout of one request of a bulk run; it is then sent again."""
 _SHOWN_VALUES: Final = 4
 
 
@@ -79,11 +79,12 @@ def embed(
     api_key: edge_choice.ApiKey = None,
     state_dir: StateDir = None,
 ) -> None:
-    """The vector of each text, by a model that embeds (`outrider up --model all-minilm-l6-v2`).
+    """Print the vector of each text, from an embedding model (`outrider up --model
+    all-minilm-l6-v2`).
 
-    With --out, of each text of files, into one Parquet file (id, source, vector); exit status 1 if
-    a text has none (it is listed as file:line), 130 after Ctrl-C; then, and after anything else
-    that ends it, --resume goes on.
+    With --out, embed each text of files into one Parquet file (id, source, vector). Exit status 1
+    if a text has no vector (it is listed as file:line), 130 after Ctrl-C; after either, and after a
+    crash, --resume continues.
     """
     folder = (state_dir or default_state_dir()).resolve()
     if out is not None:

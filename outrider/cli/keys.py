@@ -78,8 +78,8 @@ def make(
     models: tuple[str, ...] = ALL_MODELS,
     max_priority: Priority | None = None,
 ) -> MadeKey:
-    """A new key with a random id and secret; `tenant` "": the name is that of its tenant too.
-    Raises ConfigError."""
+    """A new key with a random id and secret; `tenant` "": the tenant has the key's name. Raises
+    ConfigError."""
     check_label(name, "a key's name")
     text = assemble(secrets.token_hex(ID_CHARS // 2), secrets.token_bytes(SECRET_BYTES))
     key = ApiKey(
@@ -154,7 +154,7 @@ def list_(
     file: _KeysFile = None,
     state_dir: StateDir = None,
 ) -> None:
-    """What keys there are, without their secrets; with --json one object per line."""
+    """List keys without their secrets; with --json one object per line."""
     now = time.time()
     stored = keys_file.read(_file(file, _folder(state_dir)))
     rows = [("ID", "NAME", "TENANT", "STATE", "SCOPES", "MODELS", "UNTIL")]
@@ -248,7 +248,7 @@ def _priority(name: str) -> Priority | None:
 
 
 def _named(keys: Iterable[ApiKey], which: str, now: float) -> list[ApiKey]:
-    """The live keys of an id or a name. Raises ConfigError if there is none."""
+    """The live keys with an id or a name. Raises ConfigError if none has it."""
     key_id = which.removeprefix("or_")
     live = [key for key in keys if _is_live(key, now)]
     found = [key for key in live if key.id == key_id] or [key for key in live if key.name == which]
@@ -281,7 +281,7 @@ def _until(key: ApiKey) -> str:
 
 
 def _row(key: ApiKey) -> dict[str, object]:
-    """Without the digest: who reads lists needs none."""
+    """A key's fields without the digest, which readers of lists do not need."""
     return {
         "id": key.id,
         "name": key.name,
@@ -341,7 +341,7 @@ def _change(file: Path | None, state_dir: Path | None, edit: keys_file.Edit) -> 
 
 
 def _taken(host: str, admin_port: int) -> float:
-    """The revision that an edge says it has; -1 if it does not answer."""
+    """The keys file's revision that an edge has loaded; -1 if it does not answer."""
     from outrider.cli.local.admin_page import read_page
 
     try:

@@ -56,7 +56,7 @@ def push(
 ) -> None:
     """Put a model of the store into a mirror, from which `pull --from` and replicas fetch it.
 
-    What an earlier push sent is not sent again. Buckets are found as AWS's tools find them:
+    Shards that an earlier push sent are skipped. Buckets are configured as for AWS's tools:
     AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY.
     """
     from outrider.mirrors.opening import open_writable
@@ -105,8 +105,8 @@ def serve(
 ) -> None:
     """Serve the store's models to other processes of the mesh, until Ctrl-C or SIGTERM; read-only.
 
-    They fetch from peer://HOST:PORT. With certificates (the role `models`) edges, tokenizers,
-    replicas and operators may; without any nobody beyond this machine. What is pulled meanwhile is
+    They fetch from peer://HOST:PORT. With certificates (role `models`), edges, tokenizers, replicas
+    and operators may fetch; without, only processes of this machine. Models pulled meanwhile are
     served too.
     """
     configure_logging("models", log_level)

@@ -119,7 +119,7 @@ def pull(
     store: Store = None,
     as_json: Json = False,
 ) -> None:
-    """Fetch models; what is there is verified, what is corrupt fetched again."""
+    """Fetch models. Those in the store are verified, and fetched again if they are corrupt."""
     wanted = models or [DEFAULT_MODEL.name]
     if sha256 is not None and len(wanted) > 1:
         raise typer.BadParameter("give one MODEL with --sha256")
@@ -136,11 +136,12 @@ def pull(
 
 @app.command("list")
 def list_(store: Store = None, as_json: Json = False) -> None:
-    """What is defined, whether the store holds it, and what it holds besides; nothing is hashed.
+    """List defined models, whether the store holds them, and its other artifacts; nothing is
+    hashed.
 
-    Served are the architectures llama, mistral, qwen2, qwen3 and gemma3 (text alone), as GGUF file
-    or safetensors, and OpenVINO's own graphs; of models that make vectors, bert and roberta.
-    Mixtures of experts and all others are refused when they start.
+    Supported architectures: llama, mistral, qwen2, qwen3 and gemma3 (text only), as GGUF file or
+    safetensors, and OpenVINO's own graphs; for embedding models, bert and roberta. Mixtures of
+    experts and all others are refused when they start.
     """
     opened = open_store(store)
     with failures(as_json):
@@ -258,7 +259,7 @@ def open_store(store: Path | None, mirrors: ByDigest | None = None) -> ModelStor
 def _with_mirrors(
     store: Path | None, sources: list[str], max_mb_s: float, connections: int, tls: TlsConfig
 ) -> ModelStore:
-    """The store, which asks these mirrors, and then those of the environment. Raises
+    """The store, fetching from these mirrors and then from those of the environment. Raises
     ConfigError."""
     from outrider.mirrors.config import MirrorConfig
     from outrider.mirrors.opening import open_mirrors
@@ -274,7 +275,7 @@ def _with_mirrors(
 
 
 def held_artifact(store: ModelStore, model: str) -> Artifact:
-    """What the store holds of a MODEL, verified. Raises ModelStoreError."""
+    """The artifact of a MODEL in the store, verified. Raises ModelStoreError."""
     source, pin = _resolve(model)
     return store.load(source, sha256=pin)
 
@@ -315,7 +316,7 @@ def _definition_row(
 
 
 def _undefined_row(artifact: Artifact, errors: dict[str, str | float]) -> tuple[str, ...]:
-    """Its name is the beginning of its sha256."""
+    """Row for an artifact without definition, named by the beginning of its sha256."""
     name = artifact.sha256[:12]
     return name, _size(artifact), "-", "no definition", artifact.source, _told(errors)
 
@@ -325,8 +326,8 @@ def _size(artifact: Artifact) -> str:
 
 
 def _weight_errors(store: ModelStore, artifact: Artifact) -> dict[str, str | float]:
-    """What the last conversion found (ModelFacts); empty without one, or where the weights are
-    served as they came."""
+    """Errors measured by the last conversion (ModelFacts); empty without one, or if the weights are
+    served unchanged."""
     folders = store.built(artifact, "ir-v")
     try:
         facts = json.loads((folders[-1] / "facts.json").read_text()) if folders else {}

@@ -27,8 +27,8 @@ def prefixes(
     trust_domain: operator.TrustDomain = operator.TRUST_DOMAIN,
     plaintext: operator.Plaintext = False,
 ) -> None:
-    """List the static prefixes that replicas have computed and pinned, by model, and whose chats
-    may use them. They are registered as [[inference.prefixes]]."""
+    """List the static prefixes that replicas have computed and pinned, by model, with the tenants
+    that may use them. They are configured as [[inference.prefixes]]."""
     flags = (certificate, private_key, ca, trust_domain, plaintext)
     asked = router_choice.choose(state_dir, router, flags)
     found = listed(asyncio.run(ask(asked.address, asked.tls))["replicas"])

@@ -32,14 +32,14 @@ _MAX_LISTED: Final = 20
 
 
 class Format(StrEnum):
-    """Of the shards."""
+    """Format of the shards."""
 
     parquet = "parquet"
     arrow = "arrow"
 
 
 class Compression(StrEnum):
-    """Of the shards."""
+    """Compression of the shards."""
 
     none = "none"
     lz4 = "lz4"
@@ -92,8 +92,8 @@ def tokenize(
 ) -> None:
     """Encode files in bulk, on all cores; the output is the same with any executor.
 
-    Exit status: 0 if every text is in the output, 1 if not (what is missing is listed), 130 after
-    Ctrl-C; then, and after anything else that ends it, --resume goes on.
+    Exit status: 0 if every text is in the output, 1 if not (the missing ones are listed), 130 after
+    Ctrl-C; after either, and after a crash, --resume continues.
     """
     configure_logging("tokenize", "warning")
     _check_pyarrow()

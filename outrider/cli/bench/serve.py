@@ -97,11 +97,11 @@ def serve(
     user: edge_choice.User = "",
     state_dir: StateDir = None,
 ) -> None:
-    """Send requests at a rate, whether replies come or not, and measure: to an edge by our own
-    protocol (by default the mesh here), or with --url to any endpoint of the OpenAI chat API.
+    """Send requests at a rate, without waiting for replies, and measure: an edge over the native
+    protocol (by default the local mesh), or with --url any endpoint of the OpenAI chat API.
 
-    Times count from when a request was to arrive. Ctrl-C ends it and shows what there is; exit
-    status 1 if no request went well.
+    Times count from each request's planned arrival. Ctrl-C ends the test and prints the results so
+    far; exit status 1 if no request succeeded.
     """
     goals_ms = read_goals(goodput or [])
     if plot is not None:
@@ -159,7 +159,7 @@ def read_goals(texts: Sequence[str]) -> dict[str, float]:
 
 
 def _prompts(file: Path | None, num_words: int, seed: int) -> Iterator[str]:
-    """Endless: those of a file come again and again. Raises InvalidRequestError."""
+    """An endless iterator of prompts; those of a file repeat. Raises InvalidRequestError."""
     if file is None:
         return made_prompts(num_words, seed)
     found = options.read_prompts(None, None, file)
@@ -172,8 +172,8 @@ def _prompts(file: Path | None, num_words: int, seed: int) -> Iterator[str]:
 def _key_of(
     endpoint: Endpoint, key_file: Path | None, api_key: str | None, state_dir: Path | None
 ) -> str:
-    """For an endpoint: the key that flags give; the development key goes to the mesh here alone,
-    and that of the environment to nobody's endpoint. Raises InvalidRequestError."""
+    """Key for an endpoint: the flags', else the development key if the endpoint is the local mesh.
+    The key of the environment is never sent to an endpoint. Raises InvalidRequestError."""
     if key_file is not None or api_key is not None:
         return edge_choice.given_key(key_file, api_key)
     folder = (state_dir or default_state_dir()).resolve()
@@ -184,7 +184,7 @@ def _key_of(
 
 
 class Load:
-    """One test: requests at their times, whatever comes back."""
+    """One load test: requests at planned times, however the replies turn out."""
 
     def __init__(
         self,

@@ -1,4 +1,5 @@
-"""What a load test may load: an edge by our own protocol, or an endpoint of the OpenAI chat API."""
+"""Targets of a load test: an edge over the native protocol, or an endpoint of the OpenAI chat
+API."""
 
 from __future__ import annotations
 
@@ -91,7 +92,8 @@ class _Edge:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Of the OpenAI chat API: /chat/completions below a URL such as http://127.0.0.1:8080/v1."""
+    """An endpoint of the OpenAI chat API: /chat/completions below a URL such as
+    http://127.0.0.1:8080/v1."""
 
     host: str
     port: int

@@ -79,7 +79,7 @@ Logprobs = Annotated[
 
 
 NoPrompt: TypeAlias = InvalidRequestError
-"""Stands for a line of --prompt-file that holds no prompt, and says why."""
+"""Stands for a line of --prompt-file without a valid prompt; its message gives the reason."""
 
 
 def read_prompts(
@@ -165,7 +165,7 @@ def _from_line(line: str, where: str) -> str | NoPrompt:
 
 
 def report_failure(prompt: str | NoPrompt, error: OutriderError, *, as_json: bool) -> None:
-    """One of several prompts has no answer; the others go on."""
+    """Report that one of several prompts has no answer."""
     print(f"outrider: {error.message}", file=sys.stderr, flush=True)
     if as_json:
         told = {"reason": error.reason, "message": error.message}
@@ -219,7 +219,8 @@ def logprobs_as_objects(logprobs: Iterable[TokenLogprobs | None]) -> list[object
 
 
 def _as_object(token: ScoredToken) -> dict[str, object]:
-    """`token` is for people: of half a character there is no text, but there are bytes."""
+    """A token as printed by --json. `token` is for people: half a character has bytes but no
+    text."""
     return {
         "id": token.id,
         "token": token.text.decode(errors="replace"),
