@@ -94,9 +94,9 @@ Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 def stamp(paths: Sequence[Path]) -> Stamp:
-    """What changes when one of the files does, links on the way to it included, as Kubernetes
-    replaces the files of a secret: device-independent inode, length, time of the last write in ns;
-    None for a file that is not there."""
+    """A value that changes when one of the files does, including links on the way to it, since
+    Kubernetes replaces the files of a secret: device-independent inode, length, time of the last
+    write in ns; None for a missing file."""
     return tuple(_one(path) for path in paths)
 
 
@@ -115,7 +115,8 @@ _log = structlog.get_logger()
 
 
 class Tls:
-    """Certificates, or that there are none. One per process, and `watched` while it serves."""
+    """The certificates of a process, or their absence. One per process, and `watched` while it
+    serves."""
 
     def __init__(
         self,
@@ -162,9 +163,8 @@ class Tls:
 
     @asynccontextmanager
     async def watched(self, poll_s: float = POLL_S) -> AsyncIterator[None]:
-        """Look at the files every `poll_s` while the context is open. What is wrong with new
-        ones is logged, and the old ones stay. So is what a listener raises, and it is called
-        again."""
+        """Check the files every `poll_s` while the context is open. If new ones are invalid, that
+        is logged and the old ones stay. A listener that raises is logged and called again."""
         if self.current is None:
             yield
             return
@@ -228,4 +228,4 @@ def _read_own(config: TlsConfig, role: Role | None, region: str) -> CertificateB
 
 
 PLAINTEXT: Final = Tls(TlsConfig())
-"""No certificates: the loopback alone."""
+"""No certificates: only the loopback."""

@@ -1,4 +1,4 @@
-"""Who a certificate's owner is, by the names in it (pure).
+"""Identifies a certificate's owner by the names in it (pure).
 
 Two forms of subject alternative names count, in one trust domain:
 
@@ -6,7 +6,7 @@ Two forms of subject alternative names count, in one trust domain:
     [[<name>.]<region>.]<role>.<trust domain>                 a DNS name
 
 Clients may have either. Servers need DNS names: gRPC compares those with the one that the client
-expects (RFC 9525), `<role>.<trust domain>`, or `<region>.<role>.<trust domain>` where the region
+expects (RFC 9525), `<role>.<trust domain>`, or `<region>.<role>.<trust domain>` if the region
 matters. All names of a certificate must be of one owner.
 """
 
@@ -26,7 +26,7 @@ _MAX_NAMES: Final = 64
 
 
 class Role(StrEnum):
-    """What a process is in the mesh."""
+    """A process's role in the mesh."""
 
     EDGE = "edge"
     ROUTER = "router"
@@ -41,13 +41,13 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PeerIdentity:
-    """Whom a certificate was issued to."""
+    """The owner of a certificate."""
 
     role: Role
     region: str = ""
-    """Empty: the certificate says none."""
+    """Empty: the certificate names no region."""
     name: str = ""
-    """Of the process within role and region; empty: the certificate says none."""
+    """Name of the process within role and region; empty: the certificate has none."""
 
     def __str__(self) -> str:
         return "/".join(part for part in (self.role.value, self.region, self.name) if part)
@@ -80,7 +80,7 @@ def spiffe_id(identity: PeerIdentity, trust_domain: str) -> str:
 
 def identify(uris: Iterable[str], dns: Iterable[str], trust_domain: str) -> PeerIdentity:
     """The owner of a certificate with these subject alternative names; DNS names outside the trust
-    domain say nothing. Raises UnauthenticatedError when there is none, or more than one."""
+    domain are ignored. Raises UnauthenticatedError if they name no owner, or more than one."""
     found: list[PeerIdentity] = []
     for number, uri in enumerate(uris):
         if uri.startswith(_SCHEME):

@@ -232,7 +232,7 @@ def _as_object(token: ScoredToken) -> dict[str, object]:
 def grammar(
     json_schema: Path | None, regex: str | None, lark: Path | None, *, json_object: bool
 ) -> Grammar | None:
-    """The grammar of the flags, of which one may be given. Raises InvalidRequestError."""
+    """The grammar of the flags, of which at most one may be given. Raises InvalidRequestError."""
     if sum((json_schema is not None, regex is not None, lark is not None, json_object)) > 1:
         raise InvalidRequestError("give one of: --json-schema, --json-object, --regex, --lark")
     if json_schema is not None:
