@@ -22,7 +22,7 @@ from enum import Enum, auto
 from typing import Final
 
 from outrider.errors import ConfigError, OverloadedError, RateLimitedError
-from services.edge.quotas import RateLimit, TokenBucket
+from services.edge.limits.quotas import RateLimit, TokenBucket
 
 _BUSY_RETRY_MS: Final = 1000
 """When to try again, where another chat has to end first."""

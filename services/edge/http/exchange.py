@@ -23,13 +23,13 @@ from outrider.errors import (
     SlowRequestError,
     UnauthenticatedError,
 )
+from services.edge.access.identity import Credential, Identity
 from services.edge.access.limits import RateWords, rate_headers
+from services.edge.chat.opening import identify
 from services.edge.http.door import HttpDoor
 from services.edge.http.proxies import FORWARDED_FOR, is_forwarded
-from services.edge.identity import Credential, Identity
-from services.edge.opening import identify
-from services.edge.quic.limits import MemoryBudget
-from services.edge.request_fields import MAX_ID_CHARS, trace
+from services.edge.limits.listener import MemoryBudget
+from services.edge.session.request_fields import MAX_ID_CHARS, trace
 
 CONNECTION: Final = "outrider-connection"
 """ASGI extension: what the server says of the connection. All of it is optional: `secret`, 16

@@ -45,9 +45,9 @@ from services.edge.http.http2 import Http2
 from services.edge.http.http2_reset import StreamResets
 from services.edge.http.loop_turns import LoopTurns, Meter
 from services.edge.http.paced_stream import PacedStream, SocketStream
-from services.edge.quic import memory
-from services.edge.quic.limits import ListenerQuotas, MemoryBudget
-from services.edge.quotas import Count, Rate, RateLimit, TokenBucket
+from services.edge.limits import memory
+from services.edge.limits.listener import ListenerQuotas, MemoryBudget
+from services.edge.limits.quotas import Count, Rate, RateLimit, TokenBucket
 
 log = structlog.get_logger()
 

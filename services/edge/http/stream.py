@@ -10,9 +10,9 @@ from typing import Final, Protocol
 
 from outrider.errors import DuplicateSessionError, OutriderError, OverloadedError
 from outrider.session.client import Failed
+from services.edge.chat.stream import ENDED, Backlog, ChatHandler, Peer
 from services.edge.http.api import ReplyWriter
 from services.edge.session.events import ClientEvent, ClientFailed, ClientGone
-from services.edge.stream import ENDED, Backlog, ChatHandler, Peer
 
 _SLOW: Final = "the client does not read its reply"
 _MAX_PIECES_AT_ONCE: Final = 8

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.errors import ConfigError, OverloadedError, RateLimitedError
+from services.edge.access.identity import Identity
 from services.edge.access.limiter import UNLIMITED_CHAT, Limiter
 from services.edge.access.limits import (
     UNLIMITED,
@@ -19,7 +20,6 @@ from services.edge.access.limits import (
     Usage,
     rate_headers,
 )
-from services.edge.identity import Identity
 
 LIMITS = TenantLimits(6, 600, 1200, 2)
 

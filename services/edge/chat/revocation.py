@@ -7,10 +7,10 @@ from functools import partial
 from typing import Final, Protocol
 
 from outrider.errors import UnauthenticatedError
-from services.edge.identity import Identities, Identity
+from services.edge.access.identity import Identities, Identity
+from services.edge.chat.time_slicing import TimeSlicer
 from services.edge.session.events import ClientFailed, Input
-from services.edge.telemetry import EdgeTelemetry
-from services.edge.time_slicing import TimeSlicer
+from services.edge.telemetry.edge import EdgeTelemetry
 
 _CHECK_S: Final = 1.0
 """Between two looks for keys that expired; a file that changed is looked at once."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outrider.tokenization.rewriting import Rewriter
+from services.edge.access.identity import Identities
 from services.edge.access.limiter import Limiter
-from services.edge.access.revocation import KeyedChats
-from services.edge.identity import Identities
+from services.edge.chat.resumption import ResumableChats
+from services.edge.chat.revocation import KeyedChats
+from services.edge.chat.time_slicing import TimeSlicer
+from services.edge.chat.timers import SharedTimer
 from services.edge.models.choice import usable
 from services.edge.models.serving import EdgeModels
-from services.edge.resumption.chats import ResumableChats
-from services.edge.telemetry import EdgeTelemetry
-from services.edge.time_slicing import TimeSlicer
-from services.edge.timers import SharedTimer
+from services.edge.telemetry.edge import EdgeTelemetry
 from services.edge.upstream.embedding import EmbeddingTurns
 from services.edge.upstream.pool import RouterPool
 from services.edge.wire import client as client_wire

@@ -13,16 +13,16 @@ from outrider.codec.frames import DEFAULT_MAX_FRAME_BYTES
 from outrider.session.client import Accepted, Committed, Done, Provisional, Retracted
 from outrider.session.client_wire import write
 from outrider.session.types import FinishReason, ScoredToken, Timings, TokenLogprobs, Usage
-from services.edge.resumption.logprob_log import MAX_BYTES, LogprobLog
-from services.edge.resumption.replay import (
+from services.edge.chat.logprob_log import MAX_BYTES, LogprobLog
+from services.edge.chat.replay import (
     MAX_FRAME_LOGPROBS,
     ClientChannel,
     ReplayCursor,
     ReplayLog,
     ReplayReader,
 )
+from services.edge.chat.stream import Backlog
 from services.edge.session.events import ClientEvent
-from services.edge.stream import Backlog
 
 ACCEPTED = Accepted("r", "m", 3)
 TOKEN = "t" * 32

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from outrider.testing import eventually
-from services.edge.time_slicing import TimeSlicer
+from services.edge.chat.time_slicing import TimeSlicer
 
 
 class Turns:

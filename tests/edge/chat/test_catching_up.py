@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from outrider.errors import OutriderError
 from outrider.session.client import Accepted, Committed, Done, Failed, Provisional
 from outrider.session.types import FinishReason, ScoredToken, Timings, TokenLogprobs, Usage
-from services.edge.resumption import replay
-from services.edge.resumption.replay import ClientChannel, ReplayCursor
+from services.edge.chat import replay
+from services.edge.chat.replay import ClientChannel, ReplayCursor
+from services.edge.chat.stream import Backlog
 from services.edge.session.events import ClientEvent
-from services.edge.stream import Backlog
 
 ACCEPTED = Accepted("r", "m", 3)
 SHOWN = Provisional(0, 0, "a guess", 0.5)

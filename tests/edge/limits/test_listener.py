@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outrider.errors import OverloadedError
-from services.edge.quic.limits import (
+from services.edge.limits.listener import (
     AddressPrefixes,
     HandshakeAdmission,
     HandshakeLimits,
@@ -14,7 +14,7 @@ from services.edge.quic.limits import (
     MemoryBudget,
     Verdict,
 )
-from services.edge.quotas import Count, QuotaLimits, Quotas, Rate, RateLimit
+from services.edge.limits.quotas import Count, QuotaLimits, Quotas, Rate, RateLimit
 
 
 def admission(**limits: int) -> tuple[HandshakeAdmission, Quotas[str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.edge.quic import memory
+from services.edge.limits import memory
 
 
 def test_more_is_held_after_more_was_made() -> None:

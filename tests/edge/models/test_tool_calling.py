@@ -14,8 +14,8 @@ from outrider.reply_parsing.formats import CallSyntax, ReplyFormat
 from outrider.reply_parsing.parser import read_reply
 from outrider.sampling.grammar import JSON_OBJECT, Grammar, GrammarKind, json_schema
 from outrider.sampling.params import SamplingParams
+from services.edge.models.tool_calling import ToolCalling
 from services.edge.session.events import ChatRequest
-from services.edge.tool_calling import ToolCalling
 from services.inference.grammars.compiler import compile_grammar
 from services.inference.grammars.token_table import TokenTable
 from tests.models import tool_templates

@@ -10,26 +10,26 @@ from typing import Final, Protocol, TypeAlias
 from outrider.access.api_keys import is_allowed
 from outrider.errors import KeyReusedError, UnknownChatError, UnknownModelError
 from outrider.workers.steering import PREFIX_BYTES
-from services.edge.identity import Identity
-from services.edge.resumption.eviction import EvictionKey
-from services.edge.resumption.replay import ReplayCursor, ReplayLog
-from services.edge.resumption.table import (
+from services.edge.access.identity import Identity
+from services.edge.chat.eviction import EvictionKey
+from services.edge.chat.replay import ReplayCursor, ReplayLog
+from services.edge.chat.resumption_table import (
     ChatKey,
     ChatTable,
     ResumableChat,
     ResumableInput,
     ResumeLimits,
 )
+from services.edge.chat.stream import ChatHandler, RequestStream
 from services.edge.session.events import ChatRequest, ClientGone
-from services.edge.stream import ChatHandler, RequestStream
-from services.edge.telemetry import EdgeTelemetry
+from services.edge.telemetry.edge import EdgeTelemetry
 
 SECRET_BYTES: Final = 16
 """Of a resume token: nobody guesses it."""
 
 
 class ServedChat(ChatHandler, Protocol):
-    """A chat under way (services.edge.chat)."""
+    """A chat under way (services.edge.chat.chat)."""
 
     def join(self, stream: RequestStream, cursor: ReplayCursor, provisional: bool) -> None:
         """Its client is back, on this stream, and has so much of it."""

@@ -14,11 +14,11 @@ from outrider.telemetry.families import Family
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.refusals import RefusalLog
 from outrider.telemetry.tracing import NO_TRACE, Span, start_span
-from services.edge.models.labels import MODEL_LABEL, Labels, ModelLabels
 from services.edge.session.display import Display
 from services.edge.session.events import ChatRequest
 from services.edge.session.machine import ChatSession
 from services.edge.session.reply import ReplyFlow
+from services.edge.telemetry.labels import MODEL_LABEL, Labels, ModelLabels
 
 log = structlog.get_logger()
 

@@ -1,5 +1,5 @@
 """Chats that a client may come back to (pure). They are found by idempotency key, or by the resume
-token the client was given, and either only by the owner of the chat (services.edge.identity).
+token the client was given, and either only by the chat's owner (services.edge.access.identity).
 
     ATTACHED --lost--> DETACHED --joined--> ATTACHED --done--> FINISHED --expired--> GONE
 
@@ -22,8 +22,8 @@ from typing import Final, Generic, TypeVar
 
 from outrider.bounds import NonNegativeFloat, NonNegativeInt
 from outrider.errors import KeyReusedError
-from services.edge.resumption.eviction import EvictionKey, UsageRanking
-from services.edge.resumption.replay import ReplayLog
+from services.edge.chat.eviction import EvictionKey, UsageRanking
+from services.edge.chat.replay import ReplayLog
 
 ChatT = TypeVar("ChatT")
 

@@ -1,6 +1,6 @@
 """How much each of many keys may use at a time, and per second (pure).
 
-A key is an address prefix (services.edge.quic.limits) or a client's identity. Rates are token
+A key is an address prefix (services.edge.limits.listener) or a client's identity. Rates are token
 buckets: they fill at a rate, up to a burst (as in RFC 2697, without its colours).
 """
 

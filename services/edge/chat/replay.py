@@ -14,9 +14,9 @@ from typing import Final
 
 from outrider.errors import DuplicateSessionError
 from outrider.session.client import Accepted, Committed, Done, Failed, Provisional, Retracted
-from services.edge.resumption.logprob_log import LogprobLog
+from services.edge.chat.logprob_log import LogprobLog
+from services.edge.chat.stream import ClientStream
 from services.edge.session.events import ClientEvent
-from services.edge.stream import ClientStream
 
 _LOG_BYTES = 2048
 """Memory of an empty log: its objects, and its entries in the tables of chats."""

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.edge.quic.fair_queue import ACTIVE_S, MAX_ADDRESSES, FairQueue, LoopShare, LoopUses
+from services.edge.limits.fair_queue import ACTIVE_S, MAX_ADDRESSES, FairQueue, LoopShare, LoopUses
 
 PUTS = st.lists(
     st.tuples(st.sampled_from("ab"), st.integers(0, 3), st.binary(max_size=30)), max_size=60

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outrider.telemetry.families import Family
 from outrider.telemetry.metrics import Metrics
-from services.edge.models.labels import MAX_LABELS, ModelLabels
+from services.edge.telemetry.labels import MAX_LABELS, ModelLabels
 
 
 def test_names_beyond_the_bound_share_a_label_and_gauges_can_be_forgotten() -> None:

@@ -1,11 +1,11 @@
 """Whose chats are given up when there is no more room: those of whoever holds most (pure).
 
-Usage is counted per origin, and within it per share (services.edge.identity): a tenant is one
-origin with one share, an address prefix is an origin whose clients are its shares. Whoever holds
-most is the largest share of the largest origin, so that nobody is better off as many clients at one
-address. This is longest queue drop (Suter et al., "Buffer management schemes for supporting TCP in
-gigabit routers with per-flow queueing", 1999): when the limit is exceeded, the largest of n origins
-holds more than an n-th of it, so an origin within its n-th never loses anything to others.
+Usage is counted per origin, and within it per share (services.edge.access.identity): a tenant is
+one origin with one share, an address prefix is an origin whose clients are its shares. Whoever
+holds most is the largest share of the largest origin, so that nobody is better off as many clients
+at one address. This is longest queue drop (Suter et al., "Buffer management schemes for supporting
+TCP in gigabit routers with per-flow queueing", 1999): when the limit is exceeded, the largest of n
+origins holds more than an n-th of it, so an origin within its n-th never loses anything to others.
 """
 
 from __future__ import annotations

@@ -9,13 +9,13 @@ import uvloop
 from outrider.sampling.params import SamplingParams
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually
-from services.edge.identity import Identity
-from services.edge.resumption.chats import Entry, ResumableChats
-from services.edge.resumption.replay import ReplayCursor, ReplayLog
-from services.edge.resumption.table import ResumeLimits
+from services.edge.access.identity import Identity
+from services.edge.chat.replay import ReplayCursor, ReplayLog
+from services.edge.chat.resumption import Entry, ResumableChats
+from services.edge.chat.resumption_table import ResumeLimits
+from services.edge.chat.stream import RequestStream
 from services.edge.session.events import ChatRequest, ClientGone, Input
-from services.edge.stream import RequestStream
-from services.edge.telemetry import EdgeTelemetry
+from services.edge.telemetry.edge import EdgeTelemetry
 
 
 class Ending:

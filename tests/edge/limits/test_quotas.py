@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.errors import OverloadedError
-from services.edge.quotas import Count, QuotaLimits, Quotas, Rate, RateLimit, TokenBucket
+from services.edge.limits.quotas import Count, QuotaLimits, Quotas, Rate, RateLimit, TokenBucket
 
 CHATS = Count.CHATS
 

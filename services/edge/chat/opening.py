@@ -18,14 +18,14 @@ from outrider.errors import (
 )
 from outrider.session.client import Done, Failed
 from outrider.session.types import FinishReason, Timings, Usage
-from services.edge.chat import Chat
-from services.edge.context import EdgeContext
-from services.edge.identity import Credential, Identity
+from services.edge.access.identity import Credential, Identity
+from services.edge.chat.chat import Chat
+from services.edge.chat.context import EdgeContext
+from services.edge.chat.replay import ReplayCursor, ReplayReader
+from services.edge.chat.stream import Peer, RequestStream
 from services.edge.models.choice import choose
 from services.edge.models.served import ServedModel
-from services.edge.resumption.replay import ReplayCursor, ReplayReader
 from services.edge.session.events import CancelAsked, ChatAsked, ChatRequest, ClientFailed, Input
-from services.edge.stream import Peer, RequestStream
 
 log = structlog.get_logger()
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from outrider.errors import KeyReusedError
 from outrider.session.client import Committed
-from services.edge.resumption.eviction import EvictionKey, UsageRanking
-from services.edge.resumption.replay import ReplayLog
-from services.edge.resumption.table import (
+from services.edge.chat.eviction import EvictionKey, UsageRanking
+from services.edge.chat.replay import ReplayLog
+from services.edge.chat.resumption_table import (
     TRANSITIONS,
     ChatKey,
     ChatTable,

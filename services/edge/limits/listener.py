@@ -16,8 +16,8 @@ from typing import Annotated, Final
 
 from outrider.bounds import NonNegativeInt, PositiveFloat, PositiveInt, above, between
 from outrider.errors import ConfigError, OverloadedError
-from services.edge.quic.fair_queue import LoopShare, LoopUses
-from services.edge.quotas import Count, QuotaLimits, Quotas, Rate, RateLimit
+from services.edge.limits.fair_queue import LoopShare, LoopUses
+from services.edge.limits.quotas import Count, QuotaLimits, Quotas, Rate, RateLimit
 
 MAX_RECEIVED_BYTES_PER_CONNECTION: Final = 8 << 20
 """Received on one connection and not processed yet; at least a frame."""

@@ -19,12 +19,15 @@ from outrider.telemetry import names
 from outrider.telemetry.tracing import Span, start_span
 from outrider.tokenization.pool.pool import TokenizationJob, TokenizationResult
 from outrider.v1 import inference_pb2
+from services.edge.access.identity import Identity
 from services.edge.access.limiter import Allowance
-from services.edge.context import EdgeContext
-from services.edge.identity import Identity
+from services.edge.chat.context import EdgeContext
+from services.edge.chat.replay import ClientChannel, ReplayCursor
+from services.edge.chat.resumption import Entry
+from services.edge.chat.stream import RequestStream
+from services.edge.chat.time_slicing import TimeSlicer
+from services.edge.chat.timers import Call
 from services.edge.models.served import ServedModel
-from services.edge.resumption.chats import Entry
-from services.edge.resumption.replay import ClientChannel, ReplayCursor
 from services.edge.session.events import (
     Action,
     CancelAsked,
@@ -53,9 +56,6 @@ from services.edge.session.events import (
 )
 from services.edge.session.machine import ChatSession, SessionState
 from services.edge.session.reply import ReplyFlow
-from services.edge.stream import RequestStream
-from services.edge.time_slicing import TimeSlicer
-from services.edge.timers import Call
 from services.edge.upstream.link import RouterLink
 from services.edge.wire.region import RegionWire, cancel
 

@@ -25,7 +25,7 @@ from outrider.errors import (
     UnauthenticatedError,
 )
 from outrider.session.types import Priority
-from services.edge.identity import (
+from services.edge.access.identity import (
     MAX_TENANTS,
     AccessPolicy,
     Credential,

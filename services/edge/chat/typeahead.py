@@ -15,15 +15,15 @@ from outrider.sampling.params import SamplingParams
 from outrider.session.types import Priority, Speculation
 from outrider.tokenization.pool.pool import TokenizationJob, TokenizationResult
 from outrider.v1 import inference_pb2
-from services.edge.context import EdgeContext
-from services.edge.identity import UNIDENTIFIED, Credential
+from services.edge.access.identity import UNIDENTIFIED, Credential
+from services.edge.chat.context import EdgeContext
+from services.edge.chat.stream import RequestStream
+from services.edge.limits.quotas import Rate
 from services.edge.models.choice import choose
 from services.edge.models.keys import ModelKey
 from services.edge.models.served import ServedModel
-from services.edge.quotas import Rate
 from services.edge.session.events import ChatRequest, Input, OpenRegion
 from services.edge.session.typeahead_plan import TypeaheadPlan
-from services.edge.stream import RequestStream
 from services.edge.upstream.link import RouterLink
 from services.edge.wire.client import read_typed_text
 from services.edge.wire.region import RegionWire, cancel

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from services.edge.timers import SharedTimer
+from services.edge.chat.timers import SharedTimer
 
 
 def in_loop(
