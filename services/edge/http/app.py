@@ -1,8 +1,8 @@
 """The ASGI application of an edge. Any ASGI 3 server may serve it: ours over TCP (listener.py), and
 HTTP/3 on the QUIC port.
 
-Everything passes the Gate, the application around the routes: it finds out whose a request is
-before anything is routed or read, and answers whatever is raised behind it.
+Every request passes the Gate, the application around the routes: it identifies the caller before
+anything is routed or read, and turns errors raised behind it into answers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = structlog.get_logger()
 
 _PUBLIC: Final = frozenset(route.path for route in ALL_ROUTES if route.access is Access.PUBLIC)
 _CLIENT_LEFT: Final = 499
-"""As nginx calls it."""
+"""nginx's status for a client that closed the request."""
 _POLICY_VIOLATION: Final = 1008
 """RFC 6455, section 7.4.1."""
 
@@ -77,7 +77,7 @@ class _Endpoint:
 
 
 class _Gate:
-    """Lets in who may come in, and answers errors."""
+    """Admits requests by their credentials, and answers errors."""
 
     def __init__(self, app: ASGIApp, door: HttpDoor) -> None:
         self._app = app
@@ -133,5 +133,5 @@ class _Gate:
 
 
 async def _raise_ours(request: Request, failure: Exception) -> Response:
-    """Starlette's own errors: there is no such path."""
+    """Turn Starlette's own errors, for unknown paths, into ours."""
     raise UnknownRouteError("there is nothing at this path; GET /openapi.json lists what there is")

@@ -1,4 +1,4 @@
-"""Serves POST /v1/embeddings: whose it is, its limits, and the vectors from a router."""
+"""Serves POST /v1/embeddings: credentials, limits, and the vectors from a router."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from services.edge.upstream.embedding import Embedded, EmbeddingWish, InputError
 
 _T = TypeVar("_T")
 _SHORT_BYTES: Final = 4 << 10
-"""A body up to here is read at once, in 0.4 ms at most and 0.02 as a rule: another thread takes
-longer to begin."""
+"""Bodies up to this size are parsed at once, in 0.4 ms at most and usually 0.02: starting a thread
+takes longer."""
 _SHORT_VALUES: Final = 1024
-"""So many values of vectors are written at once, in 0.15 ms at most."""
+"""Up to this many values of vectors are encoded at once, in 0.15 ms at most."""
 
 
 async def serve_embeddings(exchange: Exchange) -> None:
@@ -58,8 +58,8 @@ async def serve_embeddings(exchange: Exchange) -> None:
 
 
 async def _limited(context: EdgeContext, identity: Identity, wish: EmbeddingWish) -> Embedded:
-    """Within the limits of the tenant. The replica counts the tokens, so that they are taken once
-    they were computed, as those of chats that a region tokenizes."""
+    """Embed within the tenant's limits. The replica counts the tokens, so they are charged after
+    the computation, like those of chats that a region tokenizes."""
     allowance = context.limiter.begin(identity)
     try:
         await allowed(allowance)
@@ -85,7 +85,7 @@ def _of_input(failed: InputError) -> OutriderError:
 
 
 async def _while_wanted(exchange: Exchange, work: Coroutine[Any, Any, _T]) -> _T:
-    """What `work` returns, unless the client leaves: then it is cancelled. Raises ClientLeft."""
+    """The result of `work`, which is cancelled if the client leaves. Raises ClientLeft."""
     task = asyncio.ensure_future(work)
     watch = asyncio.ensure_future(exchange.left())
     try:

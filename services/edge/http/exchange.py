@@ -32,16 +32,16 @@ from services.edge.limits.listener import MemoryBudget
 from services.edge.session.request_fields import MAX_ID_CHARS, trace
 
 CONNECTION: Final = "outrider-connection"
-"""ASGI extension: what the server says of the connection. All of it is optional: `secret`, 16
-random bytes that its requests share; `budget`, a MemoryBudget for what it sent; `abort`, which
-ends this request at once."""
+"""ASGI extension: facts about the connection, all optional: `secret`, 16 random bytes that its
+requests share; `budget`, a MemoryBudget for unsent bytes; `abort`, which ends this request at
+once."""
 EXCHANGE: Final = "outrider-exchange"
 """Key of the ASGI scope under which a request's Exchange is."""
 JSON: Final = "application/json"
 _MAX_SECRET_CHARS: Final = 128
 _DISCARD_S: Final = 1.0
 _PIECE_BYTES: Final = 64 << 10
-"""Of an answer, each of which has the time that a client may take to read."""
+"""Size of the pieces of an answer; the client's time to read applies to each."""
 _SERVED_SAFELY: Final = (
     (b"cache-control", b"no-store"),
     (b"x-content-type-options", b"nosniff"),
@@ -49,7 +49,7 @@ _SERVED_SAFELY: Final = (
 
 
 class ClientLeft(Exception):
-    """The client closed the request; nobody reads an answer."""
+    """The client closed the request; no answer can be sent."""
 
 
 class Exchange:
@@ -64,9 +64,9 @@ class Exchange:
         self.route = "none"
         """The pattern of its path, once it has been routed."""
         self.rate_words = RateWords.OPENAI
-        """As the route has them."""
+        """Wording of rate-limit headers, by the route."""
         self.status = 0
-        """Of the answer; 0: its head was not sent yet."""
+        """Status of the answer; 0 until its head is sent."""
         self.has_chats = False
         """Whether chats of it were begun: from then on it is they that are refused."""
         self._receive = receive
@@ -82,10 +82,11 @@ class Exchange:
         if door.proxies.trusts(peer) or is_forwarded(self.headers):
             shared = None  # a proxy's connection is of many clients
         self.connection_secret: bytes = shared or secrets.token_bytes(16)
-        """As RequestStream.connection_secret."""
+        """Random bytes that requests of one connection share; see
+        RequestStream.connection_secret."""
         host = door.proxies.client(peer, self.headers.getlist(FORWARDED_FOR))
         self.address = door.limits.limits.prefixes.of(host)
-        """As RequestStream.address."""
+        """Prefix of the client's address, for quotas; see RequestStream.address."""
 
     @property
     def has_begun(self) -> bool:
@@ -95,7 +96,7 @@ class Exchange:
     # Who asks.
 
     def check_head(self) -> None:
-        """Raises HeadTooLargeError. Servers check it too, those that look at parts of it alone."""
+        """Raises HeadTooLargeError. Servers check this too, some of them only parts of the head."""
         limit = self.door.config.max_header_bytes
         fields: list[tuple[bytes, bytes]] = self.scope["headers"]
         num_bytes = sum(len(name) + len(value) for name, value in fields)
@@ -103,8 +104,8 @@ class Exchange:
             raise HeadTooLargeError(f"the head of a request has at most {limit} bytes; shorten it")
 
     def admit(self, user: str = "") -> Identity:
-        """Whose request it is; `user`: as the key's owner names them. Raises UnauthenticatedError,
-        PermissionDeniedError, InvalidRequestError."""
+        """Identify the caller; `user` is the end user's id, given by the key's owner. Raises
+        UnauthenticatedError, PermissionDeniedError, InvalidRequestError."""
         credential = Credential(self._key(), user, self._client_secret())
         self.identity = identify(self, credential, self.door.context, needs_key=self.door.needs_key)
         return self.identity
@@ -134,7 +135,7 @@ class Exchange:
     # What it asks for.
 
     async def body(self) -> bytes:
-        """All of the body, which has to be JSON. Raises MediaTypeError, FrameTooLargeError,
+        """The whole body, which must be JSON. Raises MediaTypeError, FrameTooLargeError,
         SlowRequestError, OverloadedError, and ClientLeft."""
         self._check_media_type()
         limit = self.door.config.max_body_bytes
@@ -179,8 +180,8 @@ class Exchange:
                 return b"".join(pieces)
 
     async def discard(self) -> None:
-        """Read, within bounds, what is left of a body that nobody wants: a client that sends while
-        its connection is closed may lose the answer (RFC 9112, section 9.6)."""
+        """Read the rest of an unwanted body, within bounds: a client that still sends when its
+        connection is closed may lose the answer (RFC 9112, section 9.6)."""
         num_bytes = 0
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DISCARD_S):
@@ -203,12 +204,13 @@ class Exchange:
             pass
 
     def begin_chat(self, client: bytes) -> Callable[[], None]:
-        """As RequestStream.begin_chat."""
+        """Count a chat; call the result at its end. Raises DrainingError, OverloadedError. See
+        RequestStream.begin_chat."""
         self.door.check_draining()
         return self.door.begin_chat(self.address, client, asyncio.get_running_loop().time())
 
     def rate_headers(self) -> dict[str, str]:
-        """What is left of the limits of whoever asks, as headers; nothing where there are none."""
+        """Headers with the caller's remaining limits; empty without limits."""
         if self.identity is None:
             return {}
         try:
@@ -279,7 +281,7 @@ def _too_large(limit: int) -> OutriderError:
 
 
 def own_headers(request_id: str) -> list[tuple[bytes, bytes]]:
-    """Of every answer."""
+    """Headers of every answer."""
     named = request_id.encode()
     return [(b"x-request-id", named), (b"request-id", named), *_SERVED_SAFELY]
 

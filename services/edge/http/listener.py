@@ -60,8 +60,8 @@ _END_S: Final = 1.0
 _FAREWELL_S: Final = 1.0
 """How long a client that is refused may take to read why."""
 _FAREWELL_BYTES: Final = 1 << 20
-"""What it may still send meanwhile, unread: a socket closed with unread data resets its connection,
-and the client might never read why."""
+"""Most bytes read and dropped before closing: a socket closed with unread data resets its
+connection, and the client might never read the reason."""
 _GOODBYE_S: Final = 5.0
 """How long an HTTP/2 client may take to read its last answer and close. Its WINDOW_UPDATE frames
 would have the system drop what was not sent yet of a socket that is closed."""
@@ -78,7 +78,7 @@ _CLIENTS_FAULTS: Final = (
     anyio.EndOfStream,
     ConnectionError,
 )
-"""What broken bytes and clients that vanish end in."""
+"""Exceptions caused by malformed bytes and by clients that vanish."""
 
 
 class HttpListener:
@@ -92,9 +92,9 @@ class HttpListener:
         self._server: asyncio.Server | None = None
         self._tls: ssl.SSLContext | None = None
         self._connections: dict[asyncio.Task[None], Callable[[], None]] = {}
-        """What serves each, and what closes it at once."""
+        """Task that serves each connection, and the function that closes it at once."""
         self._handshakes: set[Callable[[], None]] = set()
-        """What closes those at once that are not encrypted yet."""
+        """Functions that close connections whose handshake is still running."""
         self._turns = LoopTurns(door.limits.loop_uses, door.config.max_connections)
         self._tracebacks = TokenBucket(_TRACEBACKS, asyncio.get_running_loop().time())
 
@@ -113,9 +113,9 @@ class HttpListener:
         alt_svc: str = "",
         opened: socket.socket | None = None,
     ) -> int:
-        """Listen and return the bound port. `alt_svc`: where the same is served besides, as the
-        header of that name says it; told over TLS alone (RFC 7838, section 2.1). `opened`: a socket
-        that listens already; it is this listener's from now on. Raises ConfigError."""
+        """Listen and return the bound port. `alt_svc`: value of the Alt-Svc header, sent only over
+        TLS (RFC 7838, section 2.1). `opened`: a socket that already listens, which this listener
+        then owns. Raises ConfigError."""
         if self._door.config.is_encrypted:
             self._config.alt_svc_headers = [alt_svc] if alt_svc else []  # type: ignore[misc]
             self._tls = _tls_context()
@@ -199,7 +199,7 @@ class HttpListener:
             release()
 
     def _report(self, error: Exception) -> None:
-        """One line tells of all in an interval; a traceback, which only a defect has, comes once a
+        """Log one line for all errors of an interval; a traceback, for defects only, once a
         minute."""
         faults = list(_leaves(error))
         clients = all(isinstance(fault, _CLIENTS_FAULTS) for fault in faults)
@@ -211,7 +211,8 @@ class HttpListener:
     def _admit(
         self, prefix: str, limits: ListenerQuotas
     ) -> tuple[Callable[[], None], MemoryBudget]:
-        """What gives the connection's place back, and its memory. Raises OverloadedError."""
+        """Count the connection; returns a function that releases it, and its memory budget. Raises
+        OverloadedError."""
         most = self._door.config.max_connections
         if len(self._connections) >= most:
             raise OverloadedError(f"there are {most} connections, and no more are taken")
@@ -328,7 +329,7 @@ class _Server(TCPServer):
         await self.idle_task.stop()
 
     async def _refuse(self, error: OutriderError) -> None:
-        """Say why with a GOAWAY frame (RFC 9113, section 6.8), and close."""
+        """Close with a GOAWAY frame that gives the reason (RFC 9113, section 6.8)."""
         protocol = self.protocol.protocol
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FAREWELL_S):
@@ -374,7 +375,7 @@ class _Server(TCPServer):
 
 
 class _ConnectionApp:
-    """The application, told which connection its requests are of; an AppWrapper of anycorn."""
+    """The application for the requests of one connection; an AppWrapper of anycorn."""
 
     def __init__(
         self, app: ASGIApp, abort: Callable[[], None], budget: MemoryBudget, meter: Meter
@@ -388,8 +389,8 @@ class _ConnectionApp:
     async def __call__(
         self, scope: Scope, receive: Receive, send: Send, sync_spawn: object, call_soon: object
     ) -> None:
-        """Serve one request. What it takes until its answer begins is its client's doing; a chat's
-        tokens are not."""
+        """Serve one request. Time until its answer begins is charged to its client; a chat's tokens
+        are not."""
         connection = {
             "secret": self._secret,
             "abort": self.resets.abort_of(send),

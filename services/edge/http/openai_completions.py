@@ -1,4 +1,4 @@
-"""POST /v1/completions of the OpenAI API: text that goes on a prompt (pure)."""
+"""POST /v1/completions of the OpenAI API: text that continues a prompt (pure)."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from services.edge.http.openai_sampling import SamplingFields, check_num_prompts
 from services.edge.session.events import ChatRequest, RawPrompt
 
 _DEFAULT_MAX_TOKENS: Final = 16
-"""That API's."""
+"""That API's default."""
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
-    """Asks for text that goes on a prompt. Fields that are not listed are ignored."""
+    """Asks for text that continues a prompt. Fields that are not listed are ignored."""
 
     prompt: str | list[str | int | list[int]]
     """Text or token ids, one or several. Texts of control tokens become these tokens; nothing is
@@ -42,11 +42,11 @@ class CompletionRequest(SamplingFields, kw_only=True):
     suffix: str | None = None
     best_of: int | None = None
     logprobs: int | None = None
-    """Tell the log probability of each token of the reply, and of so many of the likeliest."""
+    """Return the log probability of each token of the reply, and of this many of the likeliest."""
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
-    """One of the texts that were asked for, or what is new of it."""
+    """One of the requested texts, or its new part."""
 
     index: int
     text: str
@@ -77,17 +77,17 @@ class CompletionShape:
         self._num_logprobs = num_logprobs
 
     def opening(self, reply: Reply, choice: Choice) -> None:
-        """As Shape.opening: a text begins with itself."""
+        """Nothing: a text has no opening; see Shape.opening."""
 
     def piece(self, reply: Reply, choice: Choice, piece: Piece) -> Completion:
-        """As Shape.piece."""
+        """An object with new text; see Shape.piece."""
         new = CompletionChoice(
             index=choice.index, text=piece.text, logprobs=self._logprobs(choice, piece.logprobs)
         )
         return _completion(reply, [new])
 
     def ending(self, reply: Reply, choice: Choice) -> Completion:
-        """As Shape.ending."""
+        """The last object of a choice; see Shape.ending."""
         last = CompletionChoice(
             index=choice.index,
             text=choice.last.text,
@@ -104,16 +104,16 @@ class CompletionShape:
         return choice.offsets.told(entries, with_top=self._num_logprobs > 0)
 
     def usage(self, reply: Reply, usage: OpenAiUsage) -> Completion:
-        """As Shape.usage."""
+        """The object with the usage; see Shape.usage."""
         return _completion(reply, [], usage)
 
     def keep(self, choice: Choice, logprobs: Sequence[TokenLogprobs]) -> None:
-        """As Shape.keep."""
+        """Keep log probabilities for `body`; see Shape.keep."""
         if self._num_logprobs >= 0:
             choice.offsets.keep(logprobs, with_top=self._num_logprobs > 0)
 
     def body(self, reply: Reply, choices: Sequence[Choice], usage: OpenAiUsage) -> Completion:
-        """As Shape.body."""
+        """The whole reply; see Shape.body."""
         whole = [
             CompletionChoice(
                 index=choice.index,

@@ -37,7 +37,7 @@ class ContentPart(msgspec.Struct, kw_only=True, gc=False):
 
 
 class CalledFunction(msgspec.Struct, kw_only=True, gc=False):
-    """What is called."""
+    """The function that a call names, with its arguments."""
 
     name: str
     arguments: str = ""
@@ -59,11 +59,11 @@ class ChatMessage(msgspec.Struct, kw_only=True, gc=False):
     content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: list[MessageToolCall] | None = None
-    """Of an assistant: what it called."""
+    """Calls of an assistant's message."""
     tool_call_id: str | None = None
-    """Of a tool: the call that it answers."""
+    """Id of the call that a tool message answers."""
     reasoning_content: str | None = None
-    """Of an assistant: what it thought first, for chat templates that show it."""
+    """An assistant's reasoning before its content, for chat templates that show it."""
 
 
 class FunctionDefinition(msgspec.Struct, kw_only=True, gc=False):
@@ -74,8 +74,8 @@ class FunctionDefinition(msgspec.Struct, kw_only=True, gc=False):
     parameters: msgspec.Raw = msgspec.field(default_factory=null)
     """A JSON schema of type object. Raw, since the order of its properties counts."""
     strict: bool | None = None
-    """Accepted without effect: the arguments of calls that `tool_choice` asks for follow the
-    schema, those of others are the model's own."""
+    """Accepted without effect: arguments of calls forced by `tool_choice` follow the schema, those
+    of others are the model's own."""
 
 
 class Tool(msgspec.Struct, kw_only=True, gc=False):
@@ -162,7 +162,7 @@ def _text(where: str, part: ContentPart, text_parts: Sequence[str]) -> str:
 
 
 def tools_of(given: Sequence[Tool]) -> tuple[str, ...]:
-    """What the model may call, as ChatRequest.tools has it. Raises InvalidRequestError."""
+    """ChatRequest.tools: the tools that the model may call. Raises InvalidRequestError."""
     check_num_tools(len(given))
     return check_tools([_definition(tool) for tool in given])
 
@@ -180,7 +180,7 @@ def _definition(tool: Tool) -> str:
 
 
 def choice_of(given: msgspec.Raw, tools: Sequence[str]) -> str:
-    """What `tool_choice` says, as ChatRequest.tool_choice has it. Raises InvalidRequestError."""
+    """ChatRequest.tool_choice. Raises InvalidRequestError."""
     if not is_given(given):
         return AUTO
     try:

@@ -1,4 +1,4 @@
-"""What requests of the OpenAI API say of sampling, common to chats and completions (pure).
+"""Sampling fields of requests of the OpenAI API, common to chats and completions (pure).
 
 Besides that API's own fields there are those that vLLM and others added, by their names.
 """
@@ -28,11 +28,11 @@ _MAX_METADATA_CHARS: Final = 512
 """Pairs of metadata, and characters of each; what OpenAI's own API takes."""
 _SEEDS: Final = 2**64
 _SAFE_SEEDS: Final = 2**53
-"""Seeds that we choose are told back, and JavaScript reads larger numbers inexactly."""
+"""Seeds chosen here are returned to the client, and JavaScript reads larger numbers inexactly."""
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
-    """What else an event stream has in it."""
+    """Optional contents of an event stream."""
 
     include_usage: bool | None = None
     """The tokens, in a last event without choices."""
@@ -57,15 +57,15 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     frequency_penalty: float | None = None
     user: str | None = None
     top_k: int | None = None
-    """As in vLLM; 0 and -1 keep all."""
+    """Keep only this many of the likeliest ids, as in vLLM; 0 and -1 keep all."""
     min_p: float | None = None
-    """As in vLLM."""
+    """Drop ids less likely than this share of the likeliest, as in vLLM."""
     repetition_penalty: float | None = None
-    """As in vLLM."""
+    """Penalty for tokens that occurred before, as in vLLM; 1: none."""
     stop_token_ids: list[int] | None = None
-    """As in vLLM."""
+    """Further ids that end the reply, as in vLLM."""
     ignore_eos: bool | None = None
-    """As in vLLM."""
+    """Whether to continue past the model's own end ids, as in vLLM."""
     priority: str | None = None
     """Ours: low, medium or high."""
     deadline_ms: int | None = None
@@ -188,7 +188,7 @@ def chat_request(
     position: Position,
     provisional: bool,
 ) -> ChatRequest:
-    """The chat of one choice, without what it is about. Raises InvalidRequestError."""
+    """The request for the chat of one choice, without its prompt. Raises InvalidRequestError."""
     # No client's own key has a zero byte.
     own = request_id(asked.idempotency_key)
     return ChatRequest(
@@ -208,8 +208,8 @@ def chat_request(
 
 
 def check_metadata(given: Mapping[str, str] | None) -> None:
-    """Raises InvalidRequestError for more than that API takes: what nobody looks at is not to cost
-    anything, and Responses tell it back."""
+    """Raises InvalidRequestError for more than that API takes: unused fields must not cost much,
+    and Responses repeat them."""
     pairs = given or {}
     if len(pairs) > _MAX_METADATA or any(
         len(key) > _MAX_METADATA_KEY_CHARS or len(value) > _MAX_METADATA_CHARS

@@ -18,8 +18,8 @@ _LINGER_S: Final = 5.0
 
 
 class SocketStream(anyio.abc.SocketStream):
-    """A connection of asyncio as anycorn reads and writes it. Anyio's own drops what was not sent
-    yet when it is closed, and tells nobody how to close it at once."""
+    """A connection of asyncio in the interface that anycorn reads and writes. Anyio's own drops
+    unsent data when it is closed, and cannot be closed at once."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -41,7 +41,7 @@ class SocketStream(anyio.abc.SocketStream):
         return data
 
     async def send(self, item: bytes) -> None:
-        """Raises BrokenResourceError. Returns once there is room for more."""
+        """Send data; returns once the buffer has room for more. Raises BrokenResourceError."""
         try:
             self._writer.write(item)
             await self._writer.drain()
@@ -49,7 +49,7 @@ class SocketStream(anyio.abc.SocketStream):
             raise anyio.BrokenResourceError from error
 
     async def send_eof(self) -> None:
-        """Nothing more will be sent."""
+        """Close the sending direction."""
         with contextlib.suppress(OSError, RuntimeError):
             self._writer.write_eof()
 
@@ -86,7 +86,7 @@ class PacedStream(anyio.abc.ByteStream):
 
     @property
     def extra_attributes(self) -> Mapping[Any, Callable[[], Any]]:
-        """Of the connection."""
+        """Attributes of the wrapped connection."""
         return self._stream.extra_attributes
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
@@ -98,12 +98,12 @@ class PacedStream(anyio.abc.ByteStream):
         return self._gate.next_piece(self._clock())
 
     async def send(self, item: bytes) -> None:
-        """Raises BrokenResourceError. Returns once there is room for more."""
+        """Send data; returns once the buffer has room for more. Raises BrokenResourceError."""
         self._gate.sent(item, self._clock())
         await self._stream.send(item)
 
     async def send_eof(self) -> None:
-        """Nothing more will be sent."""
+        """Close the sending direction."""
         await self._stream.send_eof()
 
     async def aclose(self) -> None:

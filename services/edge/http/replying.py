@@ -1,4 +1,4 @@
-"""Answers requests for replies, by whichever API: begins the chats, and sends what they tell."""
+"""Answers requests for replies of all APIs: begins the chats, and sends their events."""
 
 from __future__ import annotations
 
@@ -123,8 +123,8 @@ async def _send(exchange: Exchange, reply: RunningReply, planned: PlannedReply) 
 
 
 async def _send_events(exchange: Exchange, reply: RunningReply, keepalive: bytes) -> None:
-    """As they come. The head waits for the first, so that a reply that fails before has a status
-    of its own."""
+    """Send events as they come. The head waits for the first, so that an earlier failure gets a
+    status of its own."""
     patience_s = exchange.door.config.comment_s
     while (events := await reply.next(patience_s)) is not None:
         if not exchange.has_begun:

@@ -39,7 +39,7 @@ _LOGPROBS: Final = "message.output_text.logprobs"
 
 
 class ConversationFields(ExtraFields, kw_only=True):
-    """What the model is told."""
+    """The conversation, tools and text format of a request."""
 
     model: str
     input: str | list[InputItem]
@@ -73,24 +73,24 @@ class ResponsesRequest(ConversationFields, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    """As in vLLM."""
+    """Keep only this many of the likeliest ids, as in vLLM."""
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     top_logprobs: int | None = None
-    """So many of the likeliest tokens in each place of the text, 0 to 20, where `include` asks for
-    log probabilities."""
+    """Number of likeliest tokens in each place of the text, 0 to 20, if `include` asks for log
+    probabilities."""
     include: list[str] | None = None
     store: bool | None = None
     """Accepted, and taken for false: nothing is stored."""
     background: bool | None = None
     metadata: dict[str, str] | None = None
-    """Accepted; told back."""
+    """Accepted, and returned in the response."""
     service_tier: str | None = None
     """Accepted without effect."""
     prompt_cache_key: str | None = None
-    """Accepted without effect: prompts find what is cached by what they are."""
+    """Accepted without effect: cached prompts are found by their contents."""
     safety_identifier: str | None = None
-    """As `user`."""
+    """Alternative to `user`."""
     user: str | None = None
 
 
