@@ -63,10 +63,10 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 _DRAFTER_START_S: Final = 10.0
-"""An edge whose drafter still loads its model is not ready for so long after its start: without
+"""How long after its start an edge whose drafter still loads its model counts as not ready: without
 drafts, replies are shown only once a region has decided. After that it serves without them."""
 LIVE_KEYS: Final = frozenset({"models", "anonymous_models", "tenants"})
-"""What is applied while an edge runs."""
+"""Settings that are applied while an edge runs."""
 
 
 async def serve(
@@ -165,10 +165,10 @@ class Edge:
         self._usage = (
             None if worker is None else SharedUsage(worker.usage, worker.index, worker.count)
         )
-        """What all processes of this edge count together."""
+        """Counts shared by all processes of this edge."""
         self._shared_limits: LimitSharing | None = None
         self._following = contextlib.AsyncExitStack()
-        """Of the file of API keys."""
+        """Follows the file of API keys."""
         self._time_slicer = TimeSlicer()
         self._keyed_chats = KeyedChats(self._identities, self._time_slicer, self.telemetry)
         context = self._context()
@@ -226,16 +226,16 @@ class Edge:
         )
 
     def _limit_sharing(self) -> LimitSharing | None:
-        """With whom the limits of tenants are held: a Redis, or the edge's other processes."""
+        """Where limits of tenants are shared: a Redis, or the edge's other processes."""
         shared = open_shared_limits(self._config.shared_limits)
         if shared is not None or self._worker is None or self._usage is None:
             return shared
         return HostLimits(self._usage, self._worker.key("tenants"), time.monotonic)
 
     def set_models(self, config: EdgeConfig, catalog: ModelCatalog) -> None:
-        """Serve the models of `config`, as `catalog` defines them, from now on, to whom it allows
-        them; nothing else of it is heeded. Chats under way end undisturbed. Raises
-        UnknownModelError, and then nothing changes."""
+        """Serve the models of `config`, as `catalog` defines them, to the clients that it allows;
+        all its other settings are ignored. Running chats continue to their ends. Raises
+        UnknownModelError, and then changes nothing."""
         served = {key: getattr(config, key) for key in LIVE_KEYS}
         changed = replace(self._config, **served)
         models, embedders = changed.edge_models(catalog), changed.embedders(catalog)
@@ -248,7 +248,7 @@ class Edge:
         self.telemetry.keys(len(keys), revision)
 
     async def apply(self, update: Update[EdgeConfig]) -> None:
-        """What the configuration file says now. Raises UnknownModelError."""
+        """Apply the changed configuration file. Raises UnknownModelError."""
         self.set_models(update.config, update.catalog)
 
     async def start(self) -> Ports:
@@ -297,7 +297,7 @@ class Edge:
         )
 
     def _opened(self, what: Literal["datagrams", "connections"]) -> socket.socket | None:
-        """The socket of that name that the parent opened; None: there is none."""
+        """The socket of that name that the parent opened; None without one."""
         descriptor = -1 if self._worker is None else getattr(self._worker, what)
         return None if descriptor < 0 else socket.socket(fileno=descriptor)
 

@@ -1,4 +1,4 @@
-"""Which model a request gets (pure)."""
+"""Chooses the model of a request (pure)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NAMES_SHOWN: Final = 16
 
 
 def usable(served: Iterable[str], allowed: tuple[str, ...]) -> list[str]:
-    """Those of the models served that a client may use to whom these are allowed."""
+    """The served models that a client may use, given its allowed names."""
     return [name for name in served if is_allowed(name, allowed)]
 
 
