@@ -81,13 +81,13 @@ class LoadedModel:
     vocabulary_digest: bytes
     new_reply: Callable[[SamplingParams], Reply]
     identity: bytes
-    """What it computes (outrider.model_identity)."""
+    """Model identity of what it computes (outrider.model_identity)."""
     tokens_digest: bytes = b""
-    """Of the vocabulary's ids alone: tables that are shipped belong to these."""
+    """Digest of the vocabulary's ids; shipped tables belong to it."""
     token_table: TokenTable | None = None
     """For grammars; without it, requests with one are refused."""
     prefixes: tuple[StaticPrefix, ...] = ()
-    """What the operator registered for this model."""
+    """Static prefixes that the operator configured for this model."""
 
 
 def load_model(
@@ -130,7 +130,7 @@ def load_model(
 
 
 def replies_in(vocabulary: Vocabulary) -> Callable[[SamplingParams], Reply]:
-    """What finds the ends of replies in this vocabulary."""
+    """A function that makes detectors for the ends of replies in this vocabulary."""
 
     def new_reply(params: SamplingParams) -> Reply:
         detokenizer = partial(vocabulary.detokenizer, keep_special=params.special_tokens)
@@ -158,8 +158,7 @@ def _grammars(table: TokenTable | None) -> Grammars | None:
 
 
 def _identity(spec: ModelSpec, vocabulary_digest: bytes, info: EngineInfo) -> bytes:
-    """What this replica computes; where its engine cannot say, an identity that is of this process
-    alone."""
+    """The replica's model identity; if its engine has no fingerprint, one of this process only."""
     if info.fingerprint:
         identity = model_identity(
             weights_sha256=spec.sha256,
@@ -372,11 +371,11 @@ async def serve(
     source: ConfigSource[InferenceConfig] | None = None,
 ) -> None:
     """Run a replica until `stop` is set; `ready` is called with the bound ports once the model is
-    loaded, unless `stop` came first: fetching ends then, loading is not interrupted. The admin port
-    answers from the start, and says how far a fetch is. Raises what `load_model` raises,
+    loaded. If `stop` comes first, fetching ends, but loading is not interrupted. The admin port
+    answers from the start, and shows the progress of a fetch. Raises what `load_model` raises,
     ConfigError when a port is taken, and EngineError, after draining, when the model broke down:
-    whoever supervises the process starts another. Changes of `source`'s file are logged: a replica
-    needs a restart for all of them."""
+    the process's supervisor starts another. Changes of `source`'s file are logged: a replica needs
+    a restart for all of them."""
     configure_logging("inference", config.log_level)
     log_start(config)
     configure_tracing("inference")
@@ -493,7 +492,7 @@ async def _first_of(*waiting: Awaitable[object]) -> None:
 
 
 def _keeper(config: InferenceConfig, model: LoadedModel) -> LearntKeeper:
-    """For what sessions teach: each replica learns for itself."""
+    """Keeps statistics of sessions: each replica learns by itself."""
     parts = (model.vocabulary_digest, model.identity, config.replica.encode())
     binding = binding_of(b"inference", *parts)
     size = model.engine.info.vocabulary_size

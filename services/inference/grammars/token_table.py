@@ -21,7 +21,7 @@ UNWRITABLE = "the vocabulary cannot write what the grammar forces"
 
 
 class Words(Protocol):
-    """What is asked of a vocabulary (outrider.models.vocabulary)."""
+    """The part of a vocabulary that is needed here (outrider.models.vocabulary)."""
 
     @property
     def size(self) -> int: ...
@@ -53,7 +53,7 @@ class TokenTable:
         self.end = vocabulary.usual_stop_id
         """The likeliest of them."""
         self.strips_space = vocabulary.strips_space
-        """Whether the reply's text lacks a space that its ids begin with."""
+        """Whether the reply's text omits a space that its ids begin with."""
         self.missing_bytes = _missing_bytes(vocabulary)
         """Bytes of UTF-8 without an id of their own: texts that have them may have no ids."""
         self._problem = _problem(vocabulary)
@@ -86,12 +86,13 @@ def _problem(vocabulary: Words) -> str:
 
 
 class _Tokenizer:
-    """What LLTokenizer reads (llguidance's TokenizerWrapper), and how it cuts forced text.
+    """The vocabulary in the form that LLTokenizer reads (llguidance's TokenizerWrapper), and how it
+    tokenizes forced text.
 
     The ids of a text stand for exactly its bytes, whatever the vocabulary's own way of writing
-    them: an encoder may drop, rewrite or add characters. Where it does, the longest tokens are
-    taken. A text that cannot be written is an error, which ends the reply: llguidance would take
-    its other characters for the whole (compiler.definition keeps it from asking).
+    them: an encoder may drop, rewrite or add characters. If it does, the longest tokens are taken.
+    A text that cannot be written is an error, which ends the reply: llguidance would take its other
+    characters for the whole (compiler.definition keeps it from asking).
     """
 
     is_tokenizer_wrapper = True

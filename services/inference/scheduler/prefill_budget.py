@@ -1,6 +1,6 @@
 """How many prompt tokens the next call may hold, and which LOW sessions take part in it.
 
-A call cannot be interrupted: whoever arrives meanwhile waits for its end, and so does the next
+A call cannot be interrupted: sessions that arrive meanwhile wait for its end, and so does the next
 token of every session in it. So its duration is bounded, by the cost model's prediction.
 """
 
@@ -16,11 +16,11 @@ from services.inference.scheduler.session import Session, SessionState
 from services.inference.scheduler.types import OverloadLevel
 
 LEAST_CHUNK = 12
-"""Tokens that prefill advances per call at least, whatever the call already costs."""
+"""Least number of tokens that prefill advances per call, whatever the call already costs."""
 _ABOVE_LOW_MEMORY_S = 60.0
 """After a session above LOW was opened, another one is expected for this long."""
 LEAST_STRETCH = 1.25
-"""Prompts may always lengthen a call by this factor, even where decoding alone exceeds
+"""Prompts may always lengthen a call by this factor, even if decoding already exceeds
 max_tick_ms."""
 _SMALL_CHUNKS_STRETCH = 1.3
 """The same at OverloadLevel.SMALL_CHUNKS, at most."""
@@ -173,7 +173,7 @@ class PrefillBudget:
         return session.priority is Priority.HIGH or uncached <= tokens
 
     def _tokens_within(self, spare_ms: float, past: int) -> int:
-        """Tokens of a prompt, `past` of which are computed, that take so long."""
+        """Tokens of a prompt, `past` of which are computed, that take this long."""
         start_ms = self._cost.attention_ms * attention_work(0, past)
         token_ms = self._cost.row_ms + self._cost.attention_ms * past / 1e3
         return int(max(0.0, spare_ms - start_ms) / token_ms)
@@ -192,8 +192,8 @@ def chunk_tokens(num_uncomputed: int, budget: int, min_rows: int) -> int:
 
 
 def _overtaking(prompts: Sequence[Session], budget: int) -> list[Session]:
-    """Prompts far shorter than what the first still lacks, unless that fits this call: they
-    would wait for it out of all proportion. The shortest comes first."""
+    """Prompts far shorter than the rest of the first one, unless that fits this call: waiting for
+    it would delay them out of all proportion. The shortest comes first."""
     if not prompts or prompts[0].num_uncomputed <= budget:
         return []
     first = prompts[0]

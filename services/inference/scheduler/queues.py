@@ -1,4 +1,4 @@
-"""Which sessions wait, run or are paused, and which of them have to give up their KV."""
+"""Which sessions wait, run or are paused, and which of them must give up their KV."""
 
 from __future__ import annotations
 
@@ -60,17 +60,17 @@ class SessionQueues:
         self._in_flight: frozenset[int] = frozenset()
         """Sequences of the engine call that is under way."""
         self._to_release: list[int] = []
-        """Those of them that were dropped meanwhile."""
+        """Sequences of that call that were dropped meanwhile."""
         self._starvation_turn_at = -math.inf
 
     @property
     def has_sequence_changes(self) -> bool:
-        """Whether the engine has yet to be told of opened or closed sequences."""
+        """Whether opened or closed sequences have not been passed to the engine yet."""
         return bool(self._opened or self._closed)
 
     def num_free_slots(self, priority: Priority) -> int:
-        """Slots that sessions of this class will take at the next admission, memory permitting;
-        those of lower classes give theirs up."""
+        """Slots that sessions of this class can take at the next admission, memory permitting;
+        lower classes give up theirs."""
         taken = sum(s.priority >= priority for s in self.running)
         return max(0, self._max_sessions - taken - sum(s.priority >= priority for s in self.paused))
 
@@ -91,8 +91,8 @@ class SessionQueues:
         """Give slots to paused and waiting sessions, strictly in order, while there is room, and
         pause those that yield.
 
-        A session may take the place of the last running one if it outranks that. `hold_low`:
-        LOW sessions stay in the queue while others are there that outrank them.
+        A session may take the place of the last running one if it outranks that. `hold_low`: LOW
+        sessions stay in the queue while sessions that outrank them wait or run.
         """
         while (session := self._next(hold_low)) is not None:
             paused = session.state is SessionState.PAUSED
@@ -161,10 +161,10 @@ class SessionQueues:
         return True
 
     def _open(self, session: Session) -> int | None:
-        """Cached tokens of its new table, for which those give up their KV that it outranks. None,
-        and they keep it, if that makes no room for all its tokens, the rows of the next one, a
-        block for each running session, and what prompts before it have yet to take: blocks that
-        are free only until those are computed."""
+        """Open a KV table; returns its number of cached tokens. Sessions that it outranks give up
+        their KV for it. None, and they keep it, if that makes no room for all its tokens, the rows
+        of the next one, a block for each running session, and the blocks that prompts before it
+        still need, which are free only until those are computed."""
         sequence, request = self._last_sequence + 1, session.request
         while True:
             num_cached = self._pool.open(
@@ -199,7 +199,7 @@ class SessionQueues:
         return num_blocks <= num_free + self._pool.num_releasable(sequences)
 
     def _outranked_by(self, session: Session) -> list[Session]:
-        """Those that would give up their KV for a new session, in this order."""
+        """Sessions that would give up their KV for a new session, in this order."""
         with_kv = sorted((*self.running, *self.paused), key=_rank, reverse=True)
         return list(takewhile(lambda other: _outranks(session, other), with_kv))
 
@@ -207,8 +207,8 @@ class SessionQueues:
         return len(self.running) < self._max_sessions or _outranks(session, self.running[-1])
 
     def _take_place(self) -> None:
-        """Of the last running session, if there is no free place: a reply keeps its KV, a prompt
-        what is shared in the prefix tree."""
+        """Take the last running session's place if none is free: a reply keeps its KV, a prompt
+        only what is shared in the prefix tree."""
         if len(self.running) < self._max_sessions:
             return
         last = self.running[-1]
@@ -253,7 +253,7 @@ class SessionQueues:
         return True
 
     def preempt(self, session: Session) -> None:
-        """Drop its KV and put it back into the queue; it goes on exactly where it was."""
+        """Drop its KV and put it back into the queue; it continues exactly where it was."""
         self.version += 1
         self._queue_of(session).remove(session)
         self._drop(session.sequence)

@@ -67,11 +67,11 @@ DRAFTS_DROPPED: Final = Family(
 _log = structlog.get_logger()
 _DRAIN_RETRY_MS = 1000
 _MAX_EARLY_DRAFTS = 64
-"""Frames of drafts kept of a session whose grammar is being compiled."""
+"""Most frames of drafts kept for a session whose grammar is being compiled."""
 
 
 class ConstraintSource(Protocol):
-    """Where the constraints of grammars come from (grammars.service.Grammars)."""
+    """Source of constraints for grammars (grammars.service.Grammars)."""
 
     def kept(self, group: bytes, grammar: Grammar) -> Constraint | None: ...
 
@@ -104,8 +104,8 @@ class Peer(Protocol):
 
 
 RequestName: TypeAlias = tuple[str, str]
-"""Tenant and request id. Edges bind request ids to trust groups: those of different tenants never
-collide."""
+"""Tenant and request id. Edges bind request ids to trust groups, so those of different tenants
+never collide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +115,11 @@ class _RunningRequest:
 
 
 class RunningRequests:
-    """The requests that run and were not cancelled, each in one session only.
+    """The running requests that were not cancelled, each in one session only.
 
     A request that is opened again under the same name comes from its client, or from a router on
-    its behalf: edges derive ids from a secret of the client. Whatever the earlier session was for
-    is gone then, noticed or not, and the newer one takes its place. For another prompt the name
+    its behalf: edges derive ids from a secret of the client. The recipient of the earlier session
+    is then gone, noticed or not, and the newer session takes its place. For another prompt the name
     proves nothing.
     """
 
@@ -143,7 +143,7 @@ class RunningRequests:
         return running.engine_session_id
 
     def claim(self, name: RequestName, request: OpenRequest) -> None:
-        """It runs from now on, instead of any earlier one."""
+        """Mark the request as running, instead of any earlier one of its name."""
         self._running[name] = _RunningRequest(request.session_id, request)
 
     def release(self, name: RequestName, engine_session_id: int) -> None:
@@ -158,7 +158,7 @@ class LiveSession:
     """One session of one peer."""
 
     engine_session_id: int
-    """What the model thread knows it by."""
+    """The session's id in the model thread."""
     upstream_session_id: int
     """The peer's number for it, on its stream."""
     peer: Peer
@@ -166,11 +166,11 @@ class LiveSession:
     codec: TokenCodec
     telemetry: SessionTelemetry
     opened_echo: wire.Echo
-    """What SessionOpened returns."""
+    """Number that SessionOpened returns."""
     commit_echo: wire.Echo = wire.NO_ECHO
-    """What the next Commit returns."""
+    """Number that the next Commit returns."""
     is_waiting: bool = False
-    """Whether its peer was told that no call computes it yet."""
+    """Whether its peer knows that no call computes it yet."""
     told_pace: wire.ToldPace | None = None
     """None: no drafts of the edge are used, so it need not know the replica's pace."""
     sends_accepted_ids: bool = False
@@ -180,10 +180,10 @@ class LiveSession:
     request: OpenRequest | None = None
     """Until it is opened, where its prompt may be in a store."""
     checksum: int = 0
-    """Of the tokens committed so far."""
+    """Checksum of the tokens committed so far."""
     has_token: bool = False
     early_drafts: list[Draft] | None = None
-    """What came before the model thread knew the session; None: it knows it."""
+    """Drafts that came before the model thread knew the session; None: it knows it."""
     number_bytes: bytes = field(init=False)
     """`upstream_session_id` as frames to the peer begin with it."""
 
@@ -209,8 +209,9 @@ class SessionTable:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """At most `max_sessions` share an engine call; `clock` is the model thread's. Without
-        `grammars`, requests with one are refused. `static_salts`: of the static prefixes that a
-        tenant's sessions may use. `preparations` records whose grammar is being compiled."""
+        `grammars`, requests with one are refused. `static_salts`: salts of the static prefixes that
+        a tenant's sessions may use. `preparations` records requests whose grammar is being
+        compiled."""
         self.contract = contract
         self.clock = clock
         self.load: Load | None = None
@@ -231,11 +232,12 @@ class SessionTable:
         self._kv_tokens = metrics.counter(KV_TOKENS)
         self._kv_hits = NO_HITS
         self._counted_tokens = NO_HITS.tiers()
-        """Of each tier, what the counter has."""
+        """For each tier, the value already counted."""
         self._max_sessions = max_sessions
         self._live: dict[int, LiveSession] = {}
         self._awaiting_usage: dict[int, SessionTelemetry] = {}
-        """Of sessions that were ended on this side, until the model thread reports their usage."""
+        """Telemetry of sessions that were ended on this side, until the model thread reports their
+        usage."""
         self._refused = RefusalLog("sessions")
         self._running = RunningRequests()
         self._grammars = grammars
@@ -243,7 +245,7 @@ class SessionTable:
         self._prefixes = prefixes
         self._static_salts = static_salts
         self._compiling: set[asyncio.Task[None]] = set()
-        """Of sessions that the model thread does not know yet."""
+        """Tasks of sessions that the model thread does not know yet."""
         self._engine_session_ids = itertools.count(1)
         self._idle = asyncio.Event()
         self._idle.set()
@@ -366,16 +368,17 @@ class SessionTable:
             self._metrics.counter(DRAFTS_DROPPED).add(1)
 
     def cancel(self, session: LiveSession) -> None:
-        """The peer asked to stop; its last frame will say how far the session came.
+        """The peer asked to stop; its last frame will have the session's usage.
 
-        The model thread is told once: a peer that goes on asking fills no memory."""
+        The model thread is told once, so that a peer that keeps asking fills no memory.
+        """
         if not session.cancelled:
             session.cancelled = True
             self._running.release(session.request_name, session.engine_session_id)
             self._model.cancel(session.engine_session_id)
 
     def fail(self, session: LiveSession, error: OutriderError) -> None:
-        """End a session from this side, if it lives: free its KV, tell its peer."""
+        """End a live session from this side: free its KV, tell its peer."""
         if session.engine_session_id in self._live:
             self._give_up(session)
             self._end(session, error)
@@ -437,7 +440,7 @@ class SessionTable:
             self.fail(session, error)
 
     def announce(self) -> None:
-        """Wake those who watch the load."""
+        """Wake watchers of the load."""
         self.load_changed.set()
         self.load_changed = asyncio.Event()
 
