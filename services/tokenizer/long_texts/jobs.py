@@ -55,7 +55,8 @@ class PendingPart(Generic[PayloadT]):
 
 
 class TextJob(Generic[PayloadT, ResultT]):
-    """One text: parts numbered as they are added, results taken in that order, whoever made them.
+    """One text: parts numbered as they are added, results taken in that order, whichever worker
+    made them.
 
     Holds at most `window` parts and results together, and drops each part when its result comes.
     """
@@ -197,7 +198,7 @@ class PartDispatcher(Generic[PayloadT, ResultT]):
     # Calls for the owners of jobs.
 
     def open(self) -> int:
-        """A new job's number. Raises OverloadedError when there are too many."""
+        """Open a job; returns its number. Raises OverloadedError when there are too many."""
         if len(self._jobs) >= self._limits.max_jobs:
             raise OverloadedError(
                 f"{len(self._jobs)} long texts are being tokenized: try again in a moment.",
@@ -295,7 +296,7 @@ class PartDispatcher(Generic[PayloadT, ResultT]):
 
     @property
     def stats(self) -> DispatcherStats:
-        """Its load now."""
+        """The present load."""
         return DispatcherStats(
             num_jobs=len(self._jobs),
             num_queued=sum(job.num_queued for job in self._jobs.values()),

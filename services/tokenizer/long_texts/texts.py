@@ -39,11 +39,11 @@ _log = structlog.get_logger()
 
 
 _MAX_RULES: Final = 256
-"""Vocabularies whose rules are remembered."""
+"""Most vocabularies whose rules are remembered."""
 
 
 class CutRules:
-    """Where texts may be cut, by vocabulary: found out in a thread when a vocabulary's first long
+    """Rules for cutting texts, by vocabulary: found out in a thread when a vocabulary's first long
     text comes, and remembered."""
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class LongTexts:
     async def blocks(
         self, requests: TokenizeRequests
     ) -> AsyncGenerator[tuple[ServedVocabulary, common_pb2.TokenBlock], None]:
-        """The blocks of one text, in order, each as soon as it and all before it are there.
+        """The blocks of one text, in order, each as soon as all up to it are there.
 
         Text is read while there is room for parts; taking blocks makes room. Raises
         EmptyPromptError, what `ServedModels.using` raises, BadTokenBlockError, FrameTooLargeError

@@ -42,7 +42,7 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class PartPayload:
-    """What a worker needs to tokenize a part."""
+    """A part and all that a worker needs to tokenize it."""
 
     model: str
     vocabulary_digest: bytes
