@@ -345,18 +345,18 @@ def _http_listener(
         return None
     # Imported here: an edge without HTTP does without what it takes.
     from services.edge.http.app import build_app
-    from services.edge.http.door import HttpDoor
+    from services.edge.http.frontend import HttpFrontend
     from services.edge.http.listener import HttpListener
     from services.edge.http.openapi import document
 
-    door = HttpDoor(
+    frontend = HttpFrontend(
         context,
         shared,
         config.http,
         needs_key=not config.access.http_anonymous,
         document=document(__version__),
     )
-    return HttpListener(build_app(door), door)
+    return HttpListener(build_app(frontend), frontend)
 
 
 def _http3_service(config: EdgeConfig, application: Application) -> Http3Service:

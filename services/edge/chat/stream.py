@@ -1,6 +1,6 @@
 """What a client's stream, and the chat that is served on it, know of each other.
 
-Each door (QUIC streams in services.edge.quic, HTTP requests in services.edge.http) has streams of
+Each listener (QUIC streams in services.edge.quic, HTTP requests in services.edge.http) has streams of
 its own: they turn what a chat tells its client into bytes, and what comes from the client into
 inputs.
 """

@@ -29,14 +29,14 @@ _SHORT_VALUES: Final = 1024
 async def serve_embeddings(exchange: Exchange) -> None:
     """Answer one request, which counts as a chat of its client and a request of its tenant, with
     its tokens. Raises OutriderError, ClientLeft."""
-    exchange.door.check_draining()
+    exchange.frontend.check_draining()
     body = await exchange.body()
     is_short = len(body) <= _SHORT_BYTES
     asked = asked_of(body) if is_short else await asyncio.to_thread(asked_of, body)
     exchange.release()
     identity = exchange.admit(asked.user) if asked.user else exchange.identity
     assert identity is not None
-    context: EdgeContext = exchange.door.context
+    context: EdgeContext = exchange.frontend.context
     model = choose(asked.model, context.models.embedders.names, identity.models)
     wish = EmbeddingWish(
         request_id=exchange.request_id,

@@ -26,7 +26,7 @@ from outrider.errors import (
 from services.edge.access.identity import Credential, Identity
 from services.edge.access.limits import RateWords, rate_headers
 from services.edge.chat.opening import identify
-from services.edge.http.door import HttpDoor
+from services.edge.http.frontend import HttpFrontend
 from services.edge.http.proxies import FORWARDED_FOR, is_forwarded
 from services.edge.limits.listener import MemoryBudget
 from services.edge.session.request_fields import MAX_ID_CHARS, trace
@@ -55,8 +55,8 @@ class ClientLeft(Exception):
 class Exchange:
     """One request. Only the task that serves it uses it."""
 
-    def __init__(self, door: HttpDoor, scope: Scope, receive: Receive, send: Send) -> None:
-        self.door = door
+    def __init__(self, frontend: HttpFrontend, scope: Scope, receive: Receive, send: Send) -> None:
+        self.frontend = frontend
         self.scope = scope
         self.headers = Headers(scope=scope)
         self.request_id = request_id_of(self.headers.get("x-request-id", ""))
@@ -82,13 +82,13 @@ class Exchange:
         nothing was sent, and `write` has to. While nobody writes otherwise, and never empty."""
         peer = (scope.get("client") or ("127.0.0.1", 0))[0]
         shared: bytes | None = connection.get("secret")
-        if door.proxies.trusts(peer) or is_forwarded(self.headers):
+        if frontend.proxies.trusts(peer) or is_forwarded(self.headers):
             shared = None  # a proxy's connection is of many clients
         self.connection_secret: bytes = shared or secrets.token_bytes(16)
         """Random bytes that requests of one connection share; see
         RequestStream.connection_secret."""
-        host = door.proxies.client(peer, self.headers.getlist(FORWARDED_FOR))
-        self.address = door.limits.limits.prefixes.of(host)
+        host = frontend.proxies.client(peer, self.headers.getlist(FORWARDED_FOR))
+        self.address = frontend.limits.limits.prefixes.of(host)
         """Prefix of the client's address, for quotas; see RequestStream.address."""
 
     @property
@@ -100,7 +100,7 @@ class Exchange:
 
     def check_head(self) -> None:
         """Raises HeadTooLargeError. Servers check this too, some of them only parts of the head."""
-        limit = self.door.config.max_header_bytes
+        limit = self.frontend.config.max_header_bytes
         fields: list[tuple[bytes, bytes]] = self.scope["headers"]
         num_bytes = sum(len(name) + len(value) for name, value in fields)
         if num_bytes + len(self.scope.get("raw_path") or b"") > limit:
@@ -110,7 +110,9 @@ class Exchange:
         """Identify the caller; `user` is the end user's id, given by the key's owner. Raises
         UnauthenticatedError, PermissionDeniedError, InvalidRequestError."""
         credential = Credential(self._key(), user, self._client_secret())
-        self.identity = identify(self, credential, self.door.context, needs_key=self.door.needs_key)
+        self.identity = identify(
+            self, credential, self.frontend.context, needs_key=self.frontend.needs_key
+        )
         return self.identity
 
     def _key(self) -> str:
@@ -141,11 +143,11 @@ class Exchange:
         """The whole body, which must be JSON. Raises MediaTypeError, FrameTooLargeError,
         SlowRequestError, OverloadedError, and ClientLeft."""
         self._check_media_type()
-        limit = self.door.config.max_body_bytes
+        limit = self.frontend.config.max_body_bytes
         stated = self.headers.get("content-length", "")
         if stated.isdecimal() and int(stated[:19]) > limit:
             raise _too_large(limit)
-        patience_s = self.door.config.body_timeout_s
+        patience_s = self.frontend.config.body_timeout_s
         try:
             async with asyncio.timeout(patience_s):
                 return await self._read(limit)
@@ -188,7 +190,7 @@ class Exchange:
         num_bytes = 0
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DISCARD_S):
-                while not self._is_read and num_bytes <= self.door.config.max_body_bytes:
+                while not self._is_read and num_bytes <= self.frontend.config.max_body_bytes:
                     message = await self._receive()
                     if message["type"] == "http.disconnect":
                         raise ClientLeft
@@ -209,15 +211,15 @@ class Exchange:
     def begin_chat(self, client: bytes) -> Callable[[], None]:
         """Count a chat; call the result at its end. Raises DrainingError, OverloadedError. See
         RequestStream.begin_chat."""
-        self.door.check_draining()
-        return self.door.begin_chat(self.address, client, asyncio.get_running_loop().time())
+        self.frontend.check_draining()
+        return self.frontend.begin_chat(self.address, client, asyncio.get_running_loop().time())
 
     def rate_headers(self) -> dict[str, str]:
         """Headers with the caller's remaining limits; empty without limits."""
         if self.identity is None:
             return {}
         try:
-            states = self.door.context.limiter.states(self.identity)
+            states = self.frontend.context.limiter.states(self.identity)
         except OverloadedError:
             return {}  # so many tenants have chats that nothing is known of this one
         return rate_headers(states, self.rate_words, time.time())
@@ -272,7 +274,7 @@ class Exchange:
     async def _send_in_time(self, message: dict[str, Any]) -> None:
         """Raises ClientLeft if the client reads nothing."""
         try:
-            async with asyncio.timeout(self.door.config.send_timeout_s):
+            async with asyncio.timeout(self.frontend.config.send_timeout_s):
                 await self._send(message)
         except TimeoutError:
             self._abort()

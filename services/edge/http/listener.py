@@ -1,4 +1,4 @@
-"""HTTP/1.1 and HTTP/2 over TCP: accepts connections, within the limits of both doors, and has
+"""HTTP/1.1 and HTTP/2 over TCP: accepts connections, within limits shared with QUIC, and has
 anycorn speak the protocols."""
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from outrider.errors import (
     OverloadedError,
 )
 from services.edge.http.config import HttpConfig
-from services.edge.http.door import HttpDoor
 from services.edge.http.exchange import CONNECTION
 from services.edge.http.frame_gate import BURST_S, FrameGate, FrameLimits
+from services.edge.http.frontend import HttpFrontend
 from services.edge.http.http1 import ClientClosed, Http1, use_ours
 from services.edge.http.http2 import Http2
 from services.edge.http.http2_reset import StreamResets
@@ -86,10 +86,10 @@ _CLIENTS_FAULTS: Final = (
 class HttpListener:
     """All TCP connections of one edge."""
 
-    def __init__(self, app: ASGIApp, door: HttpDoor) -> None:
+    def __init__(self, app: ASGIApp, frontend: HttpFrontend) -> None:
         self.app = app
-        self._door = door
-        self._config = _anycorn_config(door.config)
+        self._frontend = frontend
+        self._config = _anycorn_config(frontend.config)
         self._context = WorkerContext(None)
         self._server: asyncio.Server | None = None
         self._tls: ssl.SSLContext | None = None
@@ -97,7 +97,7 @@ class HttpListener:
         """Task that serves each connection, and the function that closes it at once."""
         self._handshakes: set[Callable[[], None]] = set()
         """Functions that close connections whose handshake is still running."""
-        self._turns = LoopTurns(door.limits.loop_uses, door.config.max_connections)
+        self._turns = LoopTurns(frontend.limits.loop_uses, frontend.config.max_connections)
         self._tracebacks = TokenBucket(_TRACEBACKS, asyncio.get_running_loop().time())
 
     @property
@@ -118,7 +118,7 @@ class HttpListener:
         """Listen and return the bound port. `alt_svc`: value of the Alt-Svc header, sent only over
         TLS (RFC 7838, section 2.1). `opened`: a socket that already listens, which this listener
         then owns. Raises ConfigError."""
-        if self._door.config.is_encrypted:
+        if self._frontend.config.is_encrypted:
             self._config.alt_svc_headers = [alt_svc] if alt_svc else []  # type: ignore[misc]
             self._tls = _tls_context()
             await self.renew(certificate, key)
@@ -158,10 +158,10 @@ class HttpListener:
             abort()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(drain_s):
-                await self._door.context.telemetry.idle.wait()
+                await self._frontend.context.telemetry.idle.wait()
                 while self._connections:
                     await asyncio.wait(self._connections)
-        self._door.fail_replies(
+        self._frontend.fail_replies(
             DrainingError("this edge is shutting down; send the request to another")
         )
         if self._connections:
@@ -175,15 +175,15 @@ class HttpListener:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        limits = self._door.limits
+        limits = self._frontend.limits
         host, port = (writer.get_extra_info("peername") or ("127.0.0.1", 0))[:2]
         prefix = limits.limits.prefixes.of(host)
-        if self._door.proxies.trusts(host):
+        if self._frontend.proxies.trusts(host):
             prefix = f"{host} {port}"  # by itself: it is of many clients
         try:
             release, budget = self._admit(prefix, limits)
         except OverloadedError:
-            self._door.context.telemetry.refused("connections")
+            self._frontend.context.telemetry.refused("connections")
             writer.transport.abort()
             return
         self._connections[task] = writer.transport.abort
@@ -206,7 +206,7 @@ class HttpListener:
         faults = list(_leaves(error))
         clients = all(isinstance(fault, _CLIENTS_FAULTS) for fault in faults)
         reason = "broken http" if clients else "http failure"
-        self._door.context.telemetry.refused(reason, error=repr(faults[0]))
+        self._frontend.context.telemetry.refused(reason, error=repr(faults[0]))
         if not clients and self._tracebacks.take(1, asyncio.get_running_loop().time()):
             log.error("http_connection_failed", exc_info=error)
 
@@ -215,14 +215,14 @@ class HttpListener:
     ) -> tuple[Callable[[], None], MemoryBudget]:
         """Count the connection; returns a function that releases it, and its memory budget. Raises
         OverloadedError."""
-        most = self._door.config.max_connections
+        most = self._frontend.config.max_connections
         if len(self._connections) >= most:
             raise OverloadedError(f"there are {most} connections, and no more are taken")
         if 0 < limits.limits.max_resident_bytes < memory.resident_bytes():
             raise OverloadedError("this edge has no memory to spare; try again later")
         limits.quotas.hold(prefix, Count.CONNECTIONS, asyncio.get_running_loop().time())
         address, budget = limits.connection_opened(prefix)
-        telemetry = self._door.context.telemetry
+        telemetry = self._frontend.context.telemetry
         telemetry.connections(+1)
 
         def release() -> None:
@@ -247,13 +247,13 @@ class HttpListener:
         if self._tls is not None:
             self._handshakes.add(abort)
             try:
-                async with asyncio.timeout(self._door.limits.limits.handshake_timeout_s):
+                async with asyncio.timeout(self._frontend.limits.limits.handshake_timeout_s):
                     stream = encrypted = await TLSStream.wrap(
                         raw, server_side=True, ssl_context=self._tls, standard_compatible=False
                     )
                     push = encrypted_push(encrypted, raw)
             except (TimeoutError, OSError, anyio.BrokenResourceError, anyio.EndOfStream):
-                self._door.context.telemetry.refused("handshake timeout")
+                self._frontend.context.telemetry.refused("handshake timeout")
                 return
             finally:
                 self._handshakes.discard(abort)
@@ -269,7 +269,7 @@ class HttpListener:
             self._refused(meter.prefix, server.refusal)
 
     def _frame_limits(self, prefix: str, now: float) -> FrameLimits:
-        config, quotas = self._door.config, self._door.limits.quotas
+        config, quotas = self._frontend.config, self._frontend.limits.quotas
         is_wary = quotas.level(prefix, Rate.FLOODS, now) < 1
         return FrameLimits(
             control_frames_per_s=config.max_control_frames_per_s,
@@ -279,10 +279,10 @@ class HttpListener:
         )
 
     def _refused(self, prefix: str, error: OutriderError) -> None:
-        self._door.context.telemetry.refused("http frames", error=str(error))
+        self._frontend.context.telemetry.refused("http frames", error=str(error))
         with contextlib.suppress(OverloadedError):
             now = asyncio.get_running_loop().time()
-            self._door.limits.quotas.spend(prefix, Rate.FLOODS, 1, now)
+            self._frontend.limits.quotas.spend(prefix, Rate.FLOODS, 1, now)
 
 
 class _Server(TCPServer):

@@ -54,7 +54,7 @@ async def serve_model(exchange: Exchange) -> None:
 
 
 def _listed(exchange: Exchange) -> list[ListedModel]:
-    context, identity = exchange.door.context, exchange.identity
+    context, identity = exchange.frontend.context, exchange.identity
     assert identity is not None
     models, embedders = context.models, context.models.embedders
     return [
@@ -69,7 +69,7 @@ def _listed(exchange: Exchange) -> list[ListedModel]:
 def _model(exchange: Exchange, listed: ListedModel) -> Model:
     return Model(
         id=listed.name,
-        created=exchange.door.started_s,
+        created=exchange.frontend.started_s,
         context_window=listed.max_context_tokens or UNSET,
         max_model_len=listed.max_context_tokens or UNSET,
     )

@@ -207,7 +207,7 @@ DOCUMENT: Final = Route(
     "GET",
     "/openapi.json",
     "This document.",
-    lambda exchange: exchange.answer(200, exchange.door.document),
+    lambda exchange: exchange.answer(200, exchange.frontend.document),
     dict[str, Any],
     access=Access.PUBLIC,
 )

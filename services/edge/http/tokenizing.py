@@ -226,7 +226,7 @@ class _Waiting:
 async def _using_model(exchange: Exchange, asked: str | None) -> AsyncIterator[ServedModel]:
     """The model, loaded, for one request, which counts as a chat of its client and as a request of
     its tenant. Its tokens count for nothing: no replica computes them. Raises OutriderError."""
-    context: EdgeContext = exchange.door.context
+    context: EdgeContext = exchange.frontend.context
     identity = exchange.identity
     assert identity is not None
     name = choose(asked or "", context.models.names, identity.models)

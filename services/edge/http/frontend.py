@@ -16,7 +16,7 @@ from services.edge.limits.listener import ListenerQuotas
 
 
 @dataclass(frozen=True)
-class HttpDoor:
+class HttpFrontend:
     """Made by the edge, handed to its ASGI application."""
 
     context: EdgeContext
