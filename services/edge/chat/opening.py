@@ -118,7 +118,7 @@ def _start(
     held.callback(leave)
     try:
         context.identities.check(asked.identity)  # it may have waited for its model
-        request = model.tool_calling.applied(model.offer.fitted(asked.request))
+        request = model.tool_calling.applied(model.limits.fitted(asked.request))
         allowance = context.limiter.begin(asked.identity)
         held.callback(allowance.close)
         chat = Chat(

@@ -92,7 +92,7 @@ async def serve_tokenize(exchange: Exchange) -> None:
             texts = await asyncio.to_thread(_token_strs, model, ids)
         answer = TokenizeResponse(
             count=len(ids),
-            max_model_len=model.offer.max_context_tokens,
+            max_model_len=model.limits.max_context_tokens,
             tokens=list(ids),
             token_strs=texts,
         )
@@ -104,7 +104,7 @@ async def serve_detokenize(exchange: Exchange) -> None:
     """Answer one request. Raises OutriderError."""
     asked = read(_decode_detokenize, await exchange.body())
     async with _using_model(exchange, asked.model) as model:
-        longest = model.offer.max_context_tokens
+        longest = model.limits.max_context_tokens
         if len(asked.tokens) > longest:
             raise PromptTooLongError(
                 f"there are {len(asked.tokens)} tokens, at most {longest} are of one text"

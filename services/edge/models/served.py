@@ -34,7 +34,7 @@ from services.edge.drafter.metrics import DrafterMetrics
 from services.edge.drafter.settings import NO_DRAFT_MODEL
 from services.edge.models.kept_learning import KeptLearning
 from services.edge.models.keys import EdgeModel, ModelKey
-from services.edge.models.offer import Offer
+from services.edge.models.model_limits import ModelLimits
 from services.edge.models.tool_calling import ToolCalling
 from services.edge.session.learning import EdgeLearning
 from services.edge.session.machine import SessionPolicy
@@ -66,7 +66,7 @@ class ServedModel:
     """One definition of a model."""
 
     key: ModelKey
-    offer: Offer
+    limits: ModelLimits
     tool_calling: ToolCalling
     policy: SessionPolicy
     tools: ReplyTools
@@ -165,7 +165,7 @@ def load_model(
         made.pop_all()  # the model's from here on
     return ServedModel(
         key=model.key,
-        offer=Offer(name, vocabulary.size, max_context_tokens),
+        limits=ModelLimits(name, vocabulary.size, max_context_tokens),
         tool_calling=ToolCalling.of(vocabulary, model.spec.tool_parser),
         policy=SessionPolicy(
             vocabulary_digest=digest,

@@ -45,10 +45,11 @@ class TokenArrived:
 def read(
     payload: bytes, admit: Callable[[Credential], None] = lambda credential: None
 ) -> ChatAsked | CancelAsked | TokenArrived:
-    """One ClientFrame. `admit` is called with a chat's credential before anything else of the chat
-    is read, and raises if it is refused. A chat's `model` is what the client calls it, "" for none;
-    `Offer.check` is for when it is known. Raises MalformedFrameError for bytes that are no frame
-    (text that is not UTF-8 included), InvalidRequestError for a chat that cannot be served."""
+    """Read one ClientFrame. `admit` is called with a chat's credential before anything else of the
+    chat is read, and raises if it is refused. A chat's `model` is the client's name for it, "" for
+    none; `ModelLimits.check` is for when the model is known. Raises MalformedFrameError for bytes
+    that are no frame (text that is not UTF-8 included), InvalidRequestError for a chat that cannot
+    be served."""
     try:
         frame = edge_pb2.ClientFrame.FromString(payload)
     except DecodeError as error:

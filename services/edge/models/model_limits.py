@@ -10,7 +10,7 @@ from services.edge.session.events import ChatRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class ModelLimits:
     """Limits of one model, from its definition and its vocabulary."""
 
     model: str
