@@ -171,7 +171,7 @@ class LiveSession:
     """Number that the next Commit returns."""
     is_waiting: bool = False
     """Whether its peer knows that no call computes it yet."""
-    told_pace: wire.ToldPace | None = None
+    sent_pace: wire.SentPace | None = None
     """None: no drafts of the edge are used, so it need not know the replica's pace."""
     sends_accepted_ids: bool = False
     """Whether commits repeat the ids of accepted drafts."""
@@ -298,7 +298,7 @@ class SessionTable:
                 num_resumed=len(request.resume),
             ),
             opened_echo=wire.Echo(frame.echo, now),
-            told_pace=wire.ToldPace() if request.edge_drafts else None,
+            sent_pace=wire.SentPace() if request.edge_drafts else None,
             sends_accepted_ids=frame.echo_accepted,
             early_drafts=None if grammar is None else [],
             request=request if self._prefixes is not None else None,
@@ -454,9 +454,9 @@ class SessionTable:
             session.checksum = self.contract.coder.checksum(ids, session.checksum)
             session.telemetry.committed(commit)
             pace = None
-            if session.told_pace is not None:
+            if session.sent_pace is not None:
                 echo, session.commit_echo = session.commit_echo, wire.NO_ECHO
-                pace = session.told_pace.news(event, load, self.contract, echo, self.clock())
+                pace = session.sent_pace.update(event, load, self.contract, echo, self.clock())
             frame = commit_bytes(
                 commit,
                 self.contract.coder,

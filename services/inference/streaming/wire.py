@@ -117,7 +117,7 @@ _PACE_CHANGE: Final = 0.05
 """Share by which a time must change before it is sent to the edge: its predictions are no finer."""
 
 
-class ToldPace:
+class SentPace:
     """What the edge of a session knows of the replica's pace."""
 
     __slots__ = ("_interval_ms", "_overload_level", "_row_ms")
@@ -127,7 +127,7 @@ class ToldPace:
         self._overload_level = -1
         """-1: nothing was sent to the edge yet."""
 
-    def news(
+    def update(
         self, event: SessionCommit, load: Load, contract: Contract, echo: Echo, now: float
     ) -> Pace | None:
         """The pace to send with this commit. None: the edge knows it, and waits for no number."""
