@@ -118,7 +118,7 @@ _PACE_CHANGE: Final = 0.05
 
 
 class SentPace:
-    """What the edge of a session knows of the replica's pace."""
+    """The replica's pace as last sent to a session's edge."""
 
     __slots__ = ("_interval_ms", "_overload_level", "_row_ms")
 
