@@ -53,7 +53,7 @@ from services.edge.quic import certificate
 from services.edge.quic.connection_ids import ConnectionIds
 from services.edge.quic.listener import Listener
 from services.edge.telemetry.edge import EdgeTelemetry
-from services.edge.upstream.embedding import EmbeddingTurns
+from services.edge.upstream.embedding import TenantCallQueue
 from services.edge.upstream.metrics import RouterMetrics
 from services.edge.upstream.pool import RouterPool
 
@@ -204,7 +204,7 @@ class Edge:
             keyed_chats=self._keyed_chats,
             models=self.models,
             upstream=self.upstream,
-            embedding_turns=EmbeddingTurns(),
+            embedding_queue=TenantCallQueue(),
             telemetry=self.telemetry,
             resumable=resumable,
             time_slicer=self._time_slicer,

@@ -16,7 +16,7 @@ from services.edge.http.exchange import ClientLeft, Exchange
 from services.edge.http.openai_embeddings import AskedEmbeddings, answer_of, asked_of
 from services.edge.http.tokenizing import allowed
 from services.edge.models.choice import choose
-from services.edge.upstream.embedding import Embedded, EmbeddingWish, InputError, embedded
+from services.edge.upstream.embedding import Embedded, EmbeddingQuery, InputError, embedded
 
 _T = TypeVar("_T")
 _SHORT_BYTES: Final = 4 << 10
@@ -38,7 +38,7 @@ async def serve_embeddings(exchange: Exchange) -> None:
     assert identity is not None
     context: EdgeContext = exchange.frontend.context
     model = choose(asked.model, context.models.embedders.names, identity.models)
-    wish = EmbeddingWish(
+    query = EmbeddingQuery(
         request_id=exchange.request_id,
         model=model,
         inputs=asked.inputs,
@@ -50,22 +50,22 @@ async def serve_embeddings(exchange: Exchange) -> None:
     )
     with contextlib.ExitStack() as held:
         held.callback(exchange.begin_chat(identity.client))
-        found = await _while_wanted(exchange, _limited(context, identity, wish))
+        found = await _while_wanted(exchange, _limited(context, identity, query))
     is_short = found.vectors.size <= _SHORT_VALUES
     answer = partial(_written, found, model, asked)
     data = answer() if is_short else await asyncio.to_thread(answer)
     await exchange.answer(200, data, headers=exchange.rate_headers())
 
 
-async def _limited(context: EdgeContext, identity: Identity, wish: EmbeddingWish) -> Embedded:
+async def _limited(context: EdgeContext, identity: Identity, query: EmbeddingQuery) -> Embedded:
     """Embed within the tenant's limits. The replica counts the tokens, so they are charged after
     the computation, like those of chats that a region tokenizes."""
     allowance = context.limiter.begin(identity)
     try:
         await allowed(allowance)
         context.identities.check(identity)  # its key may have been revoked meanwhile
-        async with context.embedding_turns.turn(identity.tenant):
-            found = await embedded(context.upstream, wish)
+        async with context.embedding_queue.turn(identity.tenant):
+            found = await embedded(context.upstream, query)
         allowance.charge(input_tokens=found.num_tokens)
         return found
     except InputError as failed:
