@@ -17,7 +17,7 @@ from outrider.models.chat import Message, check_num_messages
 from outrider.models.tools import AUTO, NONE, REQUIRED, ToolCall, check_num_tools
 from services.edge.http.anthropic_errors import error_body
 from services.edge.http.anthropic_reply import PING, MessageShape
-from services.edge.http.api import Asked, ChatApi, PlannedReply
+from services.edge.http.api import ApiRequest, ChatApi, PlannedReply
 from services.edge.http.bodies import is_given, null, read, schema_in
 from services.edge.http.openai_errors import refused
 from services.edge.http.openai_messages import check_num_parts
@@ -153,7 +153,7 @@ _decode: Final = msgspec.json.Decoder(MessagesRequest).decode
 decode_count: Final = msgspec.json.Decoder(CountTokensRequest).decode
 
 
-def plan(asked: Asked) -> PlannedReply:
+def plan(asked: ApiRequest) -> PlannedReply:
     """The chat that answers a request. Raises InvalidRequestError."""
     body = read(_decode, asked.body)
     said = conversation_of(body)

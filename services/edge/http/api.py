@@ -19,7 +19,7 @@ from services.edge.session.events import ChatRequest, ClientEvent
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ApiRequest:
     """A request for a reply."""
 
     body: bytes
@@ -74,7 +74,7 @@ class PlannedReply:
 class ChatApi:
     """One API's way to ask for a reply."""
 
-    plan: Callable[[Asked], PlannedReply]
+    plan: Callable[[ApiRequest], PlannedReply]
     """Raises InvalidRequestError."""
     error_body: Callable[[OutriderError, str], bytes]
     """JSON of an error; the text is the id of the request."""

@@ -14,7 +14,7 @@ from outrider.models.chat import check_text
 from outrider.models.tools import NONE
 from outrider.sampling.grammar import Grammar, from_response_format
 from outrider.session.types import TokenLogprobs
-from services.edge.http.api import Asked, ChatApi, PlannedReply
+from services.edge.http.api import ApiRequest, ChatApi, PlannedReply
 from services.edge.http.bodies import null, read, schema_in
 from services.edge.http.openai_errors import error_body, refused
 from services.edge.http.openai_logprobs import (
@@ -332,7 +332,7 @@ _SHAPE: Final = ChatShape()
 _decode: Final = msgspec.json.Decoder(ChatCompletionRequest).decode
 
 
-def plan(asked: Asked) -> PlannedReply:
+def plan(asked: ApiRequest) -> PlannedReply:
     """The chats that answer a request. Raises InvalidRequestError."""
     body = read(_decode, asked.body)
     check_metadata(body.metadata)

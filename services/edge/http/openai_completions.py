@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 from outrider.errors import EmptyPromptError
 from outrider.models.chat import MAX_CHAT_CHARS, check_text
 from outrider.session.types import TokenLogprobs
-from services.edge.http.api import Asked, ChatApi, PlannedReply
+from services.edge.http.api import ApiRequest, ChatApi, PlannedReply
 from services.edge.http.bodies import read
 from services.edge.http.openai_errors import error_body, refused
 from services.edge.http.openai_logprobs import CompletionLogprobs, completion_count
@@ -143,7 +143,7 @@ def _completion(
 _decode: Final = msgspec.json.Decoder(CompletionRequest).decode
 
 
-def plan(asked: Asked) -> PlannedReply:
+def plan(asked: ApiRequest) -> PlannedReply:
     """The chats that answer a request. Raises InvalidRequestError."""
     body = read(_decode, asked.body)
     prompts = prompts_of(body.prompt, asked.max_choices)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from outrider.sampling.params import SamplingParams
-from services.edge.http.api import Asked, PlannedReply
+from services.edge.http.api import ApiRequest, PlannedReply
 from services.edge.http.openai_reply import Choice, OpenAiWriter, Shape
 from services.edge.http.openai_sampling import (
     SamplingFields,
@@ -36,7 +36,7 @@ class Prompt:
 def plan_choices(
     api: str,
     fields: SamplingFields,
-    asked: Asked,
+    asked: ApiRequest,
     shape: Shape,
     sampling: SamplingParams,
     prompts: Sequence[Prompt],

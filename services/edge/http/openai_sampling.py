@@ -14,7 +14,7 @@ import msgspec
 from outrider.errors import InvalidRequestError
 from outrider.sampling.params import SamplingParams
 from outrider.session.types import Priority, Speculation
-from services.edge.http.api import Asked
+from services.edge.http.api import ApiRequest
 from services.edge.http.openai_errors import refused
 from services.edge.http.sse import Position, positions
 from services.edge.session.events import ChatRequest, ResumePoint
@@ -139,7 +139,7 @@ def check_stream_options(fields: SamplingFields) -> StreamOptions:
     return fields.stream_options
 
 
-def first_seed(fields: SamplingFields, asked: Asked, digest: bytes) -> int:
+def first_seed(fields: SamplingFields, asked: ApiRequest, digest: bytes) -> int:
     """The seed of the first choice: the request's own. Without one it is random; of a request with
     an idempotency key it follows from that and the rest of the request, so that the same request is
     answered alike by an edge that does not know it any more."""
@@ -180,7 +180,7 @@ def digest_of(api: str, fields: SamplingFields) -> bytes:
 
 def chat_request(
     fields: SamplingFields,
-    asked: Asked,
+    asked: ApiRequest,
     *,
     index: int,
     digest: bytes,
@@ -222,7 +222,7 @@ def check_metadata(given: Mapping[str, str] | None) -> None:
         )
 
 
-def read_positions(asked: Asked, num_chats: int, *, is_streamed: bool) -> tuple[Position, ...]:
+def read_positions(asked: ApiRequest, num_chats: int, *, is_streamed: bool) -> tuple[Position, ...]:
     """How much of the reply the client has. Raises InvalidRequestError."""
     if not asked.last_event_id or not is_streamed:
         return (Position(),) * num_chats

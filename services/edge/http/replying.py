@@ -15,7 +15,7 @@ from outrider.session.client import Failed
 from services.edge.access.identity import Identity
 from services.edge.chat.context import EdgeContext
 from services.edge.chat.opening import open_chat
-from services.edge.http.api import Asked, ChatApi, PlannedReply
+from services.edge.http.api import ApiRequest, ChatApi, PlannedReply
 from services.edge.http.exchange import ClientLeft, Exchange
 from services.edge.http.stream import ChatStream, RunningReply
 from services.edge.session.events import ChatRequest
@@ -58,9 +58,9 @@ async def serve_reply(api: ChatApi, exchange: Exchange) -> None:
         watch.cancel()
 
 
-async def _asked(exchange: Exchange) -> Asked:
+async def _asked(exchange: Exchange) -> ApiRequest:
     headers = exchange.headers
-    return Asked(
+    return ApiRequest(
         body=await exchange.body(),
         now_s=int(time.time()),
         random_seed=secrets.randbits(_SEED_BITS),

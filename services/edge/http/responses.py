@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET
 
 from outrider.models.chat import check_num_messages
-from services.edge.http.api import Asked, ChatApi, PlannedReply
+from services.edge.http.api import ApiRequest, ChatApi, PlannedReply
 from services.edge.http.bodies import is_given, null, read
 from services.edge.http.openai_errors import error_body, refused
 from services.edge.http.openai_logprobs import chat_count
@@ -105,7 +105,7 @@ _decode: Final = msgspec.json.Decoder(ResponsesRequest).decode
 decode_count: Final = msgspec.json.Decoder(InputTokensRequest).decode
 
 
-def plan(asked: Asked) -> PlannedReply:
+def plan(asked: ApiRequest) -> PlannedReply:
     """The chat that answers a request. Raises InvalidRequestError."""
     body = read(_decode, asked.body)
     check_metadata(body.metadata)

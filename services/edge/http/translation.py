@@ -20,7 +20,7 @@ from outrider.sampling.grammar import Grammar, from_response_format
 from outrider.session.client import Accepted, Committed, Done, Provisional, Retracted
 from outrider.session.types import FinishReason, TokenLogprobs
 from services.edge.http import sse
-from services.edge.http.api import Asked
+from services.edge.http.api import ApiRequest
 from services.edge.http.openai_errors import refused
 from services.edge.http.openai_reply import ProvisionalText
 from services.edge.http.openai_sampling import (
@@ -118,7 +118,7 @@ def plan_chat(
     api: str,
     body: ExtraFields,
     fields: SamplingFields,
-    asked: Asked,
+    asked: ApiRequest,
     said: Conversation,
     response_format: Mapping[str, Any],
     *,
