@@ -22,9 +22,9 @@ from outrider.cli.bench import plot as plotting
 from outrider.cli.bench.arrivals import arrival_times, made_prompts
 from outrider.cli.bench.report import GOALS, Measured, Reply, as_dict, lines
 from outrider.cli.bench.targets import (
-    Asked,
     Endpoint,
     RequestFailedError,
+    RequestSettings,
     Target,
     edge_target,
     endpoint_target,
@@ -129,8 +129,8 @@ def serve(
         plotting.check(plot)
     times = arrival_times(requests, read_rate(rate), burstiness, seed)
     prompts = _prompts(prompt_file, prompt_words, seed)
-    asked = Asked(model, max_tokens, temperature, seed)
-    load = Load(times, prompts, max_concurrency, warmup, timeout, goals_ms)
+    asked = RequestSettings(model, max_tokens, temperature, seed)
+    load = LoadTest(times, prompts, max_concurrency, warmup, timeout, goals_ms)
     target: AbstractAsyncContextManager[Target]
     if url:
         if edge is not None:
@@ -204,7 +204,7 @@ def _key_of(
     return development_key.read(folder) if is_here else ""
 
 
-class Load:
+class LoadTest:
     """One load test: requests at planned times, however the replies turn out."""
 
     def __init__(
