@@ -14,7 +14,7 @@ from outrider.telemetry.refusals import RefusalLog
 from outrider.v1 import inference_pb2, router_pb2, router_pb2_grpc
 from services.router.autoscale.advisor import FleetKey, ScalingAdvice
 from services.router.explain import Explainer
-from services.router.fleet.model_fleets import Load, ModelFleet, RegionFleet, model_fleets
+from services.router.fleet.model_fleets import ModelFleet, PredictedLoad, RegionFleet, model_fleets
 from services.router.fleet.registry import Registry
 from services.router.fleet.replica import Replica, ReplicaLoad
 from services.router.placement.types import ReplicaStatus
@@ -116,8 +116,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         now = self._clock()
         statuses = self._statuses(now)
 
-        def load(name: str) -> Load:
-            return Load(statuses[name].num_sessions, statuses[name].wait.total_ms)
+        def load(name: str) -> PredictedLoad:
+            return PredictedLoad(statuses[name].num_sessions, statuses[name].wait.total_ms)
 
         waiting = self._num_waiting()
         return router_pb2.ListModelsResponse(

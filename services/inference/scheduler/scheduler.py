@@ -49,9 +49,9 @@ from services.inference.scheduler.types import (
     Failed,
     Finished,
     KvHits,
-    Load,
     Opened,
     OpenRequest,
+    SchedulerLoad,
     SessionCommit,
 )
 
@@ -423,10 +423,10 @@ class Scheduler:
 
     # What others are told.
 
-    def load(self) -> Load:
+    def load(self) -> SchedulerLoad:
         """A snapshot for routers."""
         queues = self._queues
-        return Load(
+        return SchedulerLoad(
             running_sessions=len(queues.running),
             queued_sessions=len(queues.waiting),
             queued_prompt_tokens=_prompt_tokens(queues.sessions.values()),

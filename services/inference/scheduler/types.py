@@ -165,7 +165,7 @@ NO_HITS = KvHits()
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class SchedulerLoad:
     """Load of a scheduler, as reported to routers."""
 
     running_sessions: int

@@ -37,10 +37,10 @@ from services.inference.scheduler.types import (
     Event,
     Failed,
     Finished,
-    Load,
     Opened,
     OpenRequest,
     OverloadLevel,
+    SchedulerLoad,
     SessionCommit,
 )
 from services.inference.streaming import wire
@@ -214,7 +214,7 @@ class SessionTable:
         compiled."""
         self.contract = contract
         self.clock = clock
-        self.load: Load | None = None
+        self.load: SchedulerLoad | None = None
         """The latest; None before the first tick."""
         self.load_changed = asyncio.Event()
         """Set, and replaced by a fresh one, when `load` or `draining` changes."""
@@ -444,7 +444,7 @@ class SessionTable:
         self.load_changed.set()
         self.load_changed = asyncio.Event()
 
-    def _emit(self, session: LiveSession, event: Event, load: Load) -> None:
+    def _emit(self, session: LiveSession, event: Event, load: SchedulerLoad) -> None:
         if isinstance(event, SessionCommit):
             commit = event.commit
             if self._prefixes is not None and not session.has_token:

@@ -41,10 +41,10 @@ from services.inference.prefix_store.exchange import TransferCounts
 from services.inference.scheduler.types import (
     Finished,
     KvHolder,
-    Load,
     Opened,
     OpenRequest,
     OverloadLevel,
+    SchedulerLoad,
     SessionCommit,
 )
 from services.inference.static_prefixes.prefixes import StaticPrefix
@@ -128,7 +128,7 @@ class SentPace:
         """-1: nothing was sent to the edge yet."""
 
     def update(
-        self, event: SessionCommit, load: Load, contract: Contract, echo: Echo, now: float
+        self, event: SessionCommit, load: SchedulerLoad, contract: Contract, echo: Echo, now: float
     ) -> Pace | None:
         """The pace to send with this commit. None: the edge knows it, and waits for no number."""
         interval_ms, row_ms, level = event.interval_ms, event.row_ms, load.overload_level
@@ -345,7 +345,7 @@ _LEAST_MOVE: Final = 0.1
 
 
 def load_response(
-    load: Load,
+    load: SchedulerLoad,
     transfers: TransferCounts = NO_TRANSFERS,
     *,
     draining: bool = False,

@@ -10,12 +10,12 @@ import pytest
 from outrider.codec.tokens import TokenCoder
 from outrider.session.region import Commit
 from services.inference.prefix_store.exchange import TransferCounts
-from services.inference.scheduler.types import ClassLoad, KvHits, Load, SessionCommit
+from services.inference.scheduler.types import ClassLoad, KvHits, SchedulerLoad, SessionCommit
 from services.inference.streaming import wire
 
 
-def load_at(level: int) -> Load:
-    return Load(
+def load_at(level: int) -> SchedulerLoad:
+    return SchedulerLoad(
         running_sessions=0,
         queued_sessions=0,
         queued_prompt_tokens=0,
@@ -43,7 +43,7 @@ def test_a_report_says_whom_an_overloaded_replica_takes(
     )
 
 
-LOAD = Load(
+LOAD = SchedulerLoad(
     running_sessions=2,
     queued_sessions=1,
     queued_prompt_tokens=100,
