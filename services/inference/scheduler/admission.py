@@ -20,7 +20,7 @@ from outrider.session.types import Priority
 from services.inference.scheduler.cost_model import CostModel, attention_work
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.queues import SessionQueues
-from services.inference.scheduler.session import Session, SessionState
+from services.inference.scheduler.session import SchedulingState, Session
 from services.inference.scheduler.types import OpenRequest, OverloadLevel
 
 _MAX_RETRY_DELAY_MS = 30_000
@@ -86,12 +86,12 @@ class QueueAhead:
 def queue_ahead(queues: SessionQueues, priority: Priority, rank: tuple[float, int]) -> QueueAhead:
     """Work that is served before a session of this class and rank."""
     sessions = [s for s in (*queues.waiting, *queues.paused) if s.rank < rank]
-    prompts = [s for s in queues.running if s.state is SessionState.PREFILLING and s.rank < rank]
+    prompts = [s for s in queues.running if s.state is SchedulingState.PREFILLING and s.rank < rank]
     return QueueAhead(
         num_sessions=len(sessions),
         num_free_slots=queues.num_free_slots(priority),
         prompt_tokens=sum(session.num_uncached for session in (*sessions, *prompts)),
-        num_replying=sum(session.state is SessionState.DECODING for session in queues.running),
+        num_replying=sum(session.state is SchedulingState.DECODING for session in queues.running),
     )
 
 

@@ -26,7 +26,7 @@ from services.inference.scheduler.draft_sources import DraftAttempt, EdgeChain
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.prefill_budget import PrefillBudget
 from services.inference.scheduler.queues import SessionQueues
-from services.inference.scheduler.session import Session, SessionState
+from services.inference.scheduler.session import SchedulingState, Session
 from services.inference.scheduler.types import OverloadLevel
 
 _MAX_LEARNED_TOKENS = 512
@@ -149,7 +149,7 @@ class BatchBuilder:
             sources, past = session.sources, session.num_computed + 1
             if one.session is not session or one.drafts or sources.drafts_here:
                 return
-            if session.state is not SessionState.DECODING or session.priority is Priority.LOW:
+            if session.state is not SchedulingState.DECODING or session.priority is Priority.LOW:
                 return
             if not self._pool.grow(session.sequence, past + 1):
                 return
@@ -190,7 +190,7 @@ class BatchBuilder:
         short = prefill_budget.must_be_short(schedulable, now)
         if short:
             schedulable = prefill_budget.fit_short_call(schedulable, now)
-        if all(s.state is not SessionState.PREFILLING for s in schedulable):
+        if all(s.state is not SchedulingState.PREFILLING for s in schedulable):
             slots = self._allocate_replies(schedulable)
         else:
             max_tokens = prefill_budget.max_prompt_tokens(schedulable, short=short, level=level)
@@ -203,7 +203,7 @@ class BatchBuilder:
         for one in scheduled:
             one.session.last_scheduled_at = now
         opened, closed = queues.take_sequence_changes()
-        new = [one.session for one in scheduled if one.session.state is SessionState.PREFILLING]
+        new = [one.session for one in scheduled if one.session.state is SchedulingState.PREFILLING]
         begun = tuple([session.session_id for session in new if not session.has_begun])
         for session in new:
             session.has_begun = True
@@ -233,7 +233,7 @@ class BatchBuilder:
     ) -> list[BatchSlot]:
         """Sessions that take part, with their numbers of tokens, in order of rank. KV is allocated
         for these, not yet for drafts; it may be taken from sessions later in the list."""
-        prompts = [s for s in schedulable if s.state is SessionState.PREFILLING]
+        prompts = [s for s in schedulable if s.state is SchedulingState.PREFILLING]
         for session in prompts:
             # Others may have computed the same tokens since the last call.
             session.reuse(self._pool.reuse(session.sequence, session.ids, session.num_computed))
@@ -243,12 +243,12 @@ class BatchBuilder:
         slots: list[BatchSlot] = []
         min_rows = self._min_rows
         for session in schedulable:
-            if session.state is SessionState.WAITING:
+            if session.state is SchedulingState.WAITING:
                 continue  # preempted for one before it
             num_computed = session.num_computed
             num_uncomputed = len(session.ids) - num_computed
             count = chunks.get(session.sequence, num_uncomputed) if chunks else num_uncomputed
-            if session.state is SessionState.PREFILLING:
+            if session.state is SchedulingState.PREFILLING:
                 count = self._up_to_loaded(session, count)
             padding = min_rows - count if count < min_rows else 0
             if count and self._queues.grow(session, num_computed + count + padding):
@@ -258,7 +258,7 @@ class BatchBuilder:
     def _allocate_replies(self, schedulable: list[Session]) -> list[BatchSlot]:
         """Like _allocate, if no prompt is computed: one token of each."""
         num_padding, grow = self._min_rows - 1, self._queues.grow
-        waiting = SessionState.WAITING
+        waiting = SchedulingState.WAITING
         return [
             BatchSlot(session, 1, num_padding, True)
             for session in schedulable

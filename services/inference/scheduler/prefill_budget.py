@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from outrider.session.types import Priority
 from services.inference.scheduler.cost_model import CostModel, attention_work
 from services.inference.scheduler.limits import SchedulerLimits
-from services.inference.scheduler.session import Session, SessionState
+from services.inference.scheduler.session import SchedulingState, Session
 from services.inference.scheduler.types import OverloadLevel
 
 LEAST_CHUNK = 12
@@ -63,15 +63,15 @@ class PrefillBudget:
         if now - self._above_low_at > _ABOVE_LOW_MEMORY_S:
             return False
         above_low = [session for session in schedulable if session.priority is not Priority.LOW]
-        prompts = any(session.state is SessionState.PREFILLING for session in above_low)
+        prompts = any(session.state is SchedulingState.PREFILLING for session in above_low)
         return len(above_low) < len(schedulable) and not prompts
 
     def fit_short_call(self, schedulable: Sequence[Session], now: float) -> list[Session]:
         """The sessions that a short call takes: all prompts, which share what time is left; all
         replies above LOW; the first reply; then LOW replies by how long they waited, as long as the
         call stays below low_tick_ms. One LOW reply that waited for max_pause_ms is always taken."""
-        prompts = [s for s in schedulable if s.state is SessionState.PREFILLING]
-        replies = [s for s in schedulable if s.state is not SessionState.PREFILLING]
+        prompts = [s for s in schedulable if s.state is SchedulingState.PREFILLING]
+        replies = [s for s in schedulable if s.state is not SchedulingState.PREFILLING]
         # The first reply is the one whose memory is sure to suffice.
         chosen = [s for s in replies if s is replies[0] or s.priority is not Priority.LOW]
         chosen_ids = {session.session_id for session in chosen}
@@ -91,7 +91,7 @@ class PrefillBudget:
         return [
             session
             for session in schedulable
-            if session.state is SessionState.PREFILLING or session.session_id in chosen_ids
+            if session.state is SchedulingState.PREFILLING or session.session_id in chosen_ids
         ]
 
     def max_prompt_tokens(
@@ -103,9 +103,9 @@ class PrefillBudget:
             limits.prefill_chunk_tokens,
             limits.max_batch_tokens - len(schedulable) * self._min_rows,
         )
-        prompts = [s for s in schedulable if s.state is SessionState.PREFILLING]
+        prompts = [s for s in schedulable if s.state is SchedulingState.PREFILLING]
         if prompts and (short or len(prompts) < len(schedulable)):
-            replies = [s for s in schedulable if s.state is not SessionState.PREFILLING]
+            replies = [s for s in schedulable if s.state is not SchedulingState.PREFILLING]
             small = short or level >= OverloadLevel.SMALL_CHUNKS
             least = LEAST_CHUNK // 2 if small else LEAST_CHUNK
             decode_ms = self._decode_ms(replies, self._draft_rows)

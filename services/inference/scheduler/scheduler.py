@@ -42,7 +42,7 @@ from services.inference.scheduler.draft_sources import (
 )
 from services.inference.scheduler.limits import SchedulerLimits, context_limit
 from services.inference.scheduler.queues import SessionQueues
-from services.inference.scheduler.session import Session, SessionState
+from services.inference.scheduler.session import SchedulingState, Session
 from services.inference.scheduler.types import (
     ClassLoad,
     Event,
@@ -156,7 +156,7 @@ class Scheduler:
         choices = _choose_together(batch, rows)
         for index, (one, answer) in enumerate(zip(batch.scheduled, rows, strict=True)):
             session = one.session
-            if session.state is SessionState.ENDED:
+            if session.state is SchedulingState.ENDED:
                 continue  # while the engine computed
             end = session.num_computed + one.num_tokens
             if end < len(session.ids):
@@ -201,7 +201,7 @@ class Scheduler:
         events: list[Event],
     ) -> None:
         session, before = one.session, one.session.num_computed
-        has_begun = session.state is SessionState.DECODING
+        has_begun = session.state is SchedulingState.DECODING
         try:
             commit = session.verify(rows, one.drafts, one.num_drafts, choices)
         except OutriderError as error:
@@ -304,21 +304,21 @@ class Scheduler:
     def is_waiting(self, session: int) -> bool:
         """Whether it has no KV table yet, or none at the moment."""
         live = self._queues.sessions.get(session)
-        return live is not None and live.state is SessionState.WAITING
+        return live is not None and live.state is SchedulingState.WAITING
 
     def add_loaded(self, session: int, index: int, *, from_peer: bool = False) -> int | None:
         """The physical block for the KV of the session's block `index`, which must be written
         before the next call; None if it is not needed or there is no room. It counts as computed
         once all tokens before it are."""
         live = self._queues.sessions.get(session)
-        if live is None or live.state is not SessionState.PREFILLING:
+        if live is None or live.state is not SchedulingState.PREFILLING:
             return None
         return self._pool.add_loaded(live.sequence, index, live.ids, from_peer=from_peer)
 
     def drop_loaded(self, session: int, index: int) -> None:
         """The block of add_loaded() could not be written."""
         live = self._queues.sessions.get(session)
-        if live is not None and live.state is SessionState.PREFILLING:
+        if live is not None and live.state is SchedulingState.PREFILLING:
             self._pool.drop_loaded(live.sequence, index)
 
     def hold_prefix(self, ids: Sequence[int], salt: bytes) -> tuple[int, Ids]:
@@ -403,7 +403,7 @@ class Scheduler:
         )
 
     def _finish(self, session: Session, reason: FinishReason, now: float) -> Finished:
-        if session.num_reply and session.state is not SessionState.WAITING:
+        if session.num_reply and session.state is not SchedulingState.WAITING:
             self._admission.forecast.observe_service(session.service_ms(now))
         self._queues.end(session)
         usage = session.usage()

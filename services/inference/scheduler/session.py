@@ -21,7 +21,7 @@ _INTERVAL_SMOOTHING = 0.25
 """Weight of the last commit interval in the average."""
 
 
-class SessionState(IntEnum):
+class SchedulingState(IntEnum):
     """All but WAITING and ENDED sessions hold KV."""
 
     WAITING = auto()
@@ -52,29 +52,29 @@ class SessionInput(IntEnum):
     """It finished, failed, was cancelled or reached its deadline."""
 
 
-TRANSITIONS: dict[SessionState, dict[SessionInput, SessionState]] = {
-    SessionState.WAITING: {
-        SessionInput.ADMIT: SessionState.PREFILLING,
-        SessionInput.END: SessionState.ENDED,
+TRANSITIONS: dict[SchedulingState, dict[SessionInput, SchedulingState]] = {
+    SchedulingState.WAITING: {
+        SessionInput.ADMIT: SchedulingState.PREFILLING,
+        SessionInput.END: SchedulingState.ENDED,
     },
-    SessionState.PREFILLING: {
-        SessionInput.COMMIT: SessionState.DECODING,
-        SessionInput.PREEMPT: SessionState.WAITING,
-        SessionInput.END: SessionState.ENDED,
+    SchedulingState.PREFILLING: {
+        SessionInput.COMMIT: SchedulingState.DECODING,
+        SessionInput.PREEMPT: SchedulingState.WAITING,
+        SessionInput.END: SchedulingState.ENDED,
     },
-    SessionState.DECODING: {
-        SessionInput.COMMIT: SessionState.DECODING,
-        SessionInput.PAUSE: SessionState.PAUSED,
-        SessionInput.PREEMPT: SessionState.WAITING,
-        SessionInput.END: SessionState.ENDED,
+    SchedulingState.DECODING: {
+        SessionInput.COMMIT: SchedulingState.DECODING,
+        SessionInput.PAUSE: SchedulingState.PAUSED,
+        SessionInput.PREEMPT: SchedulingState.WAITING,
+        SessionInput.END: SchedulingState.ENDED,
     },
-    SessionState.PAUSED: {
-        SessionInput.COMMIT: SessionState.PAUSED,  # a starvation turn
-        SessionInput.RESUME: SessionState.DECODING,
-        SessionInput.PREEMPT: SessionState.WAITING,
-        SessionInput.END: SessionState.ENDED,
+    SchedulingState.PAUSED: {
+        SessionInput.COMMIT: SchedulingState.PAUSED,  # a starvation turn
+        SessionInput.RESUME: SchedulingState.DECODING,
+        SessionInput.PREEMPT: SchedulingState.WAITING,
+        SessionInput.END: SchedulingState.ENDED,
     },
-    SessionState.ENDED: {},
+    SchedulingState.ENDED: {},
 }
 
 
@@ -138,7 +138,7 @@ class Session:
         self.priority = request.priority
         self.rank = rank
         self.is_sampled = request.sampling.temperature > 0.0
-        self.state = SessionState.WAITING
+        self.state = SchedulingState.WAITING
         self.sequence = 0
         """The engine's number of this stay in the pool; a new one after every preemption."""
         self.ids = list(request.prompt)
@@ -280,7 +280,7 @@ class Session:
         verdict = verify(
             self._sampler, rows.logits, rows.ids, drafts, position, self._append, choices
         )
-        if self.state is not SessionState.DECODING:
+        if self.state is not SchedulingState.DECODING:
             self.transition(SessionInput.COMMIT)
         self.num_computed = min(position + verdict.accepted, len(self.ids) - 1)
         sources = self.sources
