@@ -21,9 +21,9 @@ from typing import Any, Final
 from outrider.errors import ConfigError
 from outrider.models.definitions import (
     MAX_TEMPLATE_CHARS,
+    DefinitionsSource,
     ModelCatalog,
     ModelSpec,
-    Place,
     read_definitions,
     to_toml,
 )
@@ -139,7 +139,7 @@ def _canonical(source: str) -> str:
     return parse_source(source, {}).text
 
 
-def _place(path: Path) -> Place:
+def _place(path: Path) -> DefinitionsSource:
     """A file as the origin of definitions; relative paths in it start at its folder."""
     folder = path.absolute().parent
 
@@ -154,12 +154,12 @@ def _place(path: Path) -> Place:
             raise ConfigError("a path has no NUL character")
         return _text_of(folder / Path(file).expanduser(), 4 * MAX_TEMPLATE_CHARS)
 
-    return Place(str(path), source_text, template_text)
+    return DefinitionsSource(str(path), source_text, template_text)
 
 
 def _read_shipped() -> ModelCatalog:
     document = _document(_SHIPPED_FILE)
-    place = Place(SHIPPED_IN, _canonical)
+    place = DefinitionsSource(SHIPPED_IN, _canonical)
     return ModelCatalog(read_definitions(document["models"], place), document["default"])
 
 

@@ -183,7 +183,7 @@ Text: TypeAlias = Callable[[str], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DefinitionsSource:
     """Origin of the tables, and functions to read what they refer to on this machine, which raise
     ConfigError."""
 
@@ -195,7 +195,7 @@ class Place:
     """The text of a template's file; None: this place may not name files."""
 
 
-def read_definitions(tables: object, place: Place) -> list[ModelSpec]:
+def read_definitions(tables: object, place: DefinitionsSource) -> list[ModelSpec]:
     """Definitions of the tables [models.NAME] of `place`. Raises ConfigError, which names place,
     table and key, for any fault."""
     if not isinstance(tables, Mapping):
@@ -263,7 +263,7 @@ def to_toml(tables: Mapping[str, Mapping[str, object]]) -> str:
 class _Table:
     """One table [models.NAME]."""
 
-    def __init__(self, name: str, table: object, place: Place) -> None:
+    def __init__(self, name: str, table: object, place: DefinitionsSource) -> None:
         self._name = name
         self._where = f"{place.name} [models.{name[:64]}]"
         self._place = place
