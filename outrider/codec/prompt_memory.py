@@ -66,7 +66,7 @@ def reply_name(scope: bytes, prompt: bytes, num_tokens: int, checksum: int) -> b
     return blake2b(about, key=scope, digest_size=NAME_BYTES, person=b"reply").digest()
 
 
-class Known(NamedTuple):
+class KnownPrefix(NamedTuple):
     """A beginning that the other end is believed to have."""
 
     name: bytes
@@ -175,7 +175,7 @@ class PromptMemory:
         self._make_room(scope, group)
         return found if len(found) == num_tokens * _ID_BYTES else None
 
-    def longest(self, scope: bytes, ids: bytes) -> Known | None:
+    def longest(self, scope: bytes, ids: bytes) -> KnownPrefix | None:
         """The longest beginning of `ids` that something remembered has too, in `is_searched`."""
         group = self._scopes.get(scope)
         if group is None:
@@ -190,7 +190,7 @@ class PromptMemory:
         num_tokens = (at + _common_bytes(prompt.ids[at:], ids[at:])) // _ID_BYTES
         # The shortest that will do: of a reply the receiver may not know the end yet.
         names = [it for it in prompt.names.items() if it[1] >= num_tokens]
-        return Known(min(names, key=lambda it: it[1])[0], num_tokens) if names else None
+        return KnownPrefix(min(names, key=lambda it: it[1])[0], num_tokens) if names else None
 
     def forget(self, scope: bytes, name: bytes) -> None:
         """Drop a prompt that the peer does not know by this name."""

@@ -20,7 +20,7 @@ MAX_TOKEN_BYTES = 1000
 UNWRITABLE = "the vocabulary cannot write what the grammar forces"
 
 
-class Words(Protocol):
+class GrammarVocabulary(Protocol):
     """The part of a vocabulary that is needed here (outrider.models.vocabulary)."""
 
     @property
@@ -46,7 +46,7 @@ class TokenTable:
     """Made once per vocabulary, in about half a second without releasing Python's lock; shared by
     all threads."""
 
-    def __init__(self, vocabulary: Words) -> None:
+    def __init__(self, vocabulary: GrammarVocabulary) -> None:
         self.size = vocabulary.size
         self.ends = vocabulary.stop_ids
         """Ids that end a reply: allowed where the grammar is complete."""
@@ -67,7 +67,7 @@ class TokenTable:
         return self._tokenizer
 
 
-def _missing_bytes(vocabulary: Words) -> frozenset[int]:
+def _missing_bytes(vocabulary: GrammarVocabulary) -> frozenset[int]:
     alone = {
         vocabulary.token_bytes(token)
         for token in range(vocabulary.size)
@@ -76,7 +76,7 @@ def _missing_bytes(vocabulary: Words) -> frozenset[int]:
     return frozenset(byte for byte in _UTF_8 if bytes([byte]) not in alone)
 
 
-def _problem(vocabulary: Words) -> str:
+def _problem(vocabulary: GrammarVocabulary) -> str:
     if not vocabulary.stop_ids:
         return "this model has no token that ends a reply, so none can follow a grammar"
     longest = max(len(vocabulary.token_bytes(token)) for token in range(vocabulary.size))
@@ -98,7 +98,7 @@ class _Tokenizer:
     is_tokenizer_wrapper = True
     bos_token_id = None
 
-    def __init__(self, vocabulary: Words) -> None:
+    def __init__(self, vocabulary: GrammarVocabulary) -> None:
         self._vocabulary = vocabulary
         self.eos_token_id = vocabulary.usual_stop_id
         self.tokens = [vocabulary.token_bytes(token) for token in range(vocabulary.size)]
@@ -131,7 +131,7 @@ class _Tokenizer:
         return longest
 
 
-def _ll_tokenizer(vocabulary: Words) -> LLTokenizer:
+def _ll_tokenizer(vocabulary: GrammarVocabulary) -> LLTokenizer:
     wrapper = _Tokenizer(vocabulary)
     usual = vocabulary.usual_stop_id
     ends = sorted(vocabulary.stop_ids, key=lambda token: (token != usual, token))
