@@ -103,7 +103,7 @@ def check_message_bytes(num_bytes: int) -> None:
     """Raises ConfigError for a limit of received messages that peers do not know to keep."""
     if num_bytes < MIN_MESSAGE_BYTES:
         raise ConfigError(
-            f"max_message_bytes is {num_bytes}: set it to {MIN_MESSAGE_BYTES} or more, as peers "
+            f"max_message_bytes is {num_bytes}; set it to {MIN_MESSAGE_BYTES} or more, as peers "
             "put that much into one message"
         )
 

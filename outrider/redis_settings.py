@@ -44,15 +44,15 @@ class RedisAddress:
             raise ValueError("use redis://HOST:PORT/DATABASE, or rediss:// for TLS")
         if parts.username is not None or parts.password is not None:
             raise ValueError(
-                "it holds a user or a password, which would be logged: set user, and password or "
+                "it holds a user or a password, which would be logged; set user, and password or "
                 "password_file, of the same table"
             )
         if parts.query or parts.fragment:
-            raise ValueError("it has options: only host, port and database are taken")
+            raise ValueError("it has options; only host, port and database are taken")
         if parts.scheme == "redis" and self.ca is not None:
-            raise ValueError("there is a CA, but no TLS: use rediss://")
+            raise ValueError("a CA is set, but the URL has no TLS; use rediss://")
         if parts.scheme == "redis" and self.password and not _is_loopback(host):
-            raise ValueError("the password would go over the network as it is: use rediss://")
+            raise ValueError("the password would cross the network unencrypted; use rediss://")
 
     def options(self, timeout_s: float, connect_timeout_s: float) -> dict[str, Any]:
         """Arguments of `from_url` of redis.Redis and redis.asyncio.Redis: user, timeouts, and TLS
@@ -89,7 +89,7 @@ def sealing_key(value: str, file: Path | None, where: str) -> str:
     key = secret(value, file, where)
     if len(key) < MIN_KEY_CHARS:
         raise ConfigError(
-            f"{where} has {len(key)} characters: make one of {MIN_KEY_CHARS} or more, for example "
+            f"{where} has {len(key)} characters; make one of {MIN_KEY_CHARS} or more, for example "
             "with `openssl rand -hex 32`"
         )
     return key

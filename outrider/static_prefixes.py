@@ -45,8 +45,8 @@ class StaticPrefixConfig:
         check_label(self.name, "a prefix's name")
         if not self.tenants:
             raise ConfigError(
-                f"prefix {self.name} has no tenants: name those whose chats may use it, or "
-                '["*"] for everybody. Who may use it can find out that it is registered'
+                f'prefix {self.name} has no tenants: name those whose chats may use it, or ["*"] '
+                "for all (they can find out that the prefix is registered)"
             )
         check_listed(self.tenants, f"tenants of prefix {self.name}")
         if bool(self.system) == bool(self.messages):
@@ -61,11 +61,11 @@ class StaticPrefixConfig:
 def check_prefixes(prefixes: Sequence[StaticPrefixConfig]) -> None:
     """Raises ConfigError for two of one name and model, and for too many."""
     if len(prefixes) > MAX_PREFIXES:
-        raise ConfigError(f"there are {len(prefixes)} prefixes: give at most {MAX_PREFIXES}")
+        raise ConfigError(f"there are {len(prefixes)} prefixes; give at most {MAX_PREFIXES}")
     names = [(prefix.name, prefix.model) for prefix in prefixes]
     for name, model in names:
         if names.count((name, model)) > 1:
-            raise ConfigError(f"prefix {name} is there twice: give each a name of its own")
+            raise ConfigError(f"prefix {name} is defined twice; give each a name of its own")
 
 
 _PROBES: Final = ("Hello", "1")

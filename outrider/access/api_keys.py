@@ -66,9 +66,12 @@ def scopes_of(names: Iterable[str], where: str) -> frozenset[Scope]:
             found.add(Scope(name))
         except ValueError:
             known = ", ".join(scope.value for scope in Scope)
-            raise ConfigError(f"{where}: there is no scope {name!r}; there is {known}") from None
+            raise ConfigError(f"{where}: unknown scope {name!r}; use one of {known}") from None
     if not found:
-        raise ConfigError(f"{where}: name at least one scope, or the key is good for nothing")
+        raise ConfigError(
+            f"{where}: no scope is named, and a key without scopes allows nothing; name at least "
+            "one"
+        )
     return frozenset(found)
 
 
@@ -119,7 +122,7 @@ class ApiKey:
             if at is not None and not 0 <= at < _LATEST:
                 raise ConfigError(f"{where}: {what} is a time before the year 5000, or none")
         if not self.scopes:
-            raise ConfigError(f"{where} has no scope, and is good for nothing; revoke it instead")
+            raise ConfigError(f"{where} has no scope and so allows nothing; revoke it instead")
         check_listed(self.models, f"{where}: its models")
 
 
@@ -257,7 +260,7 @@ def of_row(row: object) -> ApiKey:
         raise ConfigError("each of keys is an object")
     where = f"key {str(row.get('id', ''))[:64]!r}"
     for name in row.keys() - _FIELDS:
-        raise ConfigError(f"{where}: there is no {str(name)[:64]!r} of a key")
+        raise ConfigError(f"{where}: {str(name)[:64]!r} is no field of a key")
     return ApiKey(
         id=_text(row, "id", where),
         name=_text(row, "name", where),

@@ -207,8 +207,8 @@ class EmbeddingExecutor:
         if found.fingerprint != self._wanted.fingerprint:
             raise OutriderError(
                 f"vectors come from {found.fingerprint} now, and came from "
-                f"{self._wanted.fingerprint} before: what is written would not be of one model. "
-                "Begin anew, or serve the model that it was"
+                f"{self._wanted.fingerprint} before, so the output would mix two models; start in "
+                "another folder, or serve the first model"
             )
         if found.vectors.shape != (num_texts, self._wanted.dimensions):
             raise OutriderError(

@@ -118,7 +118,7 @@ def _objects(
             return
         if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
             raise InvalidRequestError(
-                f"record {number} has more than {MAX_LINE_BYTES} bytes: the file is read no further"
+                f"record {number} has more than {MAX_LINE_BYTES} bytes; the file is read no further"
             )
         if left_bytes is not None:
             left_bytes -= len(line)

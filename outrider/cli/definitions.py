@@ -117,7 +117,7 @@ def forget(
             kept = {it.name: it for it in _user_definitions(file)}
             spec = kept.pop(name, None)
             if spec is None and name in SHIPPED.names:
-                raise ConfigError(f"{name} comes with Outrider, and cannot be forgotten")
+                raise ConfigError(f"{name} is shipped with Outrider and cannot be forgotten")
             if spec is None:
                 known = ", ".join(kept) or "none"
                 raise UnknownModelError(f"{file} does not define {name[:100]!r}; it has {known}")

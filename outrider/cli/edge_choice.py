@@ -85,7 +85,7 @@ def choose(
 def given_key(file: Path | None, flag: str | None) -> str:
     """The API key that the user gave; "": none. Raises InvalidRequestError, ConfigError."""
     if file is not None and flag is not None:
-        raise InvalidRequestError("give one of --api-key and --key-file")
+        raise InvalidRequestError("give either --api-key or --key-file")
     if flag is not None:
         return flag.strip()
     return configured_key(os.environ) if file is None else read_key_file(file)

@@ -132,7 +132,7 @@ def _check(request: FilesRequest) -> None:
     if request.out.suffix != ".parquet":
         raise InvalidRequestError(f"--out names a file that ends with .parquet, not {request.out}")
     if request.out.exists():
-        raise InvalidRequestError(f"{request.out} is there already; remove it, or name another")
+        raise InvalidRequestError(f"{request.out} exists already; remove it, or name another")
 
 
 def _tell(request: FilesRequest, report: RunReport, elapsed_s: float) -> None:

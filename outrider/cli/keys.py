@@ -251,7 +251,7 @@ def moment(text: str, now: float) -> float:
         ) from None
     at = (named if named.tzinfo else named.replace(tzinfo=UTC)).timestamp()
     if at <= now:
-        raise ConfigError(f"{text} is past; choose a later time")
+        raise ConfigError(f"{text} is in the past; choose a later time")
     return at
 
 

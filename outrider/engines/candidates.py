@@ -39,12 +39,12 @@ def check_sampling(params: SamplingParams, info: EngineInfo) -> None:
         )
     if params.num_logprobs > info.num_candidates:
         raise InvalidSamplingError(
-            f"the engine {info.name} scores only the {info.num_candidates} likeliest ids: set "
+            f"the engine {info.name} scores only the {info.num_candidates} likeliest ids; set "
             f"num_logprobs to at most {info.num_candidates}"
         )
     if not 1 <= num_candidates(params) <= info.num_candidates and not info.truncates_sampling:
         raise InvalidSamplingError(
-            f"the engine {info.name} scores only the {info.num_candidates} likeliest ids: set "
+            f"the engine {info.name} scores only the {info.num_candidates} likeliest ids; set "
             f"top_k to 1..{info.num_candidates}, or temperature to 0"
         )
 

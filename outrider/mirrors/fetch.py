@@ -461,7 +461,7 @@ def _check_room(descriptor: int, path: Path, manifest: Manifest) -> None:
     if manifest.num_bytes - there_bytes > free_bytes:
         raise ModelStoreError(
             f"{manifest.num_bytes - there_bytes} bytes are to come and the disk of {path.parent} "
-            f"has {free_bytes} free: free space, or point OUTRIDER_MODEL_STORE at another disk"
+            f"has {free_bytes} free; free space, or point OUTRIDER_MODEL_STORE at another disk"
         )
 
 

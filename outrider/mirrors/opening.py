@@ -58,6 +58,6 @@ def open_writable(text: str) -> WritableMirror:
     if not isinstance(mirror, WritableMirror):
         raise ConfigError(
             f"nothing can be pushed to {text}; push to s3://BUCKET/PREFIX or file:PATH, or pull "
-            "where outrider models serve runs"
+            "on the machine that runs `outrider models serve`"
         )
     return mirror

@@ -249,7 +249,7 @@ class ModelServer:
         names = subject_alternative_names(x509.load_der_x509_certificate(der))
         caller = identify(*names, self._tls.config.trust_domain)
         if caller.role not in MODELS:
-            raise PermissionDeniedError(f"models are not served to the role {caller.role}.")
+            raise PermissionDeniedError(f"models are not served to the role {caller.role}")
 
     async def _answer(self, method: str, target: str, asked: str) -> _Answer:
         if method not in ("GET", "HEAD"):

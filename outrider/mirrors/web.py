@@ -129,7 +129,7 @@ def _of_status(status: int) -> Exception:
     if status in (404, 410):
         return LacksError()
     if status in (401, 403):
-        return RefusedError(f"it answers {status}: this process may not fetch there")
+        return RefusedError(f"it answers {status}; this process may not fetch there")
     if status in _RETRIED:
         return BrokeOffError(f"it answers {status}")
     return RefusedError(f"it answers {status}; check the address")

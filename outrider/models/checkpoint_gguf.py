@@ -136,7 +136,7 @@ class Checkpoint:
         if entry.shape != tensor.shape:
             raise ArtifactCorruptError(
                 f"{tensor.name} has the shape {list(entry.shape)}, config.json says "
-                f"{list(tensor.shape)}: the files do not belong together"
+                f"{list(tensor.shape)}; the files do not belong together"
             )
         if entry.dtype not in _TYPES:
             raise UnsupportedModelError(

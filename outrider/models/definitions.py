@@ -162,7 +162,7 @@ class ModelCatalog:
             return self._specs[name or self._default]
         except KeyError:
             raise UnknownModelError(
-                f"there is no model {name[:100]!r}; there is {self._some_names()}"
+                f"no model is called {name[:100]!r}; use one of {self._some_names()}"
             ) from None
 
     def of_source(self, source: str) -> ModelSpec | None:

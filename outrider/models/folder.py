@@ -156,7 +156,7 @@ def read_facts(folder: Path) -> FolderFacts:
     size, context = config.get("vocab_size"), config.get("max_position_embeddings")
     if not _is_count(size) or not _is_count(context):
         raise UnsupportedModelError(
-            f"{CONFIG} lacks vocab_size or max_position_embeddings: only models of text alone "
+            f"{CONFIG} lacks vocab_size or max_position_embeddings; only models of text alone "
             "can be served"
         )
     return FolderFacts(size, context)

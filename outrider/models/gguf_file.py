@@ -175,7 +175,7 @@ class _Header:
         name = self._data[begin : self._at]
         name.decode()
         if name in known:
-            raise ValueError(f"{name[:64]!r} is there twice")
+            raise ValueError(f"{name[:64]!r} occurs twice")
         known.add(name)
         return name
 

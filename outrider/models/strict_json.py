@@ -22,6 +22,6 @@ def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
         known = set[str]()
         for name, _ in pairs:
             if name in known:
-                raise ValueError(f"{name[:100]!r} is there twice")
+                raise ValueError(f"{name[:100]!r} occurs twice")
             known.add(name)
     return found

@@ -158,5 +158,5 @@ def _chain(context: Context) -> _Chain:
     found = context.auth_context()
     (leaf,) = found.get("x509_pem_cert", [b""])
     if not leaf:
-        raise UnauthenticatedError("Show a certificate (docs/guides/certificates.md).")
+        raise UnauthenticatedError("show a certificate (docs/guides/certificates.md)")
     return leaf, b"".join(found.get("x509_pem_cert_chain", []))

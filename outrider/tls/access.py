@@ -61,4 +61,4 @@ operators."""
 def check(identity: PeerIdentity, method: str) -> None:
     """Raises PermissionDeniedError unless the method answers to that role."""
     if identity.role not in ACCESS.get(method, frozenset()):
-        raise PermissionDeniedError(f"{method} does not answer to the role {identity.role}.")
+        raise PermissionDeniedError(f"{method} does not answer to the role {identity.role}")

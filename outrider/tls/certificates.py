@@ -49,7 +49,7 @@ def read_certificates(config: TlsConfig) -> CertificateBundle:
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ConfigError(f"tls: {config.certificate} and its key and CA: {error}") from error
     if not is_pair:
-        raise ConfigError(f"tls: {config.private_key} is not the key of {config.certificate}.")
+        raise ConfigError(f"tls: {config.private_key} is not the key of {config.certificate}")
     try:
         owner = identify(*subject_alternative_names(leaf), config.trust_domain)
     except UnauthenticatedError as error:
@@ -82,7 +82,7 @@ def _bytes(path: Path) -> bytes:
     except OSError as error:
         raise ConfigError(f"tls: cannot read {path}: {error.strerror}") from error
     if len(data) > _MAX_FILE_BYTES:
-        raise ConfigError(f"tls: {path} is larger than {_MAX_FILE_BYTES} bytes.")
+        raise ConfigError(f"tls: {path} is larger than {_MAX_FILE_BYTES} bytes")
     return data
 
 
@@ -222,7 +222,7 @@ def _read_own(config: TlsConfig, role: Role | None, region: str) -> CertificateB
     owner = found.identity
     if (role is not None and owner.role is not role) or (region and owner.region != region):
         raise ConfigError(
-            f"tls: {config.certificate} is for {owner}: this is {role}{region and f'/{region}'}."
+            f"tls: {config.certificate} is for {owner}; this is {role}{region and f'/{region}'}"
         )
     return found
 

@@ -36,10 +36,10 @@ class TlsConfig:
     def __post_init__(self) -> None:
         given = (self.certificate, self.private_key, self.ca)
         if any(given) and not all(given):
-            raise ConfigError("tls: certificate, private_key and ca go together; give all or none.")
+            raise ConfigError("tls: certificate, private_key and ca go together; give all or none")
         if _DOMAIN.fullmatch(self.trust_domain) is None or len(self.trust_domain) > 180:
             raise ConfigError(
-                f"tls: trust_domain is {self.trust_domain!r}: use a DNS name in lower case."
+                f"tls: trust_domain is {self.trust_domain!r}; use a DNS name in lower case"
             )
 
     @property
@@ -51,10 +51,9 @@ class TlsConfig:
         """Raises ConfigError if it takes a certificate, which is not there, to `verb` a host."""
         if not (self.is_on or self.allow_plaintext or is_loopback(host)):
             raise ConfigError(
-                f"Without certificates nothing beyond this machine is allowed: cannot {verb} "
-                f"{host}. Set certificate, private_key and ca in the table tls "
-                "(docs/guides/certificates.md), or tls.allow_plaintext = true where the network "
-                "itself is encrypted and closed."
+                f"cannot {verb} {host}: without certificates only this machine is allowed; set "
+                "certificate, private_key and ca in the table tls (docs/guides/certificates.md), "
+                "or tls.allow_plaintext = true where the network itself is encrypted and closed"
             )
 
 

@@ -92,21 +92,21 @@ def identify(uris: Iterable[str], dns: Iterable[str], trust_domain: str) -> Peer
         _check_count(number)
     if not found:
         raise UnauthenticatedError(
-            f"The certificate names no role of {trust_domain}: issue one with a SPIFFE id or DNS "
-            "name of docs/guides/certificates.md."
+            f"the certificate names no role of {trust_domain}; issue one with a SPIFFE id or DNS "
+            "name of docs/guides/certificates.md"
         )
     best = max(found, key=lambda it: (bool(it.region), bool(it.name)))
     for other in found:
         agrees = other.region in ("", best.region) and other.name in ("", best.name)
         if other.role is not best.role or not agrees:
-            raise UnauthenticatedError(f"The certificate names both {best} and {other}: use two.")
+            raise UnauthenticatedError(f"the certificate names both {best} and {other}; use two")
     return best
 
 
 def _of_spiffe(uri: str, trust_domain: str) -> PeerIdentity:
     authority, _, path = uri.removeprefix(_SCHEME).partition("/")
     if authority != trust_domain:
-        raise UnauthenticatedError(f"{uri} is of another trust domain than {trust_domain}.")
+        raise UnauthenticatedError(f"{uri} is of another trust domain than {trust_domain}")
     return _identity(path.split("/"), uri)
 
 
@@ -118,13 +118,13 @@ def _identity(parts: list[str], text: str) -> PeerIdentity:
     """From role, region, name, or less."""
     role, *rest = parts
     if role not in _ROLES or len(rest) > 2 or not all(map(is_label, rest)):
-        raise UnauthenticatedError(f"{text[:200]} names no role with region and name.")
+        raise UnauthenticatedError(f"{text[:200]} names no role with region and name")
     return PeerIdentity(Role(role), *rest)
 
 
 def _check_count(number: int) -> None:
     if number >= _MAX_NAMES:
-        raise UnauthenticatedError(f"The certificate has more than {_MAX_NAMES} names of a kind.")
+        raise UnauthenticatedError(f"the certificate has more than {_MAX_NAMES} names of a kind")
 
 
 _ROLES: Final = frozenset(role.value for role in Role)

@@ -116,7 +116,7 @@ class Cutter:
             self._pieces.clear()
             raise FrameTooLargeError(
                 f"{self._num_held} characters hold no place where the text may be cut, at most "
-                f"{self._max_chars} may: send shorter texts."
+                f"{self._max_chars} may; send shorter texts"
             )
         return parts
 

@@ -27,7 +27,7 @@ _TRIES: Final = 50
 def _check_platform() -> None:
     if sys.platform != "linux":
         raise ConfigError(
-            "a service of several processes needs Linux: set processes to 1, and run one service "
+            "a service of several processes needs Linux; set processes to 1, and run one service "
             "for each core"
         )
 

@@ -214,7 +214,7 @@ class EdgeConfig:
         check_bounds(self)
         if self.quic.max_frame_bytes > _MAX_FRAME_BYTES:
             raise ConfigError(
-                f"quic.max_frame_bytes is {self.quic.max_frame_bytes}: use 1 to {_MAX_FRAME_BYTES}"
+                f"quic.max_frame_bytes is {self.quic.max_frame_bytes}; use 1 to {_MAX_FRAME_BYTES}"
             )
         if (self.certificate is None) != (self.private_key is None):
             raise ConfigError("certificate and private_key go together; give both or neither")
@@ -226,7 +226,7 @@ class EdgeConfig:
         if self.uploads not in {kind.value for kind in Uploads}:
             raise ConfigError(f"uploads is auto, always or never, not {self.uploads!r}")
         if trust_of(self.trust, "trust") is Trust.USER:
-            raise ConfigError("trust is chat, connection or tenant: users have a tenant's key")
+            raise ConfigError("trust is chat, connection or tenant; users have a tenant's key")
         self._check_models()
         self.identities()
 

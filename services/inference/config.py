@@ -78,10 +78,10 @@ class PrefixStoreConfig:
         for field in ("key", "password"):
             if getattr(self, field) and getattr(self, f"{field}_file"):
                 raise ConfigError(
-                    f"both prefix_store.{field} and prefix_store.{field}_file are set: use one"
+                    f"both prefix_store.{field} and prefix_store.{field}_file are set; use one"
                 )
         if self.url and not (self.key or self.key_file):
-            raise ConfigError("prefix_store.key is empty: set the same secret in all replicas")
+            raise ConfigError("prefix_store.key is empty; set the same secret in all replicas")
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,7 +181,7 @@ class InferenceService(InferenceServiceServicer):
         self, request_iterator: Any, context: Any
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         if self._closed:
-            raise UnavailableError("this replica is shutting down; go elsewhere")
+            raise UnavailableError("this replica is shutting down; open the session on another")
         stream = GenerateStream(
             self._table, max_frames=self._max_frames, max_sessions=self._max_sessions
         )
@@ -243,7 +243,7 @@ class InferenceService(InferenceServiceServicer):
         self._table.set_drained(drained=not request.undo)
         if request.move and not request.undo:
             self._table.fail_all(
-                UnavailableError("this replica is drained; the session goes on at another one")
+                UnavailableError("this replica is drained; open the session on another")
             )
         return inference_pb2.DrainResponse()
 

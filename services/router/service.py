@@ -82,7 +82,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             async for response in outgoing(outbox, router_pb2.RouteResponse.FromString):
                 yield response
             if outbox.is_overrun:
-                raise OverloadedError("This stream is not read: open another and read it.")
+                raise OverloadedError("this stream is not read; open another and read it")
             if reader.done():
                 reader.result()
         except OutriderError as error:
@@ -143,8 +143,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         if replica is None:
             known = ", ".join(sorted(it.name for it in self._registry)[:_MAX_NAMED])
             raise InvalidRequestError(
-                f"This router knows no replica {request.replica[:_MAX_NAME]!r}; "
-                f"it has {known or 'none'}."
+                f"this router knows no replica {request.replica[:_MAX_NAME]!r}; "
+                f"it has {known or 'none'}"
             )
         asked = inference_pb2.DrainRequest(undo=request.undo, move=request.move)
         await self._drain_replica(replica, asked)

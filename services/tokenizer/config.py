@@ -56,11 +56,11 @@ class SharedCacheConfig:
         for field in ("key", "password"):
             if getattr(self, field) and getattr(self, f"{field}_file"):
                 raise ConfigError(
-                    f"both shared_cache.{field} and shared_cache.{field}_file are set: use one of "
-                    "them."
+                    f"both shared_cache.{field} and shared_cache.{field}_file are set; use one of "
+                    "them"
                 )
         if self.url and not (self.key or self.key_file):
-            raise ConfigError("shared_cache.key is empty: set the same secret in all tokenizers.")
+            raise ConfigError("shared_cache.key is empty; set the same secret in all tokenizers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,17 +139,17 @@ class TokenizerConfig:
     def __post_init__(self) -> None:
         check_bounds(self)
         if not self.models:
-            raise ConfigError("models is empty: name at least one model to serve.")
+            raise ConfigError("models is empty; name at least one model to serve")
         for entry in self.previous_vocabularies:
             if not all(entry.partition("=")):
-                raise ConfigError(f"previous_vocabularies has {entry!r}: use MODEL=FOLDER.")
+                raise ConfigError(f"previous_vocabularies has {entry!r}; use MODEL=FOLDER")
         if self.max_part_chars <= self.part_chars:
             raise ConfigError(
-                f"max_part_chars is {self.max_part_chars}: set it above part_chars, "
-                f"{self.part_chars}."
+                f"max_part_chars is {self.max_part_chars}; set it above part_chars, "
+                f"{self.part_chars}"
             )
         if self.max_text_bytes >= self.max_message_bytes:
             raise ConfigError(
-                f"max_text_bytes is {self.max_text_bytes}: keep it below max_message_bytes, "
-                f"{self.max_message_bytes}, so that a long text is refused with a reason."
+                f"max_text_bytes is {self.max_text_bytes}; keep it below max_message_bytes, "
+                f"{self.max_message_bytes}, so that a long text is refused with a reason"
             )

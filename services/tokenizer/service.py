@@ -182,7 +182,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
             # A defect fails this request alone. The stack goes to the log, not to the peer.
             labels[names.ERROR_TYPE] = OutriderError.reason
             _log.exception("request_failed", operation=operation)
-            failure = OutriderError("The tokenizer failed on this request: see its log.")
+            failure = OutriderError("the tokenizer failed on this request; see its log")
             return response_type(number=request.number, error=error_to_proto(failure))
         finally:
             self._metrics.metrics.counter(REQUESTS).add(1, labels)

@@ -325,35 +325,35 @@ class VocabularyTable(Generic[WaiterT]):
 
 def _unknown(model: str, models: tuple[str, ...]) -> OutriderError:
     return UnknownModelError(
-        f"No vocabulary of model {model[:100]!r} here: use {', '.join(models)}."
+        f"no vocabulary of model {model[:100]!r} here; use {', '.join(models)}"
     )
 
 
 def _unavailable(model: str, reason: str, wait_s: float) -> OutriderError:
     return VocabularyUnavailableError(
-        f"The vocabulary of model {model} cannot be loaded here: {reason}",
+        f"the vocabulary of model {model} cannot be loaded here: {reason}",
         retry_delay_ms=max(1, round(wait_s * 1000)),
     )
 
 
 def _not_yet(model: str) -> OutriderError:
     return VocabularyUnavailableError(
-        f"The vocabulary of model {model} is being loaded here: try again in a moment.",
+        f"the vocabulary of model {model} is being loaded here; try again in a moment",
         retry_delay_ms=_LOADING_RETRY_MS,
     )
 
 
 def _full(max_loaded: int) -> OutriderError:
     return OverloadedError(
-        f"All {max_loaded} vocabularies that may be loaded are in use: try again in a moment, or "
-        "raise max_loaded_vocabularies.",
+        f"all {max_loaded} vocabularies that may be loaded are in use; try again in a moment, or "
+        "raise max_loaded_vocabularies",
         retry_delay_ms=_BUSY_RETRY_MS,
     )
 
 
 def _mismatch(model: str, *, ours: bytes, theirs: bytes) -> OutriderError:
     return VocabularyMismatchError(
-        f"Vocabulary {theirs.hex()} of model {model} is not served here, {ours.hex()} is: use the "
-        "model's own, or ask a tokenizer that has yours.",
+        f"vocabulary {theirs.hex()} of model {model} is not served here, {ours.hex()} is; use the "
+        "model's own, or ask a tokenizer that has yours",
         metadata={"ours": ours.hex(), "theirs": theirs.hex()},
     )

@@ -40,7 +40,7 @@ def slice_boundary(rule: CutRule, read: Read, size: int, position: int) -> int:
         if window_bytes >= MAX_SEARCH_BYTES:
             raise FrameTooLargeError(
                 f"{window_bytes} bytes behind byte {position} hold no place where the text may be "
-                "cut: give shards more bytes than the text has"
+                "cut; give shards more bytes than the text has"
             )
         window_bytes *= 4
 

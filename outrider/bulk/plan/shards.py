@@ -48,9 +48,9 @@ class BulkSettings:
             if value not in known:
                 raise ConfigError(f"{name} must be one of {', '.join(known)}, not {value!r}")
         if self.shard_bytes < 1:
-            raise ConfigError(f"a shard of {self.shard_bytes} bytes holds nothing: give more")
+            raise ConfigError(f"a shard of {self.shard_bytes} bytes holds nothing; give more")
         if self.min_shards < 1:
-            raise ConfigError(f"a job of {self.min_shards} shards does nothing: ask for 1 or more")
+            raise ConfigError(f"a job of {self.min_shards} shards does nothing; ask for 1 or more")
         if not self.field:
             raise ConfigError("the field that holds the text has no name")
 
@@ -123,8 +123,8 @@ def kind_of(path: str, *, texts_are_lines: bool = False) -> tuple[FileKind, bool
     kind = _KINDS.get("".join(suffix))
     if kind is None or (is_gzip and kind is FileKind.PARQUET):
         raise InvalidRequestError(
-            f"{path}: what it holds is told by its name, which must end with .txt, .jsonl, "
-            ".parquet, .txt.gz or .jsonl.gz"
+            f"{path}: its name must show what it holds and end with .txt, .jsonl, .parquet, "
+            ".txt.gz or .jsonl.gz"
         )
     if texts_are_lines and kind is FileKind.TEXT:
         kind = FileKind.TEXTS

@@ -134,7 +134,7 @@ def serve(
     target: AbstractAsyncContextManager[Target]
     if url:
         if edge is not None:
-            raise InvalidRequestError("give one of --url and --edge")
+            raise InvalidRequestError("give either --url or --edge")
         endpoint = Endpoint.parse(url)
         key = _key_of(endpoint, key_file, api_key, state_dir)
         where, target = url, endpoint_target(replace(endpoint, key=key), asked)

@@ -70,8 +70,8 @@ def kill(
         seen = asyncio.run(_Demo(folder).run(prompt, params, after))
     if not seen.killed:
         raise OutriderError(
-            f"the reply was over before its replica could be killed; give a larger --max-tokens, "
-            f"or --after below {after}"
+            "the reply ended before its replica could be killed; give a larger --max-tokens, or "
+            f"--after below {after}"
         )
     _say(
         f"{seen.killed} was killed (signal 9); {seen.finished_by} wrote the end, "

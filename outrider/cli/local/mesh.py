@@ -122,7 +122,7 @@ class MeshOptions:
             raise ConfigError(f"prefix-store is redis, or left out: not {self.prefix_store!r}")
         if self.prefix_store and "prefix_store" in self.tables.get("inference", {}):
             raise ConfigError(
-                "the file of --config names a prefix store already: leave out --prefix-store, "
+                "the file of --config names a prefix store already; leave out --prefix-store, "
                 "which starts another one"
             )
         if self.engine == "fake" and self.draft_model not in ("", "none"):

@@ -17,7 +17,9 @@ def refuse_secret(key: str, instead: str) -> None:
     """Raises ConfigError for a key whose value is a secret: every user of the machine can read
     command lines (proc(5), /proc/PID/cmdline)."""
     if is_secret(key):
-        raise ConfigError(f"{key} is a secret, and command lines are not: give it {instead}.")
+        raise ConfigError(
+            f"{key} is a secret, which others could read on the command line; give it {instead}"
+        )
 
 
 def typed(role: str, texts: Iterable[str]) -> dict[str, object]:

@@ -193,8 +193,8 @@ def make_private(state_dir: Path) -> None:
     is_mesh = (state_dir / _LOCK).exists()
     if not is_mesh and not _is_outriders(state_dir) and any(state_dir.iterdir()):
         raise UnavailableError(
-            f"others may read {state_dir}, which is no mesh's and not empty: name another folder, "
-            f"or chmod 700 {state_dir}"
+            f"others may read {state_dir}, which is not empty and belongs to no mesh; name "
+            f"another folder, or chmod 700 {state_dir}"
         )
     state_dir.chmod(0o700)
 

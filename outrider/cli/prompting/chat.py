@@ -175,7 +175,7 @@ def _name_to_ask(model: str, state: Path, *, is_here: bool) -> str:
         return served_name(model, state / "config" / "edge.toml")
     if not is_name(model):
         raise InvalidRequestError(
-            "with --edge, give a model's name: a mesh elsewhere has no access to your files"
+            "with --edge, give a model's name; a mesh elsewhere has no access to your files"
         )
     return model
 

@@ -176,7 +176,7 @@ class Conversation:
             with file.open("x", encoding="utf-8") as out:
                 out.write(text + "\n")
         except FileExistsError:
-            raise InvalidRequestError(f"{file} is there already; name another file") from None
+            raise InvalidRequestError(f"{file} exists already; name another file") from None
         except OSError as error:
             raise InvalidRequestError(f"{file} cannot be written: {error.strerror}") from error
         return f"{len(self._said)} messages are in {file}"

@@ -119,8 +119,8 @@ def piped_prompt() -> str:
     text = _from_stdin().removesuffix("\n")
     if not text.strip():
         raise InvalidRequestError(
-            "there is nothing to ask: give a prompt as argument, with --prompt or --prompt-file, "
-            "or pipe one in; a conversation needs a terminal"
+            "no prompt was given; give a prompt as argument, with --prompt or --prompt-file, or "
+            "pipe one in; a conversation needs a terminal"
         )
     check_text(text)
     return text

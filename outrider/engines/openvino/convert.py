@@ -166,7 +166,7 @@ def read_folder(directory: Path) -> ConvertedModel:
         ) from error
     if "input_ids" not in inputs or not model.get_sinks():
         raise UnsupportedModelError(
-            f"{_GRAPH} takes no input_ids or keeps no state: export it as a stateful model of text"
+            f"{_GRAPH} takes no input_ids or keeps no state; export it as a stateful model of text"
         )
     if size != facts.vocabulary_size:
         raise UnsupportedModelError(

@@ -102,7 +102,9 @@ class OpenVinoEmbedder:
         except RuntimeError as error:
             raise EngineError(f"the engine failed: {error}") from error
         if not np.isfinite(states[:, 0]).all():
-            raise EngineError("the engine computed what is no number; choose another model")
+            raise EngineError(
+                "the engine computed values that are not finite; choose another model"
+            )
         return pool(states, lengths, self._facts.pooling, normalizes=self._facts.normalizes)
 
     def close(self) -> None:

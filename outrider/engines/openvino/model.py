@@ -245,7 +245,7 @@ class PagedModel:
         self.busy_s += request.busy_s - busy_s
         logits = request.logits()
         if len(logits) != self.layout.num_logits(num_rows) or self.kv.is_marked(last_slot):
-            raise EngineError("the call computed nothing")
+            raise EngineError("the model returned no logits; restart the engine")
         logits = logits[:num_rows]
         if np.isnan(logits[..., 0]).any():
             raise EngineError("the logits are not numbers")

@@ -43,7 +43,7 @@ def read_checkpoint(folder: Path | None) -> Checkpoint:
     """Read the folder. Raises ConfigError if it has no usable config.json, or an invalid
     tokenizer.json."""
     if folder is None:
-        raise ConfigError("trtllm.model_dir is not set: name a Hugging Face checkpoint's folder")
+        raise ConfigError("trtllm.model_dir is not set; name a Hugging Face checkpoint's folder")
     try:
         facts = read_object((folder / _CONFIG_FILE).read_bytes())
         if "pretrained_config" in facts or "build_config" in facts:
@@ -98,13 +98,13 @@ def check_vocabulary(folder: Path | None, vocabulary: Vocabulary) -> None:
         if token_id >= vocabulary.size:
             raise ConfigError(
                 f"the tokenizer of {folder} has id {token_id} ({text!r:.60}), the vocabulary that "
-                f"is served ends at {vocabulary.size - 1}: set trtllm.model_dir and model to the "
+                f"is served ends at {vocabulary.size - 1}; set trtllm.model_dir and model to the "
                 "same model"
             )
         if (named := vocabulary.bytes_as(token_id, text)) != vocabulary.token_bytes(token_id):
             raise ConfigError(
                 f"id {token_id} is {named!r:.60} in the tokenizer of {folder}, but "
-                f"{vocabulary.token_bytes(token_id)!r:.60} in the vocabulary that is served: set "
+                f"{vocabulary.token_bytes(token_id)!r:.60} in the vocabulary that is served; set "
                 "trtllm.model_dir and model to the same model"
             )
 
@@ -117,6 +117,6 @@ def _tokens(folder: Path) -> dict[int, str] | None:
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
-        raise ConfigError(f"{path} cannot be read ({error}): fetch the checkpoint again") from error
+        raise ConfigError(f"{path} cannot be read ({error}); fetch the checkpoint again") from error
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     return {token_id: text for text, token_id in vocabulary.items()}

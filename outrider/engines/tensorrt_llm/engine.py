@@ -154,11 +154,11 @@ class TensorRtLlmEngine:
 
     def export_blocks(self, blocks: Sequence[int]) -> bytes:
         self._check_not_closed()
-        raise EngineError("TensorRT-LLM keeps its KV itself: blocks cannot be exported")
+        raise EngineError("TensorRT-LLM keeps its KV itself; blocks cannot be exported")
 
     def import_blocks(self, blocks: Sequence[int], data: bytes) -> None:
         self._check_not_closed()
-        raise EngineError("TensorRT-LLM keeps its KV itself: blocks cannot be imported")
+        raise EngineError("TensorRT-LLM keeps its KV itself; blocks cannot be imported")
 
     def stats(self) -> RuntimeStats | None:
         """The runtime's newest statistics since the last call; None without any."""
@@ -250,7 +250,7 @@ class TensorRtLlmEngine:
             row = whole_rows(self._rows(sequence, answer, 1, num_ranks))
             if len(row.logits):
                 return row
-        raise EngineError("TensorRT-LLM gave no row: check prompt_logprobs in this version")
+        raise EngineError("TensorRT-LLM gave no row; check prompt_logprobs in this version")
 
     def _rows(
         self, sequence: _Sequence, answer: TokenLogprobs | None, num_rows: int, num_ranks: int = 0

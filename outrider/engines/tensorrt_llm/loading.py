@@ -67,7 +67,7 @@ def engine_info(config: EngineConfig, checkpoint: Checkpoint) -> EngineInfo:
     if num_ids > checkpoint.vocabulary_size:
         raise ConfigError(
             f"the checkpoint scores {checkpoint.vocabulary_size} ids, the vocabulary that is "
-            f"served has {num_ids}: set trtllm.model_dir and model to the same model"
+            f"served has {num_ids}; set trtllm.model_dir and model to the same model"
         )
     block_bytes = checkpoint.kv_token_bytes * BLOCK_TOKENS
     return EngineInfo(
@@ -89,7 +89,7 @@ def _blocks_asked_for(config: EngineConfig, block_bytes: int) -> int:
     num_blocks = config.num_blocks or config.kv_bytes // block_bytes
     if config.kv_bytes and not num_blocks:
         raise ConfigError(
-            f"kv_bytes is {config.kv_bytes}, a block has {block_bytes}: raise kv_bytes, or leave "
+            f"kv_bytes is {config.kv_bytes}, a block has {block_bytes}; raise kv_bytes, or leave "
             "it at 0 for kv_share of the GPU's memory"
         )
     if not num_blocks and config.kv_share >= 1.0:
@@ -171,8 +171,8 @@ def settle_pool(config: EngineConfig, wanted: EngineInfo, measured: int) -> Engi
     asked = wanted.num_blocks
     if not measured and not asked:
         raise ConfigError(
-            "TensorRT-LLM does not tell the size of its KV pool (kvCacheStats.maxNumBlocks): set "
-            "kv_bytes or num_blocks"
+            "TensorRT-LLM does not report the size of its KV pool (kvCacheStats.maxNumBlocks); "
+            "set kv_bytes or num_blocks"
         )
     num_blocks = min(asked or measured, measured or asked)
     reason = f"kv_share is {config.kv_share}" if not asked else "kv_bytes or num_blocks is set"
@@ -181,7 +181,7 @@ def settle_pool(config: EngineConfig, wanted: EngineInfo, measured: int) -> Engi
     room = num_blocks * BLOCK_TOKENS - _GENERATED_TOKENS
     if max(config.max_context_tokens, BLOCK_TOKENS) > room:
         raise ConfigError(
-            f"the KV pool has {num_blocks} blocks ({reason}), with room for {room} tokens: raise "
+            f"the KV pool has {num_blocks} blocks ({reason}), with room for {room} tokens; raise "
             "kv_share, kv_bytes or num_blocks, or lower max_context_tokens"
         )
     context = min(wanted.max_context_tokens, room)

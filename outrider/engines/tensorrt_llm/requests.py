@@ -212,7 +212,7 @@ class Flight:
     def _check_not_lost(self) -> None:
         if self._lost:
             raise EngineError(
-                f"TensorRT-LLM did not end a request within {self._timeout_s:g} s: start the "
+                f"TensorRT-LLM did not end a request within {self._timeout_s:g} s; start the "
                 "replica again, with a larger trtllm.request_timeout_s if that was too short"
             )
 

@@ -235,7 +235,7 @@ class PartialFetch:
         if total_bytes - offset > free_bytes:
             raise ModelStoreError(
                 f"{total_bytes - offset} bytes are to come and the disk of {self._path.parent} has "
-                f"{free_bytes} free: free space, or point OUTRIDER_MODEL_STORE at another disk"
+                f"{free_bytes} free; free space, or point OUTRIDER_MODEL_STORE at another disk"
             )
 
     def _rewind(self, file: io.FileIO, offset: int) -> None:

@@ -22,6 +22,6 @@ class DigestSource:
     def fetch(self, partial: PartialFetch, scratch: Path) -> str | None:
         """Always raises SourceError: the source has no address to fetch from."""
         raise SourceError(
-            f"{self.text} is had from mirrors alone, and there is none; name some: outrider models "
-            "pull --from MIRROR, or mirrors.sources of a replica"
+            f"{self.text} is only available from mirrors, and none is configured; name some: "
+            "outrider models pull --from MIRROR, or mirrors.sources of a replica"
         )

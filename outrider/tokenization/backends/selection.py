@@ -80,7 +80,7 @@ def select_backend(
     reference if none is, or if `wanted` is the reference. `test` returns the verdict on an
     installed package. Raises ConfigError for any other name."""
     if wanted not in CHOICES:
-        raise ConfigError(f"tokenizer backend {wanted!r}: use one of {', '.join(CHOICES)}")
+        raise ConfigError(f"tokenizer backend {wanted!r}; use one of {', '.join(CHOICES)}")
     reference = Reference(vocabulary)
     if wanted == REFERENCE:
         return FallbackBackend(None, reference, reason="it is the one that was asked for")

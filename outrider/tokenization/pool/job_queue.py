@@ -58,7 +58,8 @@ class JobQueue(Generic[JobT]):
         num_pending = sum(len(self._queues[one]) + self._running[one] for one in classes)
         if num_pending >= self._max_pending:
             raise OverloadedError(
-                f"{num_pending} prompts wait for tokenization; try again", retry_delay_ms=100
+                f"{num_pending} prompts already wait for tokenization; try again",
+                retry_delay_ms=100,
             )
         self._queues[job_class].append(job)
 

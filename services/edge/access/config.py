@@ -69,13 +69,13 @@ class JwtConfig:
         if not self.issuer:
             return
         if not self.audience:
-            raise ConfigError("jwt.audience is empty: name what tokens for this mesh are for")
+            raise ConfigError("jwt.audience is empty; name what tokens for this mesh are for")
         if (self.jwks_file is None) == (not self.jwks_url):
             raise ConfigError("jwt takes one of jwks_file and jwks_url: the issuer's public keys")
         if self.jwks_url:
             _check_url(self.jwks_url)
         if not self.algorithms:
-            raise ConfigError("jwt.algorithms is empty: name those that the issuer signs with")
+            raise ConfigError("jwt.algorithms is empty; name those that the issuer signs with")
         for name in set(self.required) - _CLAIMS:
             raise ConfigError(f"jwt.required: {name!r} is none of {', '.join(sorted(_CLAIMS))}")
         if self.scopes:
@@ -102,7 +102,7 @@ class SharedLimitsConfig:
 
     def __post_init__(self) -> None:
         if self.password and self.password_file is not None:
-            raise ConfigError("both shared_limits.password and password_file are set: use one")
+            raise ConfigError("both shared_limits.password and password_file are set; use one")
 
 
 def _check_url(url: str) -> None:
@@ -115,7 +115,7 @@ def _check_url(url: str) -> None:
         raise ConfigError("jwt.jwks_url holds a user or a password, and would be logged")
     if not host or not (parts.scheme == "https" or (parts.scheme == "http" and _is_local(host))):
         raise ConfigError(
-            "jwt.jwks_url is https://HOST/...: over http anybody on the way could change the keys"
+            "jwt.jwks_url is https://HOST/...; over http anybody on the way could change the keys"
         )
 
 

@@ -183,7 +183,7 @@ class Tenants:
         found = self._policies.get(name)
         if found is None:
             raise PermissionDeniedError(
-                f"the token is of tenant {name[:100]!r}, which is none of this edge's; ask its "
+                f"the token is of tenant {name[:100]!r}, which this edge does not list; ask its "
                 "operator to add it"
             )
         return found

@@ -279,5 +279,5 @@ class Usage:
                 del self._tenants[name]
                 return
         raise OverloadedError(
-            "too many tenants have chats under way; try again", retry_delay_ms=_BUSY_RETRY_MS
+            "too many tenants have running chats; try again", retry_delay_ms=_BUSY_RETRY_MS
         )

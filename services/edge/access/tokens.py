@@ -125,7 +125,7 @@ class TokenVerifier:
             raise UnauthenticatedError(_BAD) from None
 
 
-_BAD: Final = "the token is not good here; check it, or get a new one"
+_BAD: Final = "the token is not valid here; check it, or get a new one"
 """Alike for a wrong form, algorithm and signature."""
 
 
@@ -149,12 +149,14 @@ def read_header(encoded: str, policy: TokenPolicy) -> tuple[str, str]:
 def check_times(claims: Mapping[str, Any], policy: TokenPolicy, now: float) -> float:
     """Until when the token is good. Raises UnauthenticatedError."""
     for name in sorted(policy.required - claims.keys()):
-        raise UnauthenticatedError(f"the token has no {name}, which is needed here")
+        raise UnauthenticatedError(f"the token has no {name}, which is required here")
     times = {name: _seconds(claims[name]) for name in TIMES if name in claims}
     skew = policy.clock_skew_s
     for name in ("nbf", "iat"):
         if name in times and now < times[name] - skew:
-            raise UnauthenticatedError("the token is not good yet; check the clocks")
+            raise UnauthenticatedError(
+                "the token is not valid yet; check the clocks of issuer and edge"
+            )
     if "exp" not in times:
         return now + _REMEMBERED_S
     until = times["exp"] + skew

@@ -66,7 +66,7 @@ class _Endpoint:
         if route is None:
             allowed = ", ".join(self._by_method).replace("GET", "GET, HEAD")
             raise MethodNotAllowedError(
-                f"this path takes {allowed} alone", metadata={"allow": allowed}
+                f"this path accepts only {allowed}", metadata={"allow": allowed}
             )
         exchange: Exchange = scope[EXCHANGE]
         exchange.route = route.path
@@ -134,4 +134,4 @@ class _Gate:
 
 async def _raise_ours(request: Request, failure: Exception) -> Response:
     """Turn Starlette's own errors, for unknown paths, into ours."""
-    raise UnknownRouteError("there is nothing at this path; GET /openapi.json lists what there is")
+    raise UnknownRouteError("no resource has this path; GET /openapi.json lists all paths")

@@ -31,7 +31,7 @@ def read(decode: Callable[[bytes], _Body], data: bytes) -> _Body:
         # The decoder leaves alone what it skips, and the fields that are msgspec.Raw.
         str(data, "utf-8")
     except UnicodeDecodeError:
-        raise InvalidRequestError("the body is not UTF-8; encode the JSON so") from None
+        raise InvalidRequestError("the body is not UTF-8; encode the JSON in UTF-8") from None
     try:
         return decode(data)
     except RecursionError:
@@ -71,6 +71,6 @@ def _misshapen(text: str) -> InvalidRequestError:
     """The error for JSON of the wrong structure; `text` is msgspec's message."""
     path = _PATH.search(text)
     if path is None:
-        return InvalidRequestError(f"the body is not what it has to be: {text}")
+        return InvalidRequestError(f"the body has the wrong structure: {text}")
     where = path.group(1)
     return refused(where, f"{where or 'the body'}: {text[: path.start()]}")

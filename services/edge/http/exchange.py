@@ -176,7 +176,7 @@ class Exchange:
                 raise _too_large(limit)
             if self._budget is not None and not self._budget.take(len(piece)):
                 raise OverloadedError(
-                    "there is no room for so much of requests that are not whole yet"
+                    "this edge has no memory for more incomplete requests; send fewer at once"
                 )
             self._held_bytes += len(piece)
             pieces.append(piece)

@@ -217,7 +217,7 @@ class HttpListener:
         OverloadedError."""
         most = self._frontend.config.max_connections
         if len(self._connections) >= most:
-            raise OverloadedError(f"there are {most} connections, and no more are taken")
+            raise OverloadedError(f"this edge already serves {most} connections; try again later")
         if 0 < limits.limits.max_resident_bytes < memory.resident_bytes():
             raise OverloadedError("this edge has no memory to spare; try again later")
         limits.quotas.hold(prefix, Count.CONNECTIONS, asyncio.get_running_loop().time())

@@ -403,4 +403,4 @@ def _refuse_what_is_not_served(body: ChatCompletionRequest) -> None:
     if body.functions:
         raise refused("functions", "functions are not served; send them as tools")
     if body.modalities and set(body.modalities) != {"text"}:
-        raise refused("modalities", "models here write text alone")
+        raise refused("modalities", "models here write only text")

@@ -209,12 +209,13 @@ def _echoed(body: CompletionRequest, prompt: RawPrompt) -> str:
 def _refuse_what_is_not_served(body: CompletionRequest, prompts: Sequence[RawPrompt]) -> None:
     """Raises InvalidRequestError for fields that would change the reply and cannot be heeded."""
     if body.suffix:
-        raise refused("suffix", "suffix is not served; models here go on a text, to its end")
+        raise refused("suffix", "suffix is not served; models here only continue a text at its end")
     if body.best_of not in (None, 1 if body.n is None else body.n):
         raise refused("best_of", "best_of is not served; ask for n choices")
     if body.echo and not all(isinstance(prompt, str) for prompt in prompts):
         raise refused("echo", "echo is for prompts of text; send text, or leave it out")
     if body.echo and body.logprobs is not None:
         raise refused(
-            "echo", "log probabilities of a prompt are not told here; leave echo or logprobs out"
+            "echo",
+            "log probabilities of a prompt are not returned here; leave echo or logprobs out",
         )

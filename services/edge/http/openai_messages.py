@@ -127,7 +127,7 @@ def _message(number: int, message: ChatMessage) -> Message:
 
 def _call(where: str, call: MessageToolCall) -> ToolCall:
     if call.type != "function" or call.function is None:
-        raise refused(where, f"{where}: models here call functions alone; send type function")
+        raise refused(where, f"{where}: models here call only functions; send type function")
     return ToolCall(call.id, call.function.name, call.function.arguments)
 
 
@@ -157,7 +157,7 @@ def _text(where: str, part: ContentPart, text_parts: Sequence[str]) -> str:
         return part.refusal or ""
     raise refused(
         where,
-        f"{where} has a part of type {part.type[:_MAX_NAME_CHARS]!r}; models here read text alone",
+        f"{where} has a part of type {part.type[:_MAX_NAME_CHARS]!r}; models here read only text",
     )
 
 
@@ -169,7 +169,7 @@ def tools_of(given: Sequence[Tool]) -> tuple[str, ...]:
 
 def _definition(tool: Tool) -> str:
     if tool.type != "function" or tool.function is None:
-        raise refused("tools", "models here call functions alone; send tools of type function")
+        raise refused("tools", "models here call only functions; send tools of type function")
     function = tool.function
     fields: dict[str, Any] = {"name": function.name}
     if function.description is not None:

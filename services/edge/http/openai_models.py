@@ -48,9 +48,7 @@ async def serve_model(exchange: Exchange) -> None:
         if listed.name == name:
             await exchange.answer(200, msgspec.json.encode(_model(exchange, listed)))
             return
-    raise UnknownModelError(
-        f"there is no model {name[:100]!r} here; GET /v1/models lists those that there are"
-    )
+    raise UnknownModelError(f"there is no model {name[:100]!r} here; GET /v1/models lists all")
 
 
 def _listed(exchange: Exchange) -> list[ListedModel]:

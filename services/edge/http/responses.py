@@ -168,7 +168,7 @@ def _num_logprobs(body: ResponsesRequest, said: Conversation) -> int:
     if is_asked and said.shown_tools:
         raise refused(
             "include",
-            f"include: {_LOGPROBS} is of replies that are text alone; leave the tools out, or set "
+            f"include: {_LOGPROBS} is only for replies of text; leave the tools out, or set "
             "tool_choice to none",
         )
     if not is_asked and body.top_logprobs:

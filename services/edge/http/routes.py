@@ -81,8 +81,8 @@ def _reply(api: ChatApi) -> Handle:
 async def _serve_no_stored_response(exchange: Exchange) -> None:
     """Raises UnknownChatError."""
     raise UnknownChatError(
-        "no response is stored here, nor is a conversation compacted; POST /v1/responses with all "
-        "of it, and an Idempotency-Key to get the same response again"
+        "responses are not stored here and conversations not compacted; POST /v1/responses with "
+        "all of it, and an Idempotency-Key to get the same response again"
     )
 
 

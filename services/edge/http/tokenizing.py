@@ -107,7 +107,8 @@ async def serve_detokenize(exchange: Exchange) -> None:
         longest = model.limits.max_context_tokens
         if len(asked.tokens) > longest:
             raise PromptTooLongError(
-                f"there are {len(asked.tokens)} tokens, at most {longest} are of one text"
+                f"the request has {len(asked.tokens)} tokens and a text has at most "
+                f"{longest}; send fewer"
             )
         text = await asyncio.to_thread(_text_of, model, asked.tokens)
     data = msgspec.json.encode(DetokenizeResponse(prompt=text))
@@ -129,7 +130,7 @@ def _check(asked: TokenizeRequest) -> None:
             )
     if asked.add_generation_prompt is False or asked.continue_final_message:
         raise refused(
-            "add_generation_prompt", "conversations are rendered for the model's next message alone"
+            "add_generation_prompt", "conversations are only rendered for the model's next message"
         )
 
 

@@ -126,7 +126,7 @@ class ListenerLimits:
         for name in ("max_received_bytes_per_address", "max_received_bytes"):
             if getattr(self, name) < self.max_frame_bytes:
                 raise ConfigError(
-                    f"quic.{name} is {getattr(self, name)}: it must be max_frame_bytes, "
+                    f"quic.{name} is {getattr(self, name)}; it must be max_frame_bytes, "
                     f"{self.max_frame_bytes}, or more"
                 )
 

@@ -104,8 +104,8 @@ class TokenBucket:
 def too_many(count: Count, held: int) -> OverloadedError:
     """The error for one more when a key already holds its limit."""
     return OverloadedError(
-        f"there are {held} {count.value} from where this one comes, and no more are taken; try "
-        "again when one has ended",
+        f"this client or its network already has {held} {count.value}; try again when one has "
+        "ended",
         retry_delay_ms=_BUSY_RETRY_MS,
     )
 
@@ -194,7 +194,7 @@ class Quotas(Generic[KeyT]):
         if len(self) >= self._limits.max_keys:
             if not self._idle:
                 raise OverloadedError(
-                    "too many others are served at the moment; try again",
+                    "too many other clients are being served; try again",
                     retry_delay_ms=_BUSY_RETRY_MS,
                 )
             self._idle.popitem(last=False)

@@ -25,7 +25,9 @@ def choose(asked: str, served: Iterable[str], allowed: tuple[str, ...]) -> str:
     if name in names:
         return name
     if not names:
-        raise UnknownModelError("there is no model here for this client; ask the operator for one")
+        raise UnknownModelError(
+            "this client may use none of the models here; ask the operator for one"
+        )
     shown = ", ".join(names[:_NAMES_SHOWN])
     left_out = len(names) - _NAMES_SHOWN
     more = f" and {left_out} more" if left_out > 0 else ""

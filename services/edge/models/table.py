@@ -378,7 +378,7 @@ def _failed(name: str, wait_s: float) -> OutriderError:
 
 def _too_many(num_waiting: int) -> OutriderError:
     return OverloadedError(
-        f"{num_waiting} chats wait for models to be loaded, and no more may; try again",
+        f"{num_waiting} chats already wait for models to be loaded; try again",
         retry_delay_ms=_BUSY_RETRY_MS,
     )
 

@@ -107,6 +107,6 @@ def _answer(grammar: Grammar) -> str:
         return '{"type":"object"}'
     raise InvalidRequestError(
         f"a reply that may call tools follows a JSON schema or none; the grammar {grammar.kind} "
-        "says what all of it looks like; leave the tools out, or set tool_choice to none",
+        "would apply to all of it; leave the tools out, or set tool_choice to none",
         metadata={"param": "response_format"},
     )

@@ -170,7 +170,7 @@ class SharedUsage:
             slot = min(range(first, first + _WAYS), key=self._given_up)
             if self._given_up(slot)[0]:
                 raise OverloadedError(
-                    "too many others are served at the moment; try again",
+                    "too many other clients are being served; try again",
                     retry_delay_ms=_BUSY_RETRY_MS,
                 )
             self._memory[slot * _KEY_BYTES : (slot + 1) * _KEY_BYTES] = key

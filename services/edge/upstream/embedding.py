@@ -219,7 +219,7 @@ class _RouterCall:
             raise MalformedFrameError("the router sends vectors of other inputs")
         for index, row, num_tokens in zip(told.ids, rows, told.num_tokens, strict=True):
             if index in self._rows or index >= len(self._query.inputs):
-                raise MalformedFrameError("the router answers what was not asked")
+                raise MalformedFrameError("the router answered an input that was not sent")
             self._rows[index] = row
             self._num_tokens += num_tokens
         return None

@@ -178,7 +178,7 @@ class EmbeddingPipeline:
 
     def cancel(self, keys: Sequence[int]) -> None:
         """Drop inputs that are no longer wanted; those without an answer get one."""
-        error = CancelledError("the client wants it no more")
+        error = CancelledError("the client cancelled the input")
         self._answer([(key, error) for key in keys if key in self._inputs])
 
     # On the threads.
@@ -315,7 +315,7 @@ class EmbeddingPipeline:
             self._on_change()
 
     async def _expiring(self) -> None:
-        error = DeadlineError("the deadline passed before the input had its turn")
+        error = DeadlineError("the deadline passed before the input was computed")
         while True:
             await asyncio.sleep(_EXPIRY_S)
             with self._changed:

@@ -130,7 +130,8 @@ class EmbeddingQueue:
         limits = self._limits
         if num_bytes > limits.max_input_bytes:
             raise FrameTooLargeError(
-                f"an input has {num_bytes} bytes, the most is {limits.max_input_bytes}; shorten it"
+                f"an input has {num_bytes} bytes, at most {limits.max_input_bytes} are "
+                "allowed; shorten it"
             )
         if (
             len(self._inputs) >= limits.max_inputs

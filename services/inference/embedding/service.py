@@ -94,7 +94,7 @@ class _Request:
         if opened.model_identity not in (b"", contract.model_identity):
             raise VocabularyMismatchError(
                 f"this replica is {short_form(contract.model_identity)}, the request is of "
-                f"{short_form(opened.model_identity)}: their vectors differ"
+                f"{short_form(opened.model_identity)}; their vectors differ"
             )
         if opened.dimensions > contract.dimensions:
             raise InvalidRequestError(
@@ -315,9 +315,9 @@ class EmbeddingReplicaService(EmbeddingServiceServicer, InferenceServiceServicer
 
     def _check(self) -> None:
         if self._is_closed:
-            raise UnavailableError("this replica is shutting down; go elsewhere")
+            raise UnavailableError("this replica is shutting down; ask another")
         if self._is_drained:
-            raise DrainingError("this replica takes nothing new; go elsewhere")
+            raise DrainingError("this replica takes no new requests; ask another")
 
     async def EmbedAtOnce(
         self, request: embedding_pb2.EmbedAtOnceRequest, context: Any

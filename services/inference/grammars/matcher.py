@@ -197,7 +197,7 @@ class GrammarMatcher:
 
 def _not_allowed(num_tokens: int) -> InvalidRequestError:
     return InvalidRequestError(
-        f"token {num_tokens} of the reply is none that its grammar allows; resume only with what "
+        f"token {num_tokens} of the reply is not allowed by its grammar; resume only with what "
         "was committed under the same grammar"
     )
 

@@ -213,8 +213,8 @@ class Admission:
         num_cached tokens of it need no computing. One that was begun elsewhere has started."""
         if self.forecast.is_late(session, now, num_cached):
             raise DeadlineError(
-                "not even alone could the session have its first token before its deadline; "
-                "leave it more time, or shorten the prompt"
+                "the session could not have its first token before its deadline even on an idle "
+                "replica; leave it more time, or shorten the prompt"
             )
         slo_ms = self._limits.slo_ttft_ms(session.priority)
         if not slo_ms or session.request.resume or session.request.warms_up:

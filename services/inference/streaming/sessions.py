@@ -308,7 +308,7 @@ class SessionTable:
         self._running.claim(name, request)
         self._idle.clear()
         if earlier is not None:
-            taken = DuplicateSessionError("the request was opened again, and goes on there")
+            taken = DuplicateSessionError("the request was opened again and continues there")
             self.fail(self._live[earlier], taken)
         if grammar is not None:
             task = asyncio.create_task(self._open_compiled(session, request, grammar))
@@ -322,7 +322,7 @@ class SessionTable:
         if grammar is None:
             return request
         if self._grammars is None:
-            raise InvalidSamplingError("this replica follows no grammars; leave it out")
+            raise InvalidSamplingError("this replica supports no grammars; leave the grammar out")
         return replace(request, constraint=self._grammars.kept(request.cache_salt, grammar))
 
     async def _open_compiled(

@@ -128,7 +128,7 @@ async def _result(
     except Exception:
         # A defect fails this text alone; the log has the stack, the peer has no use for it.
         _log.exception("part_failed", job=part.job, sequence=part.sequence)
-        failure = OutriderError("A tokenizer worker failed on this text: see its log.")
+        failure = OutriderError("a tokenizer worker failed on this text; see its log")
         result.error.CopyFrom(error_to_proto(failure))
     return result
 

@@ -110,7 +110,7 @@ def test_where_nothing_listens_it_says_so_at_once() -> None:
         (("--goodput", "itl:3"), "a name of ttft, tpot, e2e"),
         (("--plot", "x.gif"), "--plot takes a .png"),
         (("--url", "ftp://x/v1"), "--url takes http"),
-        (("--url", "http://h/v1", "--edge", "h:1"), "give one of --url"),
+        (("--url", "http://h/v1", "--edge", "h:1"), "give either --url"),
     ],
 )
 def test_flags_that_make_no_sense_are_said(flags: tuple[str, ...], told: str) -> None:
