@@ -80,7 +80,8 @@ def _byte_level(fields: _Fields, path: Path, tokens: Sequence[str], types: Seque
 def _sentencepiece(
     fields: _Fields, path: Path, tokens: Sequence[str], types: Sequence[int]
 ) -> _Parts:
-    """As llama.cpp reads them, which knows no normalizer here."""
+    """A SentencePiece vocabulary as llama.cpp reads it, without normalizer. Raises ConfigError for
+    a file with one, ArtifactCorruptError for a damaged one."""
     for name in ("precompiled_charsmap", "remove_extra_whitespaces"):
         if fields.get(f"ggml.{name}", object):
             raise ConfigError(

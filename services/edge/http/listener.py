@@ -319,11 +319,12 @@ class _Server(TCPServer):
 
     @property
     def may_push(self) -> bool:
-        """As Pushing.may_push: who holds the lock has bytes that were not written yet."""
+        """Whether nothing waits to be sent, and the client reads; see Pushing.may_push. A holder of
+        the lock still has bytes to write."""
         return not self.send_lock.locked() and self._raw.may_push
 
     def push(self, data: bytes) -> None:
-        """As Pushing.push."""
+        """Send without waiting; see Pushing.push."""
         try:
             self._paced.push(data)
         except ssl.SSLError:

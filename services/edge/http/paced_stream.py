@@ -17,7 +17,8 @@ from services.edge.http.frame_gate import FrameGate
 _LINGER_S: Final = 5.0
 """How long a connection that is closed may take for what was not sent yet."""
 _MAX_WAITING_BYTES: Final = 16 << 10
-"""Of a connection, written and not taken by the system yet: with more, nothing is pushed."""
+"""Most bytes of a connection that wait for the system to take them; with more, nothing is
+pushed."""
 
 
 class SocketStream(anyio.abc.SocketStream):

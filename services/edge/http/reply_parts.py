@@ -246,8 +246,8 @@ class ReplyContent:
             self.reader = PartReader(self._new_parser(event), keeps=self._keeps)
 
     def take_text(self, commit: Committed) -> str | None:
-        """As `take`, of a reply that is text alone, of which the client lacks just this and nobody
-        wants the whole: most commits of most replies. None: `take` has to."""
+        """The new text of a commit, for the frequent case of a plain reply that is streamed in
+        order. None: call `take` instead."""
         had, text = self.position, commit.text
         if self._keeps or commit.logprobs or self._num_read < had.num_chars:
             return None
