@@ -139,7 +139,7 @@ class Edge:
             config = share_of(config, worker.index)
         self._config = config
         self._worker = worker
-        models = config.edge_models(catalog)
+        models, settings = config.edge_models(catalog), config.model_settings()
         self.upstream = RouterPool(
             config.upstream_policy(),
             clock=StallFreeClock(),
@@ -149,9 +149,9 @@ class Edge:
         )
         self.telemetry = EdgeTelemetry(metrics)
         self.models = EdgeModels(
-            config,
+            settings,
             models,
-            load or vocabularies_of(config, tls),
+            load or vocabularies_of(settings, tls),
             metrics,
             self.telemetry,
             embedders=config.embedders(catalog),
