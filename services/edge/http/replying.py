@@ -129,6 +129,7 @@ async def _send_events(exchange: Exchange, reply: RunningReply, keepalive: bytes
     while (events := await reply.next(patience_s)) is not None:
         if not exchange.has_begun:
             await _begin_stream(exchange)
+            reply.begin_pushing(exchange.push)
         await exchange.write(events or keepalive, more=True)
 
 

@@ -126,7 +126,7 @@ def test_naming_other_regions_gets_nobody_another_turn() -> None:
         )
     for session in range(30, 50):
         queue.push(admitted(session, ("one", "other")[session % 2]))
-    turns = [next_of(queue)[0].tenant for _ in range(30)]
+    turns = [next_of(queue)[0].flow for _ in range(30)]
     for count in range(0, 30, 3):
         assert sorted(turns[count : count + 3]) == ["many", "one", "other"]
 
@@ -148,11 +148,11 @@ def test_where_there_was_no_room_a_newcomer_shares_with_those_who_wait() -> None
     for session in range(20, 60):
         queue.push(admitted(session, "elsewhere"))
     for _ in range(30):
-        head = next(it for it in queue.heads(0.0) if it.session.tenant == "elsewhere")
+        head = next(it for it in queue.heads(0.0) if it.session.flow == "elsewhere")
         queue.pop(head.session, head.backlog_priority)
     for session in range(60, 70):
         queue.push(admitted(session, "newcomer", request=there))
-    turns = [next_of(queue)[0].tenant for _ in range(20)]
+    turns = [next_of(queue)[0].flow for _ in range(20)]
     assert turns.count("first") == turns.count("newcomer") == 10, "who got nothing goes first"
     assert sorted(turns[:10]).count("newcomer") == pytest.approx(5, abs=1)
 
@@ -319,7 +319,7 @@ def test_weight_is_the_share() -> None:
     for session in range(200):
         queue.push(admitted(session, "heavy", weight=3.0))
         queue.push(admitted(1000 + session, "light"))
-    first = [entry.tenant for entry in served(queue, 80)]
+    first = [entry.flow for entry in served(queue, 80)]
     assert first.count("heavy") == pytest.approx(60, abs=1)
 
 
@@ -332,7 +332,7 @@ def test_who_waited_for_nothing_saves_nothing_up() -> None:
     served(queue, 40)
     for session in range(100, 120):
         queue.push(admitted(session, "away"))
-    tenants = [entry.tenant for entry in served(queue, 20)]
+    tenants = [entry.flow for entry in served(queue, 20)]
     assert tenants.count("away") == pytest.approx(10, abs=1)
 
 
@@ -346,8 +346,8 @@ def test_who_queues_one_at_a_time_gets_no_more_than_its_share() -> None:
     order = []
     for session in range(101, 121):
         (head,) = served(queue, 1)
-        order.append(head.tenant)
-        if head.tenant == "single":
+        order.append(head.flow)
+        if head.flow == "single":
             queue.push(admitted(session, "single"))
     assert order.count("single") == pytest.approx(10, abs=1)
 
@@ -363,7 +363,7 @@ def test_who_leaves_without_a_turn_is_not_charged() -> None:
     for entry in gone:
         queue.remove(entry)
     assert len(queue) == 10
-    tenants = [entry.tenant for entry in served(queue, 4)]
+    tenants = [entry.flow for entry in served(queue, 4)]
     assert sorted(tenants) == ["a", "a", "b", "b"]
 
 
@@ -388,7 +388,7 @@ class Shares:
 
     def served(self, head: AdmittedSession) -> None:
         share = dict(self.got[-1])
-        share[head.tenant] += head.reserved_tokens / head.weight
+        share[head.flow] += head.reserved_tokens / head.weight
         self.got.append(share)
 
     def check(self, waiting: Collection[str]) -> None:
@@ -417,7 +417,7 @@ def test_nobody_gets_more_than_who_waits_but_for_one_session_of_each(events: Eve
             if not len(queue):
                 shares.waiting_since.clear()
             if tenant == AND_BACK:
-                queue.push(admitted(number, head.tenant, cost=cost, weight=head.weight))
+                queue.push(admitted(number, head.flow, cost=cost, weight=head.weight))
         shares.check([one for one in WEIGHTS if queue.length(one)])
 
 
@@ -439,7 +439,7 @@ def test_the_same_holds_over_several_queues(events: list[tuple[str, int, int]]) 
         elif waiting.total():
             head, _ = next_of(queue)
             shares.served(head)
-            waiting[head.tenant] -= 1
+            waiting[head.flow] -= 1
         shares.check([one for one in WEIGHTS if waiting[one]])
 
 
@@ -457,7 +457,7 @@ def test_the_books_agree_whatever_happens(events: Events, data: st.DataObject) -
         elif there:
             head = queue.peek()
             assert head is not None
-            own = [entry for entry in there if entry.tenant == head.tenant]
+            own = [entry for entry in there if entry.flow == head.flow]
             assert head.expires_at == min(entry.expires_at for entry in own)
             queue.pop(head)
             there.remove(head)
