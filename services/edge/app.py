@@ -38,8 +38,9 @@ from services.edge.chat.revocation import KeyedChats
 from services.edge.chat.time_slicing import TimeSlicer
 from services.edge.chat.timers import SharedTimer
 from services.edge.config import EdgeConfig
+from services.edge.http3.application import Application
 from services.edge.http3.limits import alt_svc
-from services.edge.http3.server import Application, Http3Service
+from services.edge.http3.server import Http3Service
 from services.edge.limits.listener import ListenerQuotas
 from services.edge.models.served import LoadVocabulary, vocabularies_of
 from services.edge.models.serving import EdgeModels
