@@ -277,8 +277,18 @@ class DraftChain:
         return self._num_confirmed + len(self._drafts)
 
     def _grow(self, room: int) -> Guess:
-        survival = self._drafts[-1].survival if self._drafts else 1.0
-        guess, before = self._drafter.draft_after(self.ids, room), 1.0
+        """One draft alone at first: most often it is not likely enough, and none behind it is."""
+        ids = self.ids
+        guess = self._drafter.draft_after(ids, 1)
+        if self._take(guess, 1) and room > 1:
+            del self._drafts[len(ids) :]
+            guess = self._drafter.draft_after(ids, room)
+            self._take(guess, room)
+        return guess
+
+    def _take(self, guess: Guess, room: int) -> bool:
+        """Put into the chain what is likely enough; whether all of `room` is."""
+        survival, before = self._drafts[-1].survival if self._drafts else 1.0, 1.0
         self._has_ended = guess.ended
         for token, raw_survival, source in zip(
             guess.ids[:room], guess.survival, guess.sources, strict=False
@@ -289,11 +299,11 @@ class DraftChain:
             before = raw_survival
             if survival < self._limits.least(position):
                 self._has_ended = True
-                break
+                return False
             self._drafts.append(_Draft(token, survival, source, confidence))
             if token in self._stop_ids:
-                break
-        return guess
+                return False
+        return len(guess.ids) >= room
 
     def _drop(self, count: int) -> None:
         """Drop the first `count` drafts; the survival of the rest takes them as right."""

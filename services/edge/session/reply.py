@@ -349,13 +349,14 @@ class ReplyFlow:
         return replace(draft, echo=self.controller.round_trip.next_echo(now))
 
     def _show(self, now: float) -> ClientEvent | None:
-        if now < self.display.quiet_until and self.chain.ids:
+        chain = self.chain
+        ids = chain.ids
+        if not ids:
+            return None
+        if now < self.display.quiet_until:
             self.refresh_at = self.display.quiet_until
             return None
-        chain = self.chain
-        drafts = self._decoder.draft_text(
-            chain.committed, chain.ids, chain.survival, chain.ends_reply
-        )
+        drafts = self._decoder.draft_text(chain.committed, ids, chain.survival, chain.ends_reply)
         return self.display.show(drafts, now)
 
     def _schedule_refresh(self, at: float) -> None:
