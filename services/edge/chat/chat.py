@@ -14,7 +14,7 @@ import structlog
 from outrider.codec.prompt_memory import PromptMemory
 from outrider.errors import CancelledError, OutriderError, PeerFaultError
 from outrider.session.client import Committed, Failed
-from outrider.session.region import Draft
+from outrider.session.region import Commit, Draft
 from outrider.telemetry import names
 from outrider.telemetry.tracing import Span, start_span
 from outrider.tokenization.pool.pool import TokenizationJob, TokenizationResult
@@ -208,6 +208,9 @@ class Chat:
         except OutriderError as error:
             # Not RegionFailed: the region believes the session alive and has to be told.
             item = ClientFailed(PeerFaultError.of(error))
+        if type(item) is Commit:  # as nearly all are
+            self.feed(item)
+            return
         if isinstance(item, RegionFailed):
             item = self._region_failed(item.error, is_cut_off=item.is_cut_off)
         elif isinstance(item, RegionOpened) and not self._is_prompt_charged:
