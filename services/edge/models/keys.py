@@ -1,4 +1,4 @@
-"""Identifies a model's definition, and binds kept statistics to it (pure)."""
+"""Which definition of which model (pure)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 from dataclasses import dataclass, replace
 
 from outrider.models.definitions import EngineDefaults, ModelSpec, as_table
-from outrider.speculation.learnt import binding_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +34,6 @@ class EdgeModel:
         parts = [_table(self.spec), self.draft, self.draft_spec and _table(self.draft_spec)]
         text = json.dumps(parts, sort_keys=True)
         return ModelKey(self.spec.name, hashlib.sha256(text.encode()).hexdigest()[:32])
-
-
-def learnt_binding(
-    spec: ModelSpec, vocabulary_digest: bytes, weights: str, *, draft: str = ""
-) -> bytes:
-    """The binding of kept statistics to a model: for its edge, or for its drafter with this
-    `draft`. Two definitions have copies of their own even if their weights are equal: both are
-    loaded at a time, and each would overwrite the other's. A changed definition finds its copies
-    again."""
-    process = b"drafter" if draft else b"edge"
-    parts = (spec.name.encode(), vocabulary_digest, weights.encode(), draft.encode())
-    return binding_of(process, *parts)
 
 
 def _table(spec: ModelSpec) -> dict[str, object]:
