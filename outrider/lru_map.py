@@ -23,7 +23,7 @@ class LruMap(Generic[KeyT, ValueT]):
         return len(self._entries)
 
     def __contains__(self, key: KeyT) -> bool:
-        """Whether there is such an entry, which is not used by that."""
+        """Whether an entry has this key; does not count as a use."""
         return key in self._entries
 
     def get(self, key: KeyT) -> ValueT | None:

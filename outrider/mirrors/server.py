@@ -2,10 +2,10 @@
 
     GET /SHA256/manifest.json      GET /SHA256/000000       (and HEAD; ranges of shards)
 
-Over mutual TLS, to the roles that load models; without certificates to this machine alone. A
+Over mutual TLS, to the roles that load models; without certificates only to this machine. A
 deliberately small server, as the admin port's is: no bodies, a bounded head, one request per
-connection, bounded connections and times. What it sends is checked by whoever asked; what is
-damaged on this disk is noticed once, when its manifest is made, and not offered.
+connection, bounded connections and times. Receivers verify what it sends; damage on this disk is
+noticed once, when the manifest is made, and such a model is not offered.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ class ServerConfig:
     port: int = 7400
     """0: any free one."""
     max_connections: int = 64
-    """Those whose handshake is under way among them. Further ones are closed at once; those who
-    fetch ask again, or elsewhere."""
+    """Most connections, including those in their handshake. Further ones are closed at once; the
+    clients ask again, or elsewhere."""
     max_mb_s: float = 0.0
-    """So many megabytes a second at most, to all together; 0: no cap."""
+    """Most megabytes a second, to all clients together; 0: no cap."""
     shard_bytes: int = DEFAULT_SHARD_BYTES
 
     def __post_init__(self) -> None:
@@ -76,15 +76,15 @@ class ServerConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What is sent: a small text, or a part of a file."""
+    """A response: a small text, or a part of a file."""
 
     status: HTTPStatus
     body: bytes = b""
     path: Path | None = None
     begin: int = 0
-    """Of the part, in the file."""
+    """Offset of the part in the file."""
     num_bytes: int = 0
-    """Of the part."""
+    """Length of the part."""
     headers: tuple[str, ...] = ()
 
 
@@ -102,7 +102,7 @@ class ModelServer:
         self._generation = 0
         self._told_at = -_TOLD_EVERY_S
         self.sent_bytes = 0
-        """Of shards, since the start."""
+        """Bytes of shards sent since the start."""
 
     async def start(self) -> int:
         """Look at the store's models, listen, and return the port. Raises ConfigError for a host
@@ -132,8 +132,8 @@ class ModelServer:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """Take connections and follow the certificates while the context is open, then end what is
-        under way."""
+        """Accept connections and follow the certificates while the context is open, then end
+        running connections."""
         assert self._socket is not None, "start comes first"
         running = [
             asyncio.create_task(self._follow()),
@@ -239,8 +239,8 @@ class ModelServer:
         await self._send(writer, answer, is_head=method == "HEAD")
 
     def _check_caller(self, writer: asyncio.StreamWriter) -> None:
-        """Raises PermissionDeniedError, UnauthenticatedError. The handshake has judged the chain;
-        without certificates there is nobody but this machine."""
+        """Raises PermissionDeniedError, UnauthenticatedError. The handshake has verified the chain;
+        without certificates only this machine can connect."""
         if self._tls.current is None:
             return
         session: ssl.SSLObject = writer.get_extra_info("ssl_object")
@@ -249,7 +249,7 @@ class ModelServer:
         names = subject_alternative_names(x509.load_der_x509_certificate(der))
         caller = identify(*names, self._tls.config.trust_domain)
         if caller.role not in MODELS:
-            raise PermissionDeniedError(f"models are not served to the role {caller.role}.")
+            raise PermissionDeniedError(f"models are not served to the role {caller.role}")
 
     async def _answer(self, method: str, target: str, asked: str) -> _Answer:
         if method not in ("GET", "HEAD"):
@@ -274,8 +274,8 @@ class ModelServer:
         return self._store.blob(sha256) is not None
 
     async def _manifest(self, sha256: str) -> tuple[Manifest, Path]:
-        """Made once for each model, by reading all of it; whoever asks meanwhile waits. Raises
-        ModelStoreError, OSError."""
+        """The manifest of a model, made once by reading all of it; concurrent callers wait for the
+        same one. Raises ModelStoreError, OSError."""
         if sha256 not in self._manifests:
             made = asyncio.to_thread(self._read, sha256)
             self._manifests[sha256] = asyncio.create_task(made)

@@ -17,14 +17,14 @@ from outrider.speculation.learnt import NOTHING, NUM_ORDERS, Learnt, Restore, no
 from outrider.speculation.ngrams import NgramMemory, NgramPrior
 
 MAX_ENTRIES: Final = 1 << 20
-"""Contexts remembered for all salts of a process together, some 150 bytes each; one salt alone has
-at most an eighth of that."""
+"""Most contexts remembered for all salts of a process together, some 150 bytes each; a single salt
+has at most an eighth of them."""
 MAX_SALTS: Final = 4096
 """Statistics without an entry take 4 KB."""
 
 
 class NgramStatistics:
-    """What the replies of one salt have in common: which token follows which, and how often drafts
+    """Statistics shared by the replies of one salt: which token follows which, and how often drafts
     are right. Every reply of the salt learns into it and drafts from it."""
 
     def __init__(self, prior: NgramPrior | None = None, learnt: Learnt = NOTHING) -> None:
@@ -43,7 +43,7 @@ class NgramStatistics:
             part.restore(learnt.numbers.get(name, ()))
 
     def _named(self) -> Iterator[tuple[str, HitRates | ChainCalibration]]:
-        """What has numbers, by the names they are kept under."""
+        """Objects with numbers to keep, by name."""
         for kind, average, calibration in zip(
             ("greedy", "sampled"), self._averages, self._calibrations, strict=True
         ):
@@ -65,15 +65,15 @@ class NgramStatistics:
         return self._averages[sampled]
 
     def calibration(self, *, sampled: bool) -> ChainCalibration:
-        """Of the chains of greedy replies, or of sampled ones."""
+        """Calibration of the chains of greedy replies, or of sampled ones."""
         return self._calibrations[sampled]
 
     def successors(self, contexts: Sequence[int]) -> list[tuple[int, int]]:
-        """(token, bin of HitRates) of what may follow these contexts (`ngrams.keys`)."""
+        """(token, bin of HitRates) of possible successors of these contexts (`ngrams.keys`)."""
         return self._with_prior(self._memory.find(contexts), contexts)
 
     def learn(self, contexts: Sequence[int], token: int) -> list[tuple[int, int]]:
-        """A reply went on with `token`. Returns what `successors` would have said before."""
+        """Learn that `token` followed. Returns what `successors` would have returned before."""
         known = self._memory.learn(contexts, token)
         self.version += 1
         return self._with_prior(known, contexts)

@@ -76,7 +76,8 @@ class SegmentCache:
 
 
 def _is_longer(text: str, max_bytes: int) -> bool:
-    """In UTF-8. What it takes in memory says less: one wide character makes all of them wide."""
+    """Whether a text is longer in UTF-8. Its size in memory is no measure: one wide character makes
+    all of them wide."""
     if len(text) > max_bytes or text.isascii():
         return len(text) > max_bytes
     return len(text.encode(errors="surrogatepass")) > max_bytes
@@ -114,10 +115,10 @@ _OF_ROLE: Final = {
 def classify(segments: Sequence[Segment], messages: Sequence[Message]) -> list[ContentClass]:
     """The class of every text segment, in order; control tokens are left out.
 
-    Only text that is the template's own, whatever the messages say, is a ROLE_TAG: those are shared
-    by all. Of the others the class is for statistics. Messages come in order, and a template may
-    trim them: a segment with the next one's text in it is that message's; any other shows tools,
-    their calls or their results.
+    Only text that is the template's own, whatever the messages, is a ROLE_TAG: those are shared by
+    all. The other classes are for statistics. Messages come in order, and a template may trim them:
+    a segment with the next one's text in it is that message's; any other shows tools, their calls
+    or their results.
     """
     pending = [message for message in messages if message.content.strip()]
     found: list[ContentClass] = []

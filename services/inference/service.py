@@ -73,7 +73,7 @@ class GenerateStream:
         self._close_if_done()
 
     def receive(self, frame: inference_pb2.SessionUp) -> None:
-        """Take one frame; what is wrong with it ends its session. Raises MalformedFrameError."""
+        """Take one frame; a fault in it ends its session. Raises MalformedFrameError."""
         if frame.session == 0:
             raise MalformedFrameError("a frame has no session number; number sessions from 1")
         try:
@@ -160,8 +160,8 @@ class InferenceService(InferenceServiceServicer):
         max_frames: int,
         max_sessions: int,
     ) -> None:
-        """The bounds are those of one stream. `awake_clock` stops while this process does: by it
-        routers are told how long an engine call has lasted."""
+        """The limits are those of one stream. `awake_clock` stops while this process does; it
+        measures how long an engine call has lasted, for routers."""
         self._table = table
         self._record = record
         self._awake_clock = awake_clock
@@ -181,7 +181,7 @@ class InferenceService(InferenceServiceServicer):
         self, request_iterator: Any, context: Any
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         if self._closed:
-            raise UnavailableError("this replica is shutting down; go elsewhere")
+            raise UnavailableError("this replica is shutting down; open the session on another")
         stream = GenerateStream(
             self._table, max_frames=self._max_frames, max_sessions=self._max_sessions
         )
@@ -243,12 +243,12 @@ class InferenceService(InferenceServiceServicer):
         self._table.set_drained(drained=not request.undo)
         if request.move and not request.undo:
             self._table.fail_all(
-                UnavailableError("this replica is drained; the session goes on at another one")
+                UnavailableError("this replica is drained; open the session on another")
             )
         return inference_pb2.DrainResponse()
 
     def close(self) -> None:
-        """End every stream after what is queued for it; sessions on it should be over."""
+        """End every stream after its queued frames; sessions on it should be over."""
         self._closed = True
         for stream in list(self._streams):
             stream.close()

@@ -30,7 +30,7 @@ from services.tokenizer.vocabulary_table import (
 )
 
 _SEE_LOG: Final = "see the tokenizer's log"
-"""What is told of a defect: its text may say what is nobody's business."""
+"""Message to callers about a defect, whose own text may reveal private data."""
 
 _log = structlog.get_logger()
 
@@ -54,7 +54,7 @@ class StoreLoader:
     beside the current ones."""
 
     def __call__(self, model: str) -> tuple[ServedVocabulary, ...]:
-        """As LoadModel."""
+        """Load a model's vocabularies; see LoadModel."""
         spec = self.catalog.lookup(model)
         vocabulary = load_vocabulary(spec, self.store)
         chosen = load_backend(self.store, vocabulary, self.backend)
@@ -68,7 +68,7 @@ class StoreLoader:
 
 
 class _Granted(NamedTuple):
-    """What a request uses."""
+    """The vocabulary that a request uses."""
 
     key: VocabularyKey
     served: ServedVocabulary
@@ -100,11 +100,12 @@ class ServedModels:
         """Loads under way; each ends with why it failed, if it did."""
         self._timer: asyncio.TimerHandle | None = None
         self.on_unload: Callable[[CachingEncoder], None] = lambda encoder: None
-        """Told of every vocabulary that is given up."""
+        """Called with every vocabulary that is unloaded."""
 
     @classmethod
     def of(cls, served: Iterable[ServedVocabulary]) -> ServedModels:
-        """These alone, all loaded; the first of a model is its current one."""
+        """Models with exactly these vocabularies, all loaded; the first of a model is its current
+        one."""
         by_model: dict[str, tuple[ServedVocabulary, ...]] = {}
         for entry in served:
             by_model[entry.model] = (*by_model.get(entry.model, ()), entry)
@@ -114,8 +115,8 @@ class ServedModels:
         return found
 
     async def preload(self) -> None:
-        """Load as many as there is room for, the first ones first. Raises what loading the default
-        model raises; others are tried again when they are asked for."""
+        """Load as many as fit, in order. Raises the error of loading the default model; others are
+        tried again on demand."""
         loads = self._table.preload()
         self._perform(loads)
         tasks = [self._loads[load.key] for load in loads]
@@ -129,14 +130,13 @@ class ServedModels:
     def configure(
         self, load: LoadModel, models: Iterable[str], changed: Collection[str] = ()
     ) -> None:
-        """Serve these models from now on, loaded by `load`. Those of `changed` are loaded anew,
-        those that are new are loaded if there is room. Requests under way go on with what they
-        have."""
+        """Serve these models from now on, loaded by `load`. Those of `changed` are loaded anew, new
+        ones if there is room. Running requests keep their vocabularies."""
         self._load_model = load
         self._perform(self._table.define(models, changed))
 
     async def close(self) -> None:
-        """Wait for what is being loaded: threads cannot be stopped."""
+        """Wait for running loads: threads cannot be stopped."""
         if self._loads:
             await asyncio.wait(self._loads.values())
         if self._timer is not None:
@@ -162,7 +162,7 @@ class ServedModels:
             lease.release()
 
     async def lend(self, model: str, digest: bytes = b"") -> Lease:
-        """As `using`, for as long as the caller likes."""
+        """Like `using`, for as long as the caller likes."""
         key, served = await self._granted(model, digest)
         return Lease(served, lambda: self._perform(self._table.release(key)))
 
@@ -235,7 +235,7 @@ class ServedModels:
 
 
 def tokenized(models: Iterable[str], catalog: ModelCatalog) -> tuple[str, ...]:
-    """Those whose vocabularies are served: models that embed tokenize at their replicas. Raises
+    """Models whose vocabularies are served: embedding models tokenize at their replicas. Raises
     ConfigError for a model that is not defined."""
     found = list[str]()
     for model in models:

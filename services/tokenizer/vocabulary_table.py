@@ -4,12 +4,12 @@
        ^----------- failed ---------------/
 
 A request for a vocabulary that is being loaded waits for it, but not long. When all places are
-taken, the least recently used vocabulary without a request gives way; where every one has a
-request, those for others are refused: a router has other tokenizers to ask. (An edge has them wait:
-`services/edge/models/table.py`.) A model of which the definition changed is loaded anew beside the
-old vocabularies. Requests that have these go on, and find them by digest, until the last one ends.
+taken, the least recently used vocabulary without a request is evicted; if every one has a request,
+those for others are refused: a router has other tokenizers to ask. (An edge lets them wait:
+`services/edge/models/table.py`.) A model whose definition changed is loaded anew beside the old
+vocabularies. Requests that use these continue, and find them by digest, until the last one ends.
 
-Verbs return what is to be done, in this order. Times are in seconds on the clock of `now`.
+Methods return the actions to carry out, in this order. Times are in seconds on the clock of `now`.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class VocabularyLimits:
     """How many vocabularies are loaded, and how long requests wait for them."""
 
     max_loaded: int
-    """Models whose vocabularies are in memory at once; while requests on replaced ones end, as many
-    of these."""
+    """Most models whose vocabularies are in memory; while requests on replaced ones end, as many of
+    these."""
     max_wait_s: float = 2.0
     """Longest wait of a request for a vocabulary that is being loaded. Less than the 2.5 s for
-    which a router waits for each of four tokenizers (a quarter of its `tokenize_timeout_s`): one
-    that has not answered by then is asked last from then on, whatever the model."""
+    which a router waits for each of four tokenizers (a quarter of its `tokenize_timeout_s`): a
+    tokenizer that has not answered by then is asked last from then on, whatever the model."""
     max_waiting: int = 64
     """Requests that wait for vocabularies at once: a stream answers 256 requests at a time, and
     those of other models need room there."""
@@ -68,7 +68,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Unload:
-    """Nobody uses these any more: give up what they hold."""
+    """Release vocabularies that are no longer used."""
 
     key: VocabularyKey
 
@@ -133,15 +133,14 @@ class VocabularyTable(Generic[WaiterT]):
         self._places: OrderedDict[VocabularyKey, _Place] = OrderedDict()
         """The least recently used first."""
         self._current: dict[str, VocabularyKey] = {}
-        """What new requests for a model get. Places that are not here are replaced."""
+        """Vocabularies for new requests, by model. Places that are not here are replaced."""
         self._waiting: OrderedDict[WaiterT, _Wait] = OrderedDict()
-        """All wait equally long: whose time is over first comes first."""
+        """All wait equally long, so the first one's time ends first."""
         self._held_off: dict[str, _HoldOff] = {}
         self._num_loads = 0
 
     def define(self, models: Iterable[str], changed: Collection[str]) -> list[TableAction[WaiterT]]:
-        """These are the models from now on. Those of `changed` are loaded anew, those that are new
-        are loaded if there is room."""
+        """Replace the models. Those of `changed` are loaded anew, new ones if there is room."""
         before, self._models = set(self._models), tuple(dict.fromkeys(models))
         self._held_off.clear()
         actions: list[TableAction[WaiterT]] = []
@@ -157,7 +156,7 @@ class VocabularyTable(Generic[WaiterT]):
         return actions
 
     def preload(self) -> list[Load]:
-        """Load as many as there is room for, the default first."""
+        """Load as many as fit, the default first."""
         absent = [model for model in self._models if model not in self._current]
         room = self._limits.max_loaded - len(self._current)
         return [self._load(model) for model in absent[:room]]
@@ -201,7 +200,7 @@ class VocabularyTable(Generic[WaiterT]):
         return self._unload_if_replaced(key)
 
     def leave(self, waiter: WaiterT) -> None:
-        """A request waits no longer. What is being loaded for it is loaded all the same."""
+        """A request stops waiting. A load that it caused continues."""
         self._waiting.pop(waiter, None)
 
     def loaded(self, key: VocabularyKey, digests: tuple[bytes, ...]) -> list[TableAction[WaiterT]]:
@@ -215,7 +214,7 @@ class VocabularyTable(Generic[WaiterT]):
         return actions + self._unload_if_replaced(key)
 
     def failed(self, key: VocabularyKey, reason: str, now: float) -> list[TableAction[WaiterT]]:
-        """A load has failed; `reason` is for those who ask."""
+        """A load has failed; `reason` is for callers."""
         assert not self._places[key].digests
         del self._places[key]
         retry_s = self._limits.retry_s
@@ -274,7 +273,7 @@ class VocabularyTable(Generic[WaiterT]):
         return None
 
     def _make_room(self) -> list[TableAction[WaiterT]] | None:
-        """What has to go for another one; None if all are in use."""
+        """Actions that free a place for another one; None if all are in use."""
         if not self._is_full():
             return []
         if len(self._current) < self._limits.max_loaded:
@@ -303,7 +302,7 @@ class VocabularyTable(Generic[WaiterT]):
         return [self._unload(key)]
 
     def _take_waiting(self, key: VocabularyKey) -> list[tuple[WaiterT, bytes]]:
-        """Those that waited for this load, and the digests that they asked for."""
+        """Requests that waited for this load, with the digests that they asked for."""
         found = [(it, wait.digest) for it, wait in self._waiting.items() if wait.key == key]
         for waiter, _ in found:
             del self._waiting[waiter]
@@ -326,35 +325,35 @@ class VocabularyTable(Generic[WaiterT]):
 
 def _unknown(model: str, models: tuple[str, ...]) -> OutriderError:
     return UnknownModelError(
-        f"No vocabulary of model {model[:100]!r} here: use {', '.join(models)}."
+        f"no vocabulary of model {model[:100]!r} here; use {', '.join(models)}"
     )
 
 
 def _unavailable(model: str, reason: str, wait_s: float) -> OutriderError:
     return VocabularyUnavailableError(
-        f"The vocabulary of model {model} cannot be loaded here: {reason}",
+        f"the vocabulary of model {model} cannot be loaded here: {reason}",
         retry_delay_ms=max(1, round(wait_s * 1000)),
     )
 
 
 def _not_yet(model: str) -> OutriderError:
     return VocabularyUnavailableError(
-        f"The vocabulary of model {model} is being loaded here: try again in a moment.",
+        f"the vocabulary of model {model} is being loaded here; try again in a moment",
         retry_delay_ms=_LOADING_RETRY_MS,
     )
 
 
 def _full(max_loaded: int) -> OutriderError:
     return OverloadedError(
-        f"All {max_loaded} vocabularies that may be loaded are in use: try again in a moment, or "
-        "raise max_loaded_vocabularies.",
+        f"all {max_loaded} vocabularies that may be loaded are in use; try again in a moment, or "
+        "raise max_loaded_vocabularies",
         retry_delay_ms=_BUSY_RETRY_MS,
     )
 
 
 def _mismatch(model: str, *, ours: bytes, theirs: bytes) -> OutriderError:
     return VocabularyMismatchError(
-        f"Vocabulary {theirs.hex()} of model {model} is not served here, {ours.hex()} is: use the "
-        "model's own, or ask a tokenizer that has yours.",
+        f"vocabulary {theirs.hex()} of model {model} is not served here, {ours.hex()} is; use the "
+        "model's own, or ask a tokenizer that has yours",
         metadata={"ours": ours.hex(), "theirs": theirs.hex()},
     )

@@ -47,11 +47,11 @@ class WebSource:
 
     @property
     def url(self) -> str:
-        """What is fetched."""
+        """Address to fetch."""
         return self._url
 
     def fetch(self, partial: ByteSink, scratch: Path) -> str | None:
-        """Download, going on where an earlier attempt or process stopped."""
+        """Download, resuming where an earlier attempt or process stopped."""
         problem = ""
         for attempt in range(MAX_ATTEMPTS):
             if attempt:
@@ -113,7 +113,8 @@ class WebSource:
 
     @contextmanager
     def _faults(self, partial: ByteSink) -> Iterator[None]:
-        """What the network raises, as what is worth another attempt and what is not."""
+        """Turn the network's exceptions into _TransientError, which is worth another attempt, or
+        SourceError."""
         try:
             yield
         except urllib.error.HTTPError as error:

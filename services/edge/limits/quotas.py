@@ -21,7 +21,7 @@ _BUSY_RETRY_MS: Final = 1000
 
 
 class Count(Enum):
-    """What is held and released."""
+    """Kinds of things that are held and released."""
 
     CONNECTIONS = "connections"
     STREAMS = "open streams"
@@ -29,7 +29,7 @@ class Count(Enum):
 
 
 class Rate(Enum):
-    """What is spent."""
+    """Kinds of things that are spent."""
 
     HANDSHAKES = "handshakes"
     TYPED_BYTES = "bytes of typed text"
@@ -47,7 +47,7 @@ class RateLimit:
 
 @dataclass(frozen=True, slots=True)
 class QuotaLimits:
-    """Of one key; counts and rates that are not named are not limited."""
+    """Limits of one key; counts and rates that are not named are not limited."""
 
     counts: Mapping[Count, int] = field(default_factory=dict)
     rates: Mapping[Rate, RateLimit] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class TokenBucket:
         self._at = now
 
     def take(self, amount: float, now: float) -> bool:
-        """Use so much; False, and nothing is used, if there is less. There is never more than a
+        """Take an amount; False, and nothing is taken, if less is left. The level never exceeds the
         burst."""
         self._fill(now)
         if amount > self._level:
@@ -76,17 +76,17 @@ class TokenBucket:
         return True
 
     def charge(self, amount: float, now: float) -> None:
-        """Use so much of what cannot be refused any more: less than nothing may be left then."""
+        """Charge an amount that can no longer be refused; the level may become negative."""
         self._fill(now)
         self._level -= amount
 
     def level(self, now: float) -> float:
-        """How much there is."""
+        """Amount left."""
         self._fill(now)
         return self._level
 
     def correct(self, level: float, now: float) -> None:
-        """There is so much, as whoever counts for several says."""
+        """Set the level, as counted for several processes or edges."""
         self._level = min(level, self.limit.burst)
         self._at = now
 
@@ -102,10 +102,10 @@ class TokenBucket:
 
 
 def too_many(count: Count, held: int) -> OverloadedError:
-    """The error for one more of what a key holds as many of as it may."""
+    """The error for one more when a key already holds its limit."""
     return OverloadedError(
-        f"there are {held} {count.value} from where this one comes, and no more are taken; try "
-        "again when one has ended",
+        f"this client or its network already has {held} {count.value}; try again when one has "
+        "ended",
         retry_delay_ms=_BUSY_RETRY_MS,
     )
 
@@ -127,7 +127,7 @@ class _KeyUsage:
 
 
 class Quotas(Generic[KeyT]):
-    """What each key uses now. Every operation takes constant time."""
+    """Present use of each key. Every operation takes constant time."""
 
     def __init__(self, limits: QuotaLimits) -> None:
         self._limits = limits
@@ -163,7 +163,7 @@ class Quotas(Generic[KeyT]):
             self._idle[key] = self._busy.pop(key)
 
     def spend(self, key: KeyT, rate: Rate, amount: float, now: float) -> None:
-        """Use so much up. Raises OverloadedError, which says when there will be enough."""
+        """Spend an amount. Raises OverloadedError, with the time until enough is left."""
         limit = self._limits.rates.get(rate)
         if limit is None:
             return
@@ -194,7 +194,7 @@ class Quotas(Generic[KeyT]):
         if len(self) >= self._limits.max_keys:
             if not self._idle:
                 raise OverloadedError(
-                    "too many others are served at the moment; try again",
+                    "too many other clients are being served; try again",
                     retry_delay_ms=_BUSY_RETRY_MS,
                 )
             self._idle.popitem(last=False)

@@ -30,15 +30,15 @@ _MAX_LOADS: Final = 2
 
 
 class ModelWaiter(Protocol):
-    """A chat that waits for its model. It is told in the event loop, perhaps before `ask` has
-    returned."""
+    """A chat that waits for its model. Its methods are called in the event loop, perhaps before
+    `ask` has returned."""
 
     def granted(self, model: ServedModel) -> None:
-        """It uses the model from now on, and has to release it."""
+        """The model is available: the chat uses it from now on, and must release it."""
         ...
 
     def refused(self, error: OutriderError) -> None:
-        """It does not get the model."""
+        """The chat does not get the model."""
         ...
 
 
@@ -64,13 +64,13 @@ class EdgeModels:
         self._models: dict[str, EdgeModel] = {}
         self._loads = asyncio.Semaphore(_MAX_LOADS)
         self._defined: dict[ModelKey, EdgeModel] = {}
-        """Those that are served or take a place."""
+        """Models that are served or take a place."""
         self._loaded: dict[ModelKey, ServedModel] = {}
         self._digests: dict[ModelKey, bytes] = {}
         self._suggested: dict[ModelKey, SuggestedSampling | None] = {}
-        """Of the vocabularies of served models that were loaded once."""
+        """Suggested sampling of models whose vocabularies were loaded once."""
         self._tasks: dict[ModelKey, asyncio.Task[None]] = {}
-        """Of the models that are being loaded or closed."""
+        """Tasks that load or close models."""
         self._is_starting = False
         self._start_error: Exception | None = None
         """Why the first model could not be loaded; later errors are not kept, nor what their
@@ -85,7 +85,7 @@ class EdgeModels:
 
     @property
     def names(self) -> Iterable[str]:
-        """Of the models served, the default first."""
+        """Names of the served models, the default first."""
         return self._models.keys()
 
     @property
@@ -135,8 +135,8 @@ class EdgeModels:
         self.tokenizing.close()
 
     def set_models(self, models: Sequence[EdgeModel], embedders: Sequence[ModelSpec] = ()) -> None:
-        """These are served from now on. Chats on others, and on older definitions, end undisturbed;
-        what is the first model now is loaded if there is room."""
+        """Replace the served models. Chats on others, and on older definitions, continue to their
+        ends; the new first model is loaded if there is room."""
         self.embedders.set(embedders)
         self._define(models)
         if models:
@@ -147,7 +147,7 @@ class EdgeModels:
         self._perform(self._table.ask(name, waiter, self._loop.time(), patience_s))
 
     def leave(self, waiter: ModelWaiter) -> None:
-        """A chat waits no longer; it is not told anything."""
+        """A chat stops waiting; its methods are not called any more."""
         self._perform(self._table.leave(waiter, self._loop.time()))
 
     def use(self, name: str) -> ServedModel | None:
@@ -179,7 +179,7 @@ class EdgeModels:
             self._telemetry.forget_model(key.name)
 
     def _perform(self, actions: Iterable[LoadAction[ModelWaiter]]) -> None:
-        """What doing these brings about is done after them."""
+        """Carry out actions; actions that result from them come after them."""
         self._actions += actions
         if self._is_performing:
             return
@@ -260,7 +260,7 @@ class EdgeModels:
         return [model.encoder for model in list(self._loaded.values())]
 
     def _ended(self, key: ModelKey) -> None:
-        """Its task is about to end."""
+        """A model's task is about to end."""
         del self._tasks[key]
         if not self._is_needed(key):
             self._forget(key)

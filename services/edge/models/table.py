@@ -4,12 +4,12 @@
        ^------- failed --------/                                     closed -> absent
 
 A chat that asks for a model that is not loaded waits for it; all that wait for one model cause one
-load. When all places are taken, the least recently used model without a chat gives way; as long as
-every model has one, chats for others wait, in the order in which their models were asked for. A
-model of which the definition changed, or which is not served any more, takes no new chats and is
-unloaded after its last one.
+load. When all places are taken, the least recently used model without a chat is evicted; as long as
+every model has one, chats for others wait, in the order in which their models were requested. A
+model whose definition changed, or which is no longer served, takes no new chats and is unloaded
+after its last one.
 
-Verbs return what is to be done, in this order. Times are in seconds on the clock of `now`.
+Methods return the actions to carry out, in this order. Times are in seconds on the clock of `now`.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class LoadLimits:
 
 
 class LoadState(Enum):
-    """Of a model that takes a place."""
+    """State of a model that takes a place."""
 
     LOADING = auto()
     LOADED = auto()
     CLOSING = auto()
-    """Nobody uses it; what it holds is being given back."""
+    """No chat uses it; its resources are being released."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Unload:
-    """Give back what this one holds, and report `closed`."""
+    """Release the model's resources, and report `closed`."""
 
     key: ModelKey
     is_eviction: bool
@@ -121,11 +121,11 @@ class ModelTable(Generic[WaiterT]):
         self._max_loaded = max_loaded
         self._limits = limits
         self._served: dict[str, ModelKey] = {}
-        """By name, in the order in which they were defined."""
+        """Served models by name, in the order in which they were defined."""
         self._places: OrderedDict[ModelKey, _Place] = OrderedDict()
         """The least recently used first."""
         self._queues: OrderedDict[ModelKey, OrderedDict[WaiterT, _Wait]] = OrderedDict()
-        """Those that wait, by model; the model that was asked for first comes first."""
+        """Waiting chats, by model; the model requested first comes first."""
         self._queue_of: dict[WaiterT, ModelKey] = {}
         self._held_off: dict[ModelKey, float] = {}
         """Until when models that could not be loaded are not tried again."""
@@ -140,7 +140,7 @@ class ModelTable(Generic[WaiterT]):
         return self._served.get(name)
 
     def define(self, keys: Iterable[ModelKey], now: float) -> list[LoadAction[WaiterT]]:
-        """These are the models from now on."""
+        """Replace the defined models."""
         before, self._served = self._served, {key.name: key for key in keys}
         actions: list[LoadAction[WaiterT]] = []
         for old in before.values():
@@ -184,7 +184,7 @@ class ModelTable(Generic[WaiterT]):
         return self._fill(now)
 
     def preload(self, name: str) -> list[LoadAction[WaiterT]]:
-        """Load the model of this name if there is room, though no chat asked for it."""
+        """Load the model of this name if there is room, without a waiting chat."""
         key = self._served[name]
         if key in self._places or self._queues or self._is_full():
             return []
@@ -210,7 +210,7 @@ class ModelTable(Generic[WaiterT]):
         return actions + self._fill(now)
 
     def leave(self, waiter: WaiterT, now: float) -> list[LoadAction[WaiterT]]:
-        """A chat waits no longer. What is being loaded for it is loaded all the same."""
+        """A chat stops waiting. A load that it caused continues."""
         if waiter not in self._queue_of:
             return []
         self._forget(waiter)
@@ -240,7 +240,7 @@ class ModelTable(Generic[WaiterT]):
         return actions + self._fill(now)
 
     def closed(self, key: ModelKey, now: float) -> list[LoadAction[WaiterT]]:
-        """What a model held has been given back."""
+        """A model's resources were released."""
         assert self._places[key].state is LoadState.CLOSING
         del self._places[key]
         return self._fill(now)
@@ -321,7 +321,7 @@ class ModelTable(Generic[WaiterT]):
         return actions
 
     def _move(self, queue: OrderedDict[WaiterT, _Wait], key: ModelKey) -> None:
-        """Those that wait for an older definition wait for this one."""
+        """Move chats that wait for an older definition to this one."""
         if not queue:
             return
         self._queues.setdefault(key, OrderedDict()).update(queue)
@@ -348,7 +348,7 @@ class ModelTable(Generic[WaiterT]):
         ]
 
     def _fill(self, now: float) -> list[LoadAction[WaiterT]]:
-        """Begin the loads for which there is room, or for which room can be made."""
+        """Begin the loads for which there is room, or for which models can be evicted."""
         actions: list[LoadAction[WaiterT]] = []
         while self._num_served_places() > self._max_loaded and (idle := self._evictable()):
             actions.append(self._close(idle[0][0], is_eviction=True))
@@ -378,7 +378,7 @@ def _failed(name: str, wait_s: float) -> OutriderError:
 
 def _too_many(num_waiting: int) -> OutriderError:
     return OverloadedError(
-        f"{num_waiting} chats wait for models to be loaded, and no more may; try again",
+        f"{num_waiting} chats already wait for models to be loaded; try again",
         retry_delay_ms=_BUSY_RETRY_MS,
     )
 

@@ -1,9 +1,10 @@
-"""Who is next among several tenants (pure): start-time fair queueing (Goyal, Vin and Cheng, 1996).
+"""Which tenant's input is next (pure): start-time fair queueing (Goyal, Vin and Cheng, 1996).
 
-An input's place is where its tenant's one before ends, or where the line begins if that is later;
-it ends as many tokens further on. A line that is empty begins where it last was: a tenant that has
-nothing in line and something at work is not behind one that is new. So a tenant that waits with ten
-thousand inputs is served in turns with one that has ten, and one alone in order of arrival.
+An input's place is the end of its tenant's previous one, or the line's beginning if that is later;
+its own end is as many tokens further on. An empty line begins where it last was, so a tenant
+without waiting inputs but with running ones is not placed behind a new tenant. So a tenant with ten
+thousand waiting inputs takes turns with one that has ten, and a single tenant is served in order of
+arrival.
 """
 
 from __future__ import annotations
@@ -64,14 +65,14 @@ class FairLine:
 
 
 class TenantShares:
-    """Where each tenant's next input begins. Tenants that have none are forgotten."""
+    """Place of each tenant's next input. Tenants without inputs are forgotten."""
 
     def __init__(self) -> None:
         self._ends: dict[str, float] = {}
         self._counts: dict[str, int] = {}
 
     def place(self, tenant: str, num_tokens: int, begins_at: float) -> float:
-        """Of a new input; `begins_at`: of the line."""
+        """Place of a new input; `begins_at`: the line's beginning."""
         start = max(begins_at, self._ends.get(tenant, 0.0))
         self._ends[tenant] = start + num_tokens
         self._counts[tenant] = self._counts.get(tenant, 0) + 1

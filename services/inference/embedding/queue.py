@@ -1,17 +1,16 @@
-"""What a replica that embeds has to do: inputs that wait for a tokenizer, then an engine (pure).
+"""The queue of an embedding replica: inputs wait for a tokenizer, then for an engine (pure).
 
     text --next_text--> with a tokenizer --tokenized--> token buffer --next_batch--> engine
     ids --------------------------------------------------^
 
-A batch is of texts of one padded length (decision 0025), within a budget of tokens; of 1, 2, 4, 8,
-... of them, since an engine prepares itself for each number and length that it has not seen, and
-of no more than leaves other engines that are idle their part. Which length it is: that of the
-longest text that waits, in the highest class that waits; that of the first text once it has waited
-for `max_wait_ms`; and in one call of four at most, whatever its class, that of one that has waited
-for `starvation_ms`: a backlog that is older than that leaves the others to higher classes. Within a
-class tenants take turns (fair_line.py): a flood of one of them costs another the call that runs.
-All that is held is bounded: further inputs are refused, and texts stay texts while the token buffer
-is full.
+A batch has texts of one padded length (decision 0025), within a budget of tokens; 1, 2, 4, 8, ...
+of them, since an engine prepares itself for each new number and length, and few enough to leave
+other idle engines their part. Its length is that of the longest waiting text in the highest waiting
+class; that of the first text once it has waited for `max_wait_ms`; and in at most one call of four,
+whatever its class, that of a text that has waited for `starvation_ms`: an older backlog leaves the
+other calls to higher classes. Within a class tenants take turns (fair_line.py): a flood from one
+delays another by only the running call. Everything held is bounded: further inputs are refused, and
+texts stay untokenized while the token buffer is full.
 
 Keys are the caller's. Times are in seconds on the clock of `now`.
 """
@@ -29,10 +28,10 @@ from services.inference.embedding.limits import EmbeddingLimits
 
 _CLASSES: Final = (Priority.HIGH, Priority.MEDIUM, Priority.LOW)
 STARVATION_CALLS: Final = 4
-"""Of so many calls at which inputs that starve were there, they have one before higher classes."""
+"""Starving inputs get one of this many calls, before higher classes."""
 _RETRY_MS: Final = 250
 _BYTES_PER_TOKEN: Final = 4
-"""Of text that is not tokenized yet, as an estimate; of ids as they come."""
+"""Estimated bytes per token of text that is not tokenized yet, and of received ids."""
 
 
 @dataclass(slots=True)
@@ -41,7 +40,7 @@ class _Input:
     tenant: str
     priority: Priority
     place: float
-    """Among those of its class."""
+    """Place among inputs of its class."""
     arrived_at: float
     deadline_at: float | None
     num_bytes: int
@@ -65,19 +64,19 @@ class EmbeddingBatch:
 
     @property
     def num_tokens(self) -> int:
-        """Of the texts, without padding."""
+        """Tokens of the texts, without padding."""
         return sum(map(len, self.texts))
 
 
 class _StarvationTurns:
-    """Of those who choose from lines of all classes, the engines or the tokenizers."""
+    """Turns of starving inputs, for one kind of taker: the engines or the tokenizers."""
 
     def __init__(self) -> None:
         self._num_passed_over = 0
         """Times that a higher class went before an input that starves, since that had a turn."""
 
     def choose(self, highest: _Input, starving: _Input) -> _Input:
-        """The one whose turn it is."""
+        """The input whose turn it is."""
         if starving is highest:
             return highest
         self._num_passed_over = (self._num_passed_over + 1) % STARVATION_CALLS
@@ -112,7 +111,7 @@ class EmbeddingQueue:
 
     @property
     def num_tokens(self) -> int:
-        """Of all of them, estimated where they are not known."""
+        """Tokens of all inputs, estimated for those not tokenized yet."""
         return self._num_estimated_tokens
 
     def add(
@@ -131,7 +130,8 @@ class EmbeddingQueue:
         limits = self._limits
         if num_bytes > limits.max_input_bytes:
             raise FrameTooLargeError(
-                f"an input has {num_bytes} bytes, the most is {limits.max_input_bytes}; shorten it"
+                f"an input has {num_bytes} bytes, at most {limits.max_input_bytes} are "
+                "allowed; shorten it"
             )
         if (
             len(self._inputs) >= limits.max_inputs
@@ -156,8 +156,8 @@ class EmbeddingQueue:
             self._buffer(made, ids)
 
     def next_text(self, now: float) -> int | None:
-        """The next text for a tokenizer, which follows it up with `tokenized` or `finished`; None:
-        there is none, or no room for its tokens."""
+        """The next text for a tokenizer, to be followed by `tokenized` or `finished`; None if no
+        text waits or its tokens have no room."""
         if self.num_buffered_tokens >= self._limits.max_buffered_tokens:
             return None
         first = self._first(self._texts, self._text_turns, now)
@@ -178,7 +178,7 @@ class EmbeddingQueue:
 
     def next_batch(self, now: float, num_idle: int = 1) -> EmbeddingBatch | None:
         """The next engine call, whose inputs are `finished` later; None: nothing is ready.
-        `num_idle`: engines that have nothing to do, the one that asks among them."""
+        `num_idle`: idle engines, including the one that asks."""
         chosen = self._choose(now)
         if chosen is None:
             return None
@@ -200,7 +200,7 @@ class EmbeddingQueue:
         return EmbeddingBatch(tuple(each.key for each in found), texts, padded)
 
     def finished(self, key: int) -> bool:
-        """An input needs nothing more: it was answered, or nobody wants it. False: it was finished
+        """An input is done: it was answered, or is no longer wanted. False: it was finished
         before."""
         found = self._inputs.pop(key, None)
         if found is None:
@@ -243,11 +243,11 @@ class EmbeddingQueue:
                 del lengths[padded]
 
     def _reach(self, left: _Input) -> None:
-        """It left the lines for a tokenizer or an engine."""
+        """An input left the lines for a tokenizer or an engine."""
         self._reached[left.priority] = max(self._reached[left.priority], left.place)
 
     def _choose(self, now: float) -> tuple[Priority, int] | None:
-        """The class and the length of what comes next."""
+        """The class and the length of the next batch."""
         first = self._first(self._ready, self._call_turns, now)
         if first is None:
             return None

@@ -9,10 +9,10 @@ from outrider.sampling.grammar import Grammar
 from services.inference.grammars.compiler import CompiledGrammar
 
 MAX_KEPT = 32
-"""Compiled grammars: some 100 KiB each as a rule, and at most 40 MiB
+"""Most compiled grammars: usually some 100 KiB each, and at most 40 MiB
 (compiler.LIMITS.max_lexer_states)."""
 MAX_KEPT_OF_GROUP = 16
-"""Of these, of one trust group."""
+"""Most compiled grammars of one trust group."""
 MAX_USES = 256
 """Replies after which a grammar is compiled anew: what its lexer learns of texts only grows."""
 
@@ -24,9 +24,10 @@ class _Kept:
 
 
 class KeptGrammars:
-    """A group that has as many as it may drops its least recently used one. Where all groups
-    together have too many, the one with the most drops one: by what it sends itself no group makes
-    another compile again, unless that one keeps as many or there are as many groups as grammars."""
+    """Compiled grammars, with limits per group and in total. A group at its limit drops its least
+    recently used one. At the total limit, the group with the most drops one: so no group's requests
+    make another recompile, unless that one keeps as many, or there are as many groups as
+    grammars."""
 
     def __init__(self) -> None:
         self._groups: OrderedDict[bytes, OrderedDict[Grammar, _Kept]] = OrderedDict()

@@ -17,14 +17,14 @@ from services.inference.grammars.token_table import TokenTable
 MAX_WAITING = 32
 """Compilations that wait or run."""
 MAX_WAITING_OF_GROUP = 4
-"""Of these, of one trust group: others wait behind no more of it."""
+"""Most compilations of one trust group among these: other groups wait behind no more than that."""
 MAX_QUEUED = 256
 """Sessions that wait until their group has fewer compilations."""
 MAX_QUEUED_OF_GROUP = 64
-"""Of these, of one trust group."""
+"""Most sessions of one trust group among these."""
 COMPILE_S = 5.0
-"""After so many seconds, most of them spent waiting for a thread, a session is told to come back.
-The thread goes on, and what it compiles is kept: a busy machine makes no grammar invalid."""
+"""Most seconds that a session waits, mostly for a thread; then it is told to retry. The thread
+continues, and its result is cached: a busy machine makes no grammar invalid."""
 _NUM_THREADS = 2
 _RETRY_MS = 200
 
@@ -33,7 +33,7 @@ Key: TypeAlias = tuple[bytes, Grammar]
 
 
 class Grammars:
-    """Of one vocabulary; one event loop uses it."""
+    """Compiled grammars of one vocabulary; used by one event loop."""
 
     def __init__(self, table: TokenTable) -> None:
         self._table = table

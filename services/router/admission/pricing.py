@@ -39,9 +39,9 @@ class Price:
             value = getattr(self, name)
             what = f"{name} of tenant {self.tenant} and model {self.model} is {value}"
             if not 0 <= value <= MAX_PER_MILLION:
-                raise ConfigError(f"{what}: use 0 to {MAX_PER_MILLION:g}.")
+                raise ConfigError(f"{what}; use 0 to {MAX_PER_MILLION:g}")
             if not _is_whole(_per_token(value)):
-                raise ConfigError(f"{what}: use {DECIMALS} decimals at most.")
+                raise ConfigError(f"{what}; use {DECIMALS} decimals at most")
 
     def nanos(self, prompt_tokens: int, reply_tokens: int) -> int:
         """The price of so many tokens in billionths of a unit: the exact sum, rounded once to the
@@ -63,13 +63,13 @@ class PriceTable:
             key = price.tenant, price.model
             if key in self._rows:
                 raise ConfigError(
-                    f"Two prices are for tenant {price.tenant} and model {price.model}: keep one."
+                    f"two prices are for tenant {price.tenant} and model {price.model}; keep one"
                 )
             self._rows[key] = price
         if (self._rows or currency) and not is_currency(currency):
             raise ConfigError(
-                f"The currency of the prices is {currency!r}: set router.currency to a word of at "
-                f'most {MAX_CURRENCY_CHARS} characters, e.g. "USD".'
+                f"the currency of the prices is {currency!r}; set router.currency to a word of at "
+                f'most {MAX_CURRENCY_CHARS} characters, e.g. "USD"'
             )
 
     def of(self, tenant: str, model: str) -> Price | None:

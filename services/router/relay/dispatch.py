@@ -211,6 +211,6 @@ def shared_prefix_tokens(decision: Decision) -> int:
 
 def _full(replica: str) -> OverloadedError:
     return OverloadedError(
-        f"The buffer towards replica {replica} is full: try again later.",
+        f"the buffer towards replica {replica} is full; try again later",
         retry_delay_ms=RETRY_DELAY_MS,
     )

@@ -57,14 +57,14 @@ async def run_once(address: str, name: str, tls: Tls = PLAINTEXT) -> None:
 
 
 def _told_to_stop() -> asyncio.Event:
-    """Set by SIGTERM, also while there is no service to work for."""
+    """Set by SIGTERM, also while the worker has no service."""
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     return stopping
 
 
 async def _work(address: str, name: str, tls: Tls, stopping: asyncio.Event) -> None:
-    """Work for a service until it is lost, or until `stopping` is set and what is begun is done."""
+    """Work for a service until it is lost, or until `stopping` is set and begun parts are done."""
     outbox: Outbox[tokenizer_pb2.WorkRequest] = Outbox(2 * SLOTS)
     hello = tokenizer_pb2.WorkerHello(name=name, slots=SLOTS)
     outbox.put_nowait(tokenizer_pb2.WorkRequest(hello=hello))
@@ -128,7 +128,7 @@ async def _result(
     except Exception:
         # A defect fails this text alone; the log has the stack, the peer has no use for it.
         _log.exception("part_failed", job=part.job, sequence=part.sequence)
-        failure = OutriderError("A tokenizer worker failed on this text: see its log.")
+        failure = OutriderError("a tokenizer worker failed on this text; see its log")
         result.error.CopyFrom(error_to_proto(failure))
     return result
 

@@ -376,7 +376,7 @@ async def test_models_are_for_those_who_may_use_them(mesh: Running) -> None:
         closed = replace(config, tenants=(replace(allowed, models=()),), anonymous_models=())
         mesh.edge.set_models(closed, catalog_of(*REPLIES))
         for client in (acme, anybody):
-            with pytest.raises(UnknownModelError, match="no model here for this client"):
+            with pytest.raises(UnknownModelError, match="may use none of the models here"):
                 await text(client)
         assert (await anybody.describe()).models == ()
 
