@@ -20,6 +20,7 @@ from outrider.bounds import (
     check_bounds,
 )
 from outrider.errors import ConfigError
+from outrider.load_table import LoadLimits
 from outrider.mirrors.config import MirrorConfig
 from outrider.models.definitions import ModelCatalog, ModelSpec
 from outrider.peers.health import HealthPolicy
@@ -52,7 +53,6 @@ from services.edge.identity import (
     trust_of,
 )
 from services.edge.models.keys import EdgeModel
-from services.edge.models.table import LoadLimits
 from services.edge.quic import memory
 from services.edge.quic.limits import ListenerLimits
 from services.edge.resumption.table import ResumeLimits

@@ -1,13 +1,13 @@
-"""Which models are loaded, and which chats wait for one (pure).
+"""Which of many things that are slow to load are loaded, and who waits for one (pure).
 
-    absent --a chat asks--> LOADING --loaded--> LOADED --evicted, or no longer defined--> CLOSING
+    absent --somebody asks--> LOADING --loaded--> LOADED --evicted, or no longer defined--> CLOSING
        ^------- failed --------/                                     closed -> absent
 
-A chat that asks for a model that is not loaded waits for it; all that wait for one model cause one
-load. When all places are taken, the least recently used model without a chat gives way; as long as
-every model has one, chats for others wait, in the order in which their models were asked for. A
-model of which the definition changed, or which is not served any more, takes no new chats and is
-unloaded after its last one.
+Whoever asks for something that is not loaded waits for it; all that wait for one thing cause one
+load. When all places are taken, the least recently used thing without a user gives way. As long as
+every one has a user, those who ask for others wait, in the order in which these were asked for, or
+are refused at once (`waits_for_room`). A thing of which the definition changed, or which is not
+served any more, takes no new users and is unloaded after its last one.
 
 Verbs return what is to be done, in this order. Times are in seconds on the clock of `now`.
 """
@@ -15,45 +15,45 @@ Verbs return what is to be done, in this order. Times are in seconds on the cloc
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Final, Generic, TypeAlias, TypeVar
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from outrider.bounds import NonNegativeFloat, NonNegativeInt
-from outrider.errors import (
-    DeadlineError,
-    OutriderError,
-    OverloadedError,
-    UnavailableError,
-    UnknownModelError,
-)
-from services.edge.models.keys import ModelKey
 
+
+class LoadKey(Hashable, Protocol):
+    """One definition of one thing: another definition of the same name is another key."""
+
+    @property
+    def name(self) -> str:
+        """What those who ask call it."""
+        ...
+
+
+KeyT = TypeVar("KeyT", bound=LoadKey)
 WaiterT = TypeVar("WaiterT")
-
-_BUSY_RETRY_MS: Final = 1000
-"""When to try again, where others have to end first."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadLimits:
-    """How many models are loaded, and how long chats wait: table `[edge.loading]`."""
+    """How many wait for loads, and how long: `[edge.loading]`, for the models of an edge."""
 
     max_waiting: NonNegativeInt = 256
-    """Chats that may wait for models; those beyond are refused."""
+    """As many may wait for something to be loaded; those beyond are refused."""
     max_wait_s: NonNegativeFloat = 60.0
-    """How long a chat may wait for its model."""
+    """How long one may wait."""
     min_loaded_s: NonNegativeFloat = 10.0
-    """How long a model that was loaded stays at least: chats that ask for one model after another
-    would make the edge load all the time."""
+    """How long what was loaded stays at least: those who ask for one thing after another would have
+    it loaded all the time."""
     retry_s: NonNegativeFloat = 5.0
-    """After a load failed, chats for that model are refused for so long; the next one after that
-    has it tried again."""
+    """After a load failed, those who ask for the same are refused for so long; the next one after
+    that has it tried again."""
 
 
 class LoadState(Enum):
-    """Of a model that takes a place."""
+    """Of what takes a place."""
 
     LOADING = auto()
     LOADED = auto()
@@ -61,88 +61,124 @@ class LoadState(Enum):
     """Nobody uses it; what it holds is being given back."""
 
 
+class Refusal(Enum):
+    """Why somebody does not get what was asked for."""
+
+    NOT_SERVED = auto()
+    """Nothing of this name is served, or not any more."""
+    FAILED = auto()
+    """It could not be loaded a moment ago."""
+    TOO_MANY_WAITING = auto()
+    """As many as may wait already."""
+    STILL_LOADING = auto()
+    """The wait is over, and it is being loaded still."""
+    IN_USE = auto()
+    """All places have users."""
+
+
 @dataclass(frozen=True, slots=True)
-class Load:
+class Load(Generic[KeyT]):
     """Load this one, and report `loaded` or `failed`."""
 
-    key: ModelKey
+    key: KeyT
 
 
 @dataclass(frozen=True, slots=True)
-class Unload:
+class Unload(Generic[KeyT]):
     """Give back what this one holds, and report `closed`."""
 
-    key: ModelKey
+    key: KeyT
     is_eviction: bool
     """Whether it makes room for another one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Grant(Generic[WaiterT]):
-    """This one uses the model from now on, until `release`."""
+class Grant(Generic[WaiterT, KeyT]):
+    """This one uses it from now on, until `release`."""
 
     waiter: WaiterT
-    key: ModelKey
+    key: KeyT
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse(Generic[WaiterT]):
-    """This one does not get its model."""
+    """This one does not get it."""
 
     waiter: WaiterT
-    error: OutriderError
+    name: str
+    why: Refusal
+    retry_s: float = 0.0
+    """After a load that failed: seconds until it is tried again."""
+    reason: str = ""
+    """Likewise: what `failed` was told."""
+    is_deadline: bool = False
+    """Whether the wait ended with the waiter's own deadline."""
 
 
-LoadAction: TypeAlias = Load | Unload | Grant[WaiterT] | Refuse[WaiterT]
+LoadAction: TypeAlias = Load[KeyT] | Unload[KeyT] | Grant[WaiterT, KeyT] | Refuse[WaiterT]
 
 
 @dataclass(slots=True)
 class _Place:
-    """A model that is loaded, or will be, or was."""
+    """Of what is loaded, or will be, or was."""
 
     state: LoadState = LoadState.LOADING
     num_users: int = 0
     loaded_at: float = 0.0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it may be closed: a load cannot be stopped."""
+        return self.state is LoadState.LOADED and not self.num_users
 
 
 @dataclass(frozen=True, slots=True)
 class _Wait:
     until: float
     is_deadline: bool
-    """Whether the chat's own deadline ends it."""
+    """Whether the waiter's own deadline ends it."""
 
 
-class ModelTable(Generic[WaiterT]):
-    """At most `max_loaded` models that are served, and while chats on older definitions end, as
+@dataclass(frozen=True, slots=True)
+class _HoldOff:
+    until: float
+    reason: str
+
+
+class LoadTable(Generic[KeyT, WaiterT]):
+    """At most `max_loaded` things that are served, and while users of older definitions end, as
     many that are not served any more."""
 
-    def __init__(self, max_loaded: int, limits: LoadLimits) -> None:
+    def __init__(self, max_loaded: int, limits: LoadLimits, *, waits_for_room: bool = True) -> None:
+        """`waits_for_room`: whether one waits where all places have users, or is refused at
+        once."""
         assert max_loaded > 0
         self._max_loaded = max_loaded
         self._limits = limits
-        self._served: dict[str, ModelKey] = {}
+        self._waits_for_room = waits_for_room
+        self._served: dict[str, KeyT] = {}
         """By name, in the order in which they were defined."""
-        self._places: OrderedDict[ModelKey, _Place] = OrderedDict()
+        self._places: OrderedDict[KeyT, _Place] = OrderedDict()
         """The least recently used first."""
-        self._queues: OrderedDict[ModelKey, OrderedDict[WaiterT, _Wait]] = OrderedDict()
-        """Those that wait, by model; the model that was asked for first comes first."""
-        self._queue_of: dict[WaiterT, ModelKey] = {}
-        self._held_off: dict[ModelKey, float] = {}
-        """Until when models that could not be loaded are not tried again."""
+        self._queues: OrderedDict[KeyT, OrderedDict[WaiterT, _Wait]] = OrderedDict()
+        """Those that wait, by key; what was asked for first comes first."""
+        self._queue_of: dict[WaiterT, KeyT] = {}
+        self._held_off: dict[KeyT, _HoldOff] = {}
+        """What could not be loaded, and until when that is not tried again."""
 
     @property
     def num_waiting(self) -> int:
-        """Chats that wait for a model."""
+        """Those that wait."""
         return len(self._queue_of)
 
-    def served(self, name: str) -> ModelKey | None:
-        """The definition that new chats of this name get."""
+    def served(self, name: str) -> KeyT | None:
+        """The definition that those who ask for this name get."""
         return self._served.get(name)
 
-    def define(self, keys: Iterable[ModelKey], now: float) -> list[LoadAction[WaiterT]]:
-        """These are the models from now on."""
+    def define(self, keys: Iterable[KeyT], now: float) -> list[LoadAction[KeyT, WaiterT]]:
+        """These are served from now on."""
         before, self._served = self._served, {key.name: key for key in keys}
-        actions: list[LoadAction[WaiterT]] = []
+        actions: list[LoadAction[KeyT, WaiterT]] = []
         for old in before.values():
             if (new := self._served.get(old.name)) == old:
                 continue
@@ -153,70 +189,84 @@ class ModelTable(Generic[WaiterT]):
                 continue
             for waiter in queue:
                 del self._queue_of[waiter]
-                actions.append(Refuse(waiter, _removed(old.name)))
+                actions.append(Refuse(waiter, old.name, Refusal.NOT_SERVED))
         for key, place in self._places.items():
-            if place.state is LoadState.LOADED and not place.num_users and not self._serves(key):
+            if place.is_idle and not self._serves(key):
                 actions.append(self._close(key, is_eviction=False))
         for key in [key for key in self._queues if self._is_loaded(key)]:
-            actions += self._grant_all(key)  # it was defined so before, and has chats still
+            actions += self._grant_all(key)  # it was defined so before, and has users still
         return actions + self._fill(now)
 
     def ask(
         self, name: str, waiter: WaiterT, now: float, patience_s: float | None = None
-    ) -> list[LoadAction[WaiterT]]:
-        """A chat wants a model. `patience_s`: until its own deadline; None: it has none."""
+    ) -> list[LoadAction[KeyT, WaiterT]]:
+        """Somebody wants what has this name. `patience_s`: time until the waiter's own deadline;
+        None: it has none."""
         key = self._served.get(name)
         if key is None:
-            return [Refuse(waiter, _removed(name))]
+            return [Refuse(waiter, name, Refusal.NOT_SERVED)]
         if self._is_loaded(key):
             self._use(key)
             return [Grant(waiter, key)]
-        held_off_s = self._held_off.get(key, now) - now
-        if held_off_s > 0:
-            return [Refuse(waiter, _failed(name, held_off_s))]
+        hold_off = self._held_off.get(key)
+        if hold_off is not None and now < hold_off.until:
+            wait_s = hold_off.until - now
+            return [Refuse(waiter, name, Refusal.FAILED, wait_s, hold_off.reason)]
         if self.num_waiting >= self._limits.max_waiting:
-            return [Refuse(waiter, _too_many(self.num_waiting))]
+            return [Refuse(waiter, name, Refusal.TOO_MANY_WAITING)]
         longest_s = self._limits.max_wait_s
         is_deadline = patience_s is not None and patience_s < longest_s
         wait_s = patience_s if patience_s is not None and is_deadline else longest_s
         self._queue_of[waiter] = key
         self._queues.setdefault(key, OrderedDict())[waiter] = _Wait(now + wait_s, is_deadline)
-        return self._fill(now)
+        actions = self._fill(now)
+        if not self._waits_for_room and key not in self._places:
+            self._forget(waiter)
+            actions.append(Refuse(waiter, name, Refusal.IN_USE))
+        return actions
 
-    def preload(self, name: str) -> list[LoadAction[WaiterT]]:
-        """Load the model of this name if there is room, though no chat asked for it."""
+    def preload(self, name: str) -> list[LoadAction[KeyT, WaiterT]]:
+        """Load what has this name if there is room, though nobody asked for it."""
         key = self._served[name]
-        if key in self._places or self._queues or self._is_full():
+        if key in self._places or self._wanting() or self._is_full():
             return []
         return [self._load(key)]
 
-    def use(self, name: str) -> ModelKey | None:
-        """The model of this name, if it is loaded: it is in use until `release`."""
+    def use(self, name: str) -> KeyT | None:
+        """What has this name, if it is loaded: it is in use until `release`."""
         key = self._served.get(name)
         if key is None or not self._is_loaded(key):
             return None
         self._use(key)
         return key
 
-    def release(self, key: ModelKey, now: float) -> list[LoadAction[WaiterT]]:
-        """A chat on this model has ended."""
+    def use_again(self, key: KeyT) -> None:
+        """One more uses this one until `release`, perhaps an older definition. It is loaded, and
+        served or in use."""
+        assert self._is_loaded(key)
+        self._use(key)
+
+    def release(self, key: KeyT, now: float) -> list[LoadAction[KeyT, WaiterT]]:
+        """A user of this one has ended."""
         place = self._places[key]
         assert place.state is LoadState.LOADED and place.num_users > 0
         place.num_users -= 1
         self._places.move_to_end(key)
-        actions: list[LoadAction[WaiterT]] = []
-        if not place.num_users and not self._serves(key):
+        if place.num_users:
+            return []
+        actions: list[LoadAction[KeyT, WaiterT]] = []
+        if not self._serves(key):
             actions.append(self._close(key, is_eviction=False))
         return actions + self._fill(now)
 
-    def leave(self, waiter: WaiterT, now: float) -> list[LoadAction[WaiterT]]:
-        """A chat waits no longer. What is being loaded for it is loaded all the same."""
+    def leave(self, waiter: WaiterT, now: float) -> list[LoadAction[KeyT, WaiterT]]:
+        """One waits no longer. What is being loaded for it is loaded all the same."""
         if waiter not in self._queue_of:
             return []
         self._forget(waiter)
         return self._fill(now)
 
-    def loaded(self, key: ModelKey, now: float) -> list[LoadAction[WaiterT]]:
+    def loaded(self, key: KeyT, now: float) -> list[LoadAction[KeyT, WaiterT]]:
         """A load has succeeded."""
         place = self._places[key]
         assert place.state is LoadState.LOADING
@@ -227,20 +277,21 @@ class ModelTable(Generic[WaiterT]):
             return [self._close(key, is_eviction=False), *self._fill(now)]
         return self._grant_all(key) + self._fill(now)
 
-    def failed(self, key: ModelKey, now: float) -> list[LoadAction[WaiterT]]:
-        """A load has failed."""
+    def failed(self, key: KeyT, now: float, reason: str = "") -> list[LoadAction[KeyT, WaiterT]]:
+        """A load has failed; `reason` is for those who ask."""
         assert self._places[key].state is LoadState.LOADING
         del self._places[key]
-        actions: list[LoadAction[WaiterT]] = []
+        actions: list[LoadAction[KeyT, WaiterT]] = []
         if self._serves(key):
-            self._held_off[key] = now + self._limits.retry_s
+            retry_s = self._limits.retry_s
+            self._held_off[key] = _HoldOff(now + retry_s, reason)
             for waiter in self._queues.pop(key, OrderedDict()):
                 del self._queue_of[waiter]
-                actions.append(Refuse(waiter, _failed(key.name, self._limits.retry_s)))
+                actions.append(Refuse(waiter, key.name, Refusal.FAILED, retry_s, reason))
         return actions + self._fill(now)
 
-    def closed(self, key: ModelKey, now: float) -> list[LoadAction[WaiterT]]:
-        """What a model held has been given back."""
+    def closed(self, key: KeyT, now: float) -> list[LoadAction[KeyT, WaiterT]]:
+        """What this one held has been given back."""
         assert self._places[key].state is LoadState.CLOSING
         del self._places[key]
         return self._fill(now)
@@ -252,21 +303,22 @@ class ModelTable(Generic[WaiterT]):
             times += [at for _, at in self._evictable()]
         return min(times, default=None)
 
-    def tick(self, now: float) -> list[LoadAction[WaiterT]]:
+    def tick(self, now: float) -> list[LoadAction[KeyT, WaiterT]]:
         """Time has passed."""
-        actions: list[LoadAction[WaiterT]] = []
+        actions: list[LoadAction[KeyT, WaiterT]] = []
         for key, queue in list(self._queues.items()):
             for waiter, wait in list(queue.items()):
                 if wait.until <= now:
                     self._forget(waiter)
-                    is_loading = key in self._places
-                    actions.append(Refuse(waiter, _too_late(key.name, wait, is_loading=is_loading)))
+                    why = Refusal.STILL_LOADING if key in self._places else Refusal.IN_USE
+                    late = Refuse(waiter, key.name, why, is_deadline=wait.is_deadline)
+                    actions.append(late)
         return actions + self._fill(now)
 
     def check_invariants(self) -> None:
         """Assert that the bounds hold and that the indexes agree."""
         places, limits = self._places, self._limits
-        # One that is served again while a chat is still on it may be one too many.
+        # One that is served again while it still has a user may be one too many.
         assert self._num_served_places() <= self._max_loaded or not self._evictable()
         assert len(places) <= 2 * self._max_loaded
         assert self.num_waiting <= limits.max_waiting
@@ -277,24 +329,23 @@ class ModelTable(Generic[WaiterT]):
             assert self._serves(key) and not self._is_loaded(key)
         for key, place in places.items():
             assert not place.num_users or place.state is LoadState.LOADED
-            is_idle = place.state is LoadState.LOADED and not place.num_users
-            assert self._serves(key) or not is_idle, "it ought to be unloaded"
+            assert self._serves(key) or not place.is_idle, "it ought to be unloaded"
 
-    def _serves(self, key: ModelKey) -> bool:
+    def _serves(self, key: KeyT) -> bool:
         return self._served.get(key.name) == key
 
-    def _is_loaded(self, key: ModelKey) -> bool:
+    def _is_loaded(self, key: KeyT) -> bool:
         place = self._places.get(key)
         return place is not None and place.state is LoadState.LOADED
 
     def _num_served_places(self) -> int:
-        """Places of models that new chats may get."""
+        """Places of what those who ask may get."""
         return sum(
             self._serves(key) and place.state is not LoadState.CLOSING
             for key, place in self._places.items()
         )
 
-    def _use(self, key: ModelKey) -> None:
+    def _use(self, key: KeyT) -> None:
         self._places[key].num_users += 1
         self._places.move_to_end(key)
 
@@ -302,25 +353,25 @@ class ModelTable(Generic[WaiterT]):
         is_full = self._num_served_places() >= self._max_loaded
         return is_full or len(self._places) >= 2 * self._max_loaded
 
-    def _load(self, key: ModelKey) -> Load:
+    def _load(self, key: KeyT) -> Load[KeyT]:
         self._places[key] = _Place()
         self._held_off.pop(key, None)
         return Load(key)
 
-    def _close(self, key: ModelKey, *, is_eviction: bool) -> Unload:
+    def _close(self, key: KeyT, *, is_eviction: bool) -> Unload[KeyT]:
         self._places[key].state = LoadState.CLOSING
         return Unload(key, is_eviction)
 
-    def _grant_all(self, key: ModelKey) -> list[LoadAction[WaiterT]]:
+    def _grant_all(self, key: KeyT) -> list[LoadAction[KeyT, WaiterT]]:
         self._held_off.pop(key, None)
-        actions: list[LoadAction[WaiterT]] = []
+        actions: list[LoadAction[KeyT, WaiterT]] = []
         for waiter in self._queues.pop(key, OrderedDict()):
             del self._queue_of[waiter]
             self._use(key)
             actions.append(Grant(waiter, key))
         return actions
 
-    def _move(self, queue: OrderedDict[WaiterT, _Wait], key: ModelKey) -> None:
+    def _move(self, queue: OrderedDict[WaiterT, _Wait], key: KeyT) -> None:
         """Those that wait for an older definition wait for this one."""
         if not queue:
             return
@@ -334,22 +385,21 @@ class ModelTable(Generic[WaiterT]):
         if not self._queues[key]:
             del self._queues[key]
 
-    def _wanting(self) -> list[ModelKey]:
-        """Models that are waited for and not being loaded."""
+    def _wanting(self) -> list[KeyT]:
+        """What is waited for and not being loaded."""
         return [key for key in self._queues if key not in self._places]
 
-    def _evictable(self) -> list[tuple[ModelKey, float]]:
-        """Models without a chat that may give way, and from when on; the least recently used
-        first."""
+    def _evictable(self) -> list[tuple[KeyT, float]]:
+        """What has no user and may give way, and from when on; the least recently used first."""
         return [
             (key, place.loaded_at + self._limits.min_loaded_s)
             for key, place in self._places.items()
-            if place.state is LoadState.LOADED and not place.num_users
+            if place.is_idle
         ]
 
-    def _fill(self, now: float) -> list[LoadAction[WaiterT]]:
+    def _fill(self, now: float) -> list[LoadAction[KeyT, WaiterT]]:
         """Begin the loads for which there is room, or for which room can be made."""
-        actions: list[LoadAction[WaiterT]] = []
+        actions: list[LoadAction[KeyT, WaiterT]] = []
         while self._num_served_places() > self._max_loaded and (idle := self._evictable()):
             actions.append(self._close(idle[0][0], is_eviction=True))
         for key in self._wanting():
@@ -362,30 +412,3 @@ class ModelTable(Generic[WaiterT]):
                 actions.append(self._close(ripe[0], is_eviction=True))
             actions.append(self._load(key))
         return actions
-
-
-def _removed(name: str) -> OutriderError:
-    return UnknownModelError(f"the model {name} is not served here any more; ask for another one")
-
-
-def _failed(name: str, wait_s: float) -> OutriderError:
-    return UnavailableError(
-        f"the model {name} cannot be loaded here at the moment; try again in {wait_s:.0f} s, or "
-        "ask for another one",
-        retry_delay_ms=max(1, round(wait_s * 1000)),
-    )
-
-
-def _too_many(num_waiting: int) -> OutriderError:
-    return OverloadedError(
-        f"{num_waiting} chats wait for models to be loaded, and no more may; try again",
-        retry_delay_ms=_BUSY_RETRY_MS,
-    )
-
-
-def _too_late(name: str, wait: _Wait, *, is_loading: bool) -> OutriderError:
-    why = "is still being loaded" if is_loading else "has no room until chats on others end"
-    text = f"the model {name} {why}; try again, or ask for another one"
-    if wait.is_deadline:
-        return DeadlineError(f"the deadline passed: {text}")
-    return OverloadedError(text, retry_delay_ms=_BUSY_RETRY_MS)
