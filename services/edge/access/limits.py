@@ -14,7 +14,6 @@ that one counts for all of them, and corrects what is here.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,6 +21,7 @@ from enum import Enum, auto
 from typing import Final
 
 from outrider.errors import ConfigError, OverloadedError, RateLimitedError
+from outrider.lru_map import LruMap
 from services.edge.quotas import RateLimit, TokenBucket
 
 _BUSY_RETRY_MS: Final = 1000
@@ -245,8 +245,7 @@ class Usage:
 
     def __init__(self, max_tenants: int = 4096) -> None:
         """`max_tenants`: beyond it the longest unused one without a chat is forgotten."""
-        self._max_tenants = max_tenants
-        self._tenants: OrderedDict[str, TenantUsage] = OrderedDict()
+        self._tenants: LruMap[str, TenantUsage] = LruMap(max_tenants)
 
     def __len__(self) -> int:
         return len(self._tenants)
@@ -257,26 +256,23 @@ class Usage:
         usage = self._tenants.get(tenant)
         if usage is None:
             self._make_room()
-            usage = self._tenants[tenant] = TenantUsage(tenant, limits, now)
+            usage = TenantUsage(tenant, limits, now)
+            self._tenants.put(tenant, usage)
         elif usage.limits != limits:
             # They were changed while the edge runs; what was used before does not count.
-            renewed = TenantUsage(tenant, limits, now)
-            renewed.num_sessions = usage.num_sessions
-            usage = self._tenants[tenant] = renewed
-        self._tenants.move_to_end(tenant)
+            num_sessions = usage.num_sessions
+            usage = TenantUsage(tenant, limits, now)
+            usage.num_sessions = num_sessions
+            self._tenants.put(tenant, usage)
         return usage
 
     def known(self, tenant: str) -> TenantUsage | None:
         """What a tenant uses, whatever its limits are by now; None: it is not remembered."""
-        return self._tenants.get(tenant)
+        return self._tenants.peek(tenant)
 
     def _make_room(self) -> None:
-        if len(self._tenants) < self._max_tenants:
-            return
-        for name, usage in self._tenants.items():
-            if not usage.num_sessions:
-                del self._tenants[name]
-                return
-        raise OverloadedError(
-            "too many tenants have chats under way; try again", retry_delay_ms=_BUSY_RETRY_MS
-        )
+        tenants = self._tenants
+        if tenants.is_full and tenants.pop_first(lambda usage: not usage.num_sessions) is None:
+            raise OverloadedError(
+                "too many tenants have chats under way; try again", retry_delay_ms=_BUSY_RETRY_MS
+            )

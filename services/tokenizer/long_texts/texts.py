@@ -13,6 +13,7 @@ import structlog
 
 from outrider.codec.tokens import negotiate
 from outrider.errors import EmptyPromptError, InvalidRequestError, UnavailableError
+from outrider.lru_map import LruMap
 from outrider.rpc import incoming
 from outrider.telemetry.metrics import Metrics
 from outrider.tokenization.cut_proofs import UnprovenError, prove
@@ -47,7 +48,7 @@ class CutRules:
     text comes, and remembered."""
 
     def __init__(self) -> None:
-        self._rules: dict[bytes, asyncio.Future[CutRule | None]] = {}
+        self._rules: LruMap[bytes, asyncio.Future[CutRule | None]] = LruMap(_MAX_RULES)
         """By digest of the vocabulary."""
 
     async def of(self, served: ServedVocabulary) -> CutRule | None:
@@ -55,10 +56,8 @@ class CutRules:
         digest = served.vocabulary.digest
         found = self._rules.get(digest)
         if found is None:
-            while len(self._rules) >= _MAX_RULES:
-                del self._rules[next(iter(self._rules))]
             found = asyncio.ensure_future(asyncio.to_thread(_rule, served))
-            self._rules[digest] = found
+            self._rules.put(digest, found)
         return await asyncio.shield(found)
 
 
