@@ -80,6 +80,11 @@ class AdmittedSession:
     is_placed: bool = False
     """Whether it has, or had, a replica."""
 
+    @property
+    def cost(self) -> float:
+        """What its flow is charged in the fair queue when it gets a replica."""
+        return self.reserved_tokens / self.weight
+
     def used_tokens(self, upto: int) -> int:
         """Tokens computed for it when its reply has `upto` tokens; 0 before it has a replica."""
         num_new = max(0, upto - self.num_resumed_tokens)
