@@ -11,6 +11,7 @@ damaged on this disk is noticed once, when its manifest is made, and not offered
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
 import socket
@@ -18,6 +19,7 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
@@ -35,6 +37,7 @@ from outrider.mirrors.manifest import DEFAULT_SHARD_BYTES, Manifest
 from outrider.mirrors.pace import BandwidthCap
 from outrider.mirrors.push import make_manifest
 from outrider.models.store import ModelStore
+from outrider.shared_calls import SharedCalls
 from outrider.tls import Tls
 from outrider.tls.access import MODELS
 from outrider.tls.certificates import subject_alternative_names
@@ -93,7 +96,8 @@ class ModelServer:
 
     def __init__(self, store: ModelStore, config: ServerConfig, tls: Tls) -> None:
         self._store, self._config, self._tls = store, config, tls
-        self._manifests: dict[str, asyncio.Task[tuple[Manifest, Path]]] = {}
+        self._manifests: SharedCalls[str, tuple[Manifest, Path]] = SharedCalls(math.inf)
+        """Of models in the store."""
         self._pace = BandwidthCap(config.max_mb_s * 1e6, 0.0)
         self._connections = set[asyncio.Task[None]]()
         self._socket: socket.socket | None = None
@@ -147,7 +151,7 @@ class ModelServer:
                 one.cancel()
             await asyncio.gather(*running, return_exceptions=True)
             self._socket.close()
-            tasks = [*self._connections, *self._manifests.values()]
+            tasks = [*self._connections, *self._manifests.running.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -257,7 +261,7 @@ class ModelServer:
         match = _PATH.fullmatch(target)
         if match is None or not await asyncio.to_thread(self._holds, match[1]):
             if match is not None:
-                self._manifests.pop(match[1], None)  # of one that was removed
+                self._manifests.forget(match[1])  # of one that was removed
             return _said(HTTPStatus.NOT_FOUND, "there is no such model here")
         manifest, path = await self._manifest(match[1])
         if match[2] == "manifest.json":
@@ -276,13 +280,10 @@ class ModelServer:
     async def _manifest(self, sha256: str) -> tuple[Manifest, Path]:
         """Made once for each model, by reading all of it; whoever asks meanwhile waits. Raises
         ModelStoreError, OSError."""
-        if sha256 not in self._manifests:
-            made = asyncio.to_thread(self._read, sha256)
-            self._manifests[sha256] = asyncio.create_task(made)
         try:
-            return await asyncio.shield(self._manifests[sha256])
+            made = partial(asyncio.to_thread, self._read, sha256)
+            return await self._manifests.result(sha256, made)
         except (ModelStoreError, OSError) as error:
-            self._manifests.pop(sha256, None)  # it may be mended
             _log.warning("model_not_served", sha256=sha256, why=str(error))
             raise
 

@@ -7,14 +7,15 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import structlog
 
 from outrider.codec.tokens import negotiate
 from outrider.errors import EmptyPromptError, InvalidRequestError, UnavailableError
-from outrider.lru_map import LruMap
 from outrider.rpc import incoming
+from outrider.shared_calls import SharedCalls
 from outrider.telemetry.metrics import Metrics
 from outrider.tokenization.cut_proofs import UnprovenError, prove
 from outrider.tokenization.cuts import CutRule, Cutter
@@ -48,17 +49,13 @@ class CutRules:
     text comes, and remembered."""
 
     def __init__(self) -> None:
-        self._rules: LruMap[bytes, asyncio.Future[CutRule | None]] = LruMap(_MAX_RULES)
+        self._rules: SharedCalls[bytes, CutRule | None] = SharedCalls(_MAX_RULES)
         """By digest of the vocabulary."""
 
     async def of(self, served: ServedVocabulary) -> CutRule | None:
         """The rule of a vocabulary; None if its texts may not be cut."""
-        digest = served.vocabulary.digest
-        found = self._rules.get(digest)
-        if found is None:
-            found = asyncio.ensure_future(asyncio.to_thread(_rule, served))
-            self._rules.put(digest, found)
-        return await asyncio.shield(found)
+        found_out = partial(asyncio.to_thread, _rule, served)
+        return await self._rules.result(served.vocabulary.digest, found_out)
 
 
 @dataclass(frozen=True, slots=True)
