@@ -27,6 +27,7 @@ from typing import Final
 import structlog
 from cryptography import x509
 
+from outrider.bounds import NonNegativeFloat, PositiveInt, check_bounds
 from outrider.errors import (
     ConfigError,
     ModelStoreError,
@@ -65,16 +66,15 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 7400
     """0: any free one."""
-    max_connections: int = 64
+    max_connections: PositiveInt = 64
     """Those whose handshake is under way among them. Further ones are closed at once; those who
     fetch ask again, or elsewhere."""
-    max_mb_s: float = 0.0
+    max_mb_s: NonNegativeFloat = 0.0
     """So many megabytes a second at most, to all together; 0: no cap."""
     shard_bytes: int = DEFAULT_SHARD_BYTES
 
     def __post_init__(self) -> None:
-        if self.max_connections < 1 or not 0 <= self.max_mb_s < float("inf"):
-            raise ConfigError("give at least one connection, and a cap of 0 or above")
+        check_bounds(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,15 +18,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum, auto
-from typing import Final
+from typing import Annotated, Final, TypeAlias
 
-from outrider.errors import ConfigError, OverloadedError, RateLimitedError
+from outrider.bounds import between
+from outrider.errors import OverloadedError, RateLimitedError
 from outrider.lru_map import LruMap
 from services.edge.quotas import RateLimit, TokenBucket
 
 _BUSY_RETRY_MS: Final = 1000
 """When to try again, where another chat has to end first."""
-_MAX_PER_MINUTE: Final = 10**9
+_Limit: TypeAlias = Annotated[int, between(0, 10**9)]
+"""0: no limit."""
 
 
 class Limited(Enum):
@@ -46,17 +48,10 @@ RATES: Final = (Limited.REQUESTS, Limited.INPUT, Limited.OUTPUT)
 class TenantLimits:
     """Of one tenant; 0: no limit."""
 
-    requests_per_minute: int = 0
-    input_tokens_per_minute: int = 0
-    output_tokens_per_minute: int = 0
-    max_sessions: int = 0
-
-    def check(self, where: str) -> None:
-        """Raises ConfigError for values that cannot be."""
-        named = {f"{what.value}_per_minute": self.per_minute(what) for what in RATES}
-        for name, value in {**named, "max_sessions": self.max_sessions}.items():
-            if not 0 <= value <= _MAX_PER_MINUTE:
-                raise ConfigError(f"{name} of {where} is 0 to {_MAX_PER_MINUTE}, not {value}")
+    requests_per_minute: _Limit = 0
+    input_tokens_per_minute: _Limit = 0
+    output_tokens_per_minute: _Limit = 0
+    max_sessions: _Limit = 0
 
     def per_minute(self, what: Limited) -> int:
         """The limit of a rate."""
