@@ -49,7 +49,7 @@ from services.edge.models.served import LoadVocabulary, ServedModel
 from services.inference.app import LoadedModel, Replica, replies_in
 from services.inference.config import InferenceConfig
 from services.router.config import ReplicaConfig
-from services.router.relay.replica_monitor import HangPolicy
+from services.router.relay.policy import HangPolicy
 from services.tokenizer.vocabularies import ServedVocabulary
 from tests.router.replica import RouterUnderTest, running_router
 from tests.tokenizer.running import TokenizerUnderTest, running_tokenizer

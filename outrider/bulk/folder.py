@@ -89,7 +89,7 @@ class OutputFolder:
         found = {**self._of_manifest(), **journal.finished(data, self._run)}
         if (found or any(self._path.glob("shard-*"))) and not resume:
             raise InvalidRequestError(
-                f"{self._path} holds shards already: go on with --resume, or choose another folder"
+                f"{self._path} has shards already: continue with --resume, or choose another folder"
             )
         self.finished = {n: result for n, result in found.items() if self._is_there(result)}
         self._remove_parts()

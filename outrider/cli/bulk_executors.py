@@ -15,7 +15,10 @@ class ExecutorName(StrEnum):
     ray = "ray"
 
 
-ExecutorOption = Annotated[ExecutorName, typer.Option(help="What runs the workers.")]
+ExecutorOption = Annotated[
+    ExecutorName,
+    typer.Option(help="Run workers on this machine (`local`) or on a Ray cluster (`ray`)."),
+]
 RayAddress = Annotated[
-    str | None, typer.Option(help="Of a Ray cluster; without it Ray runs on this machine.")
+    str | None, typer.Option(help="Address of a Ray cluster; default: Ray runs on this machine.")
 ]

@@ -30,7 +30,7 @@ _DAY_S: Final = 86_400.0
 _SOON_DAYS: Final = 7
 """Of a certificate that ends sooner it is said."""
 _TROUBLE: Final = {
-    "CONNECTING": "it was not reached yet; look again in some seconds",
+    "CONNECTING": "it has not been reached yet; check again in a few seconds",
     "SUSPECT": "it is silent; look at its process, its log and its network",
     "DOWN": "no stream to it; look at its process, its log and its network",
     "DRAINING": "it takes no new sessions; `outrider drain NAME --undo` if that is not wanted",
@@ -54,18 +54,20 @@ class Place:
 def check(
     router: Annotated[str, typer.Option(help="HOST:PORT of a router elsewhere.")] = "",
     edge: Annotated[str, typer.Option(help="HOST:PORT of an edge elsewhere.")] = "",
-    edge_ca: Annotated[Path | None, typer.Option(help="Certificate to trust for --edge.")] = None,
+    edge_ca: Annotated[
+        Path | None, typer.Option(help="PEM certificate to trust for --edge.")
+    ] = None,
     key_file: Annotated[
-        Path | None, typer.Option(help="File with the API key of a chat through --edge.")
+        Path | None, typer.Option(help="File with the API key for the chat through --edge.")
     ] = None,
     timeout: Annotated[
-        float, typer.Option(min=0.1, max=600, help="Seconds for each thing that is asked.")
+        float, typer.Option(min=0.1, max=600, help="Longest time for each step, in seconds.")
     ] = 10.0,
     has_chat: Annotated[
-        bool, typer.Option("--chat/--no-chat", help="Ask the edge for one token.")
+        bool, typer.Option("--chat/--no-chat", help="Ask the edge for a reply of one token.")
     ] = True,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print a list of objects: ok, what, fix.")
+        bool, typer.Option("--json", help="Print a list of JSON objects with ok, what and fix.")
     ] = False,
     state_dir: StateDir = None,
     certificate: operator.Certificate = None,
@@ -74,10 +76,9 @@ def check(
     trust_domain: operator.TrustDomain = operator.TRUST_DOMAIN,
     plaintext: operator.Plaintext = False,
 ) -> None:
-    """Check that a mesh serves: its router, the replicas of each model and region, an edge and a
-    chat through it. Without flags that say which: the mesh of `outrider up`.
+    """Check that a mesh works: its router, the replicas of each model and region, an edge, a chat.
 
-    Exit status 1 if a check fails.
+    Without --router and --edge it checks the mesh of `outrider up`. Exit status 1 if a check fails.
     """
     if router or edge:
         for address, flag in ((router, "--router"), (edge, "--edge")):

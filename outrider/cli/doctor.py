@@ -41,10 +41,10 @@ def doctor(
     ] = None,
     state_dir: StateDir = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print a list of objects: ok, what, fix.")
+        bool, typer.Option("--json", help="Print a list of JSON objects with ok, what and fix.")
     ] = False,
 ) -> None:
-    """Check that this machine can run Outrider with these models, and say what to do where it
+    """Check that this machine can run Outrider with these models, and print what to do if it
     cannot."""
     specs = choose_all(model or [""]).specs
     findings = _findings(specs, state_dir or default_state_dir())

@@ -15,9 +15,11 @@ from outrider.cli.local import development_key
 from outrider.cli.local.state import default_state_dir, no_mesh, running_mesh
 from outrider.errors import InvalidRequestError, UnavailableError
 
-Edge = Annotated[str | None, typer.Option(help="HOST:PORT; default: the mesh of `outrider up`.")]
-Ca = Annotated[Path | None, typer.Option(help="Certificate to trust for the edge.")]
-Insecure = Annotated[bool, typer.Option(help="Trust any certificate.")]
+Edge = Annotated[
+    str | None, typer.Option(help="HOST:PORT of the edge; default: the mesh of `outrider up`.")
+]
+Ca = Annotated[Path | None, typer.Option(help="PEM certificate to trust for the edge.")]
+Insecure = Annotated[bool, typer.Option(help="Trust any certificate of the edge.")]
 KeyFile = Annotated[
     Path | None,
     typer.Option(help="File with the API key."),
@@ -25,12 +27,12 @@ KeyFile = Annotated[
 ApiKey = Annotated[
     str | None,
     typer.Option(
-        help="The API key. Others on this machine may see it; better --key-file, the environment's "
-        f"{KEY_VARIABLE}, or api_key of the table [client] in ~/.config/outrider/config.toml. "
-        "Without any of them: the development key of `outrider up`."
+        help="The API key. Other users of this machine can see it: prefer --key-file, "
+        f"{KEY_VARIABLE} in the environment, or api_key in the table [client] of "
+        "~/.config/outrider/config.toml. Default: the development key of `outrider up`."
     ),
 ]
-User = Annotated[str, typer.Option(help="Which of the key's users asks.")]
+User = Annotated[str, typer.Option(help="The user, among those of the key, who asks.")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,7 @@ def embed_files(request: FilesRequest, endpoint: Endpoint) -> bool:
             report = run_shards(shards, executor, show)
     except KeyboardInterrupt:
         print(
-            f"outrider embed: stopped; finished shards are kept in {request.parts}: go on with "
+            f"outrider embed: stopped; finished shards are kept in {request.parts}: continue with "
             "--resume",
             file=sys.stderr,
         )

@@ -28,8 +28,8 @@ from outrider.models.sources.folder import FolderSource
 from outrider.models.sources.members import POOLING
 
 MODEL_HELP: Final = (
-    "A model's name, a GGUF file, a folder with an OpenVINO model (with a slash in its path), or a "
-    "source (hf:REPO@REVISION#file, file:PATH, dir:PATH)."
+    "A model's name, a GGUF file, a model's folder (write its path with a slash), or a source: "
+    "hf:REPO#file, hf:REPO@REVISION, file:PATH, dir:PATH."
 )
 _MADE_FOR: Final = "--model"
 """Where such a definition stands, for people to read."""
@@ -108,7 +108,7 @@ def source_of(model: str) -> str:
         return parse_source(model, {}).text
     path = Path(model).expanduser()
     if not path.exists():
-        raise ArtifactMissingError(f"the model file {model} is not there; check its path")
+        raise ArtifactMissingError(f"the model file {model} does not exist; check its path")
     return parse_source(f"{'dir' if path.is_dir() else 'file'}:{path}", {}).text
 
 

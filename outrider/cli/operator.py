@@ -14,10 +14,13 @@ if TYPE_CHECKING:
     from outrider.tls import Tls
 
 Certificate = Annotated[
-    Path | None, typer.Option(help="PEM certificate of an operator, for a router elsewhere.")
+    Path | None, typer.Option(help="PEM certificate of an operator, to ask a router elsewhere.")
 ]
 PrivateKey = Annotated[Path | None, typer.Option(help="PEM key of --certificate.")]
-Ca = Annotated[Path | None, typer.Option(help="PEM CA that the router's certificate leads to.")]
+Ca = Annotated[
+    Path | None,
+    typer.Option(help="PEM certificate of the CA that signed the router's certificate."),
+]
 TrustDomain = Annotated[str, typer.Option(help="Trust domain of the certificates.")]
 Plaintext = Annotated[
     bool, typer.Option("--plaintext", help="Ask a router elsewhere without certificates.")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from outrider.tls import Tls
 
 Router = Annotated[
-    str, typer.Option(help="Ask the router at HOST:PORT, not one of a mesh on this machine.")
+    str, typer.Option(help="HOST:PORT of a router elsewhere; default: the mesh on this machine.")
 ]
 
 

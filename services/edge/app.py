@@ -31,14 +31,18 @@ from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.tokenization.rewriting import Rewriter
 from outrider.workers.worker import Worker, this_worker
 from services.edge.access.following import IssuerKeys, keys_followed
+from services.edge.access.identity import Tenants
 from services.edge.access.limiter import Limiter, LimitSharing
-from services.edge.access.revocation import KeyedChats
 from services.edge.access.shared_limits import open_shared_limits
+from services.edge.chat.context import Description, EdgeContext
+from services.edge.chat.resumption import ResumableChats
+from services.edge.chat.revocation import KeyedChats
+from services.edge.chat.time_slicing import TimeSlicer
+from services.edge.chat.timers import SharedTimer
 from services.edge.config import EdgeConfig
-from services.edge.context import Description, EdgeContext
 from services.edge.http3.limits import alt_svc
 from services.edge.http3.server import Application, Http3Service
-from services.edge.identity import Tenants
+from services.edge.limits.listener import ListenerLimits, ListenerQuotas
 from services.edge.models.served import LoadVocabulary, vocabularies_of
 from services.edge.models.serving import EdgeModels
 from services.edge.processes.limits import HostLimits
@@ -47,12 +51,8 @@ from services.edge.processes.share import share_of
 from services.edge.processes.usage import SharedUsage
 from services.edge.quic import certificate
 from services.edge.quic.connection_ids import ConnectionIds
-from services.edge.quic.limits import ListenerLimits, ListenerQuotas
 from services.edge.quic.listener import Listener
-from services.edge.resumption.chats import ResumableChats
-from services.edge.telemetry import EdgeTelemetry
-from services.edge.time_slicing import TimeSlicer
-from services.edge.timers import SharedTimer
+from services.edge.telemetry.edge import EdgeTelemetry
 from services.edge.upstream.embedding import EmbeddingTurns
 from services.edge.upstream.metrics import RouterMetrics
 from services.edge.upstream.pool import RouterPool

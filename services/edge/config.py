@@ -34,15 +34,7 @@ from outrider.tokenization.pool.config import TokenizationConfig
 from outrider.tokenization.rewriting import AS_IT_IS, RewritingPolicy
 from outrider.workers.steering import MAX_PROCESSES
 from services.edge.access.config import AccessConfig, JwtConfig, SharedLimitsConfig
-from services.edge.drafter.settings import (
-    NO_DRAFT_MODEL,
-    DrafterConfig,
-    DrafterLimits,
-    DrafterSettings,
-)
-from services.edge.http.config import HttpConfig
-from services.edge.http3.limits import Http3Limits
-from services.edge.identity import (
+from services.edge.access.identity import (
     AccessPolicy,
     Identities,
     TenantConfig,
@@ -52,10 +44,18 @@ from services.edge.identity import (
     priority_of,
     trust_of,
 )
+from services.edge.chat.resumption_table import ResumeLimits
+from services.edge.drafter.settings import (
+    NO_DRAFT_MODEL,
+    DrafterConfig,
+    DrafterLimits,
+    DrafterSettings,
+)
+from services.edge.http.config import HttpConfig
+from services.edge.http3.limits import Http3Limits
+from services.edge.limits import memory
+from services.edge.limits.listener import ListenerLimits
 from services.edge.models.keys import EdgeModel
-from services.edge.quic import memory
-from services.edge.quic.limits import ListenerLimits
-from services.edge.resumption.table import ResumeLimits
 from services.edge.session.display import DisplayPolicy
 from services.edge.session.draft_chain import DraftLimits
 from services.edge.session.reply import ReplyPolicy

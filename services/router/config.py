@@ -29,8 +29,7 @@ from services.router.autoscale.policy import AutoscalePolicy
 from services.router.embedding.policy import EmbeddingPolicy
 from services.router.placement.types import PlacementPolicy
 from services.router.prefix_index.index import PrefixIndexLimits
-from services.router.relay.failover import FailoverPolicy
-from services.router.relay.replica_monitor import HangPolicy
+from services.router.relay.policy import FailoverPolicy, HangPolicy
 
 
 @dataclass(frozen=True, slots=True)

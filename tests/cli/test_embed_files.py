@@ -79,7 +79,7 @@ async def test_an_interrupt_ends_it_though_requests_are_under_way(
         finally:
             process.kill()
     assert process.returncode == 130
-    assert b"go on with --resume" in told
+    assert b"continue with --resume" in told
 
 
 def test_what_cannot_be_embedded_is_named_by_its_line(

@@ -14,12 +14,12 @@ from outrider.errors import ConfigError, UnauthenticatedError, UnknownModelError
 from outrider.load_table import LoadLimits
 from outrider.models.definitions import EngineDefaults, ModelCatalog, ModelSpec
 from outrider.peers.membership import Lookup
+from services.edge.access.identity import Credential, TenantConfig
 from services.edge.config import DEFAULT_CONTEXT_TOKENS, EdgeConfig, default_state_dir
 from services.edge.drafter.settings import DrafterConfig
-from services.edge.identity import Credential, TenantConfig
+from services.edge.limits.listener import ListenerLimits
+from services.edge.limits.quotas import Count, Rate, RateLimit
 from services.edge.models.keys import EdgeModel, ModelKey
-from services.edge.quic.limits import ListenerLimits
-from services.edge.quotas import Count, Rate, RateLimit
 from services.edge.session.upload_control import UploadPolicy
 from tests.api_keys import key_of, text_of
 

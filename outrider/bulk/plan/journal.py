@@ -63,7 +63,7 @@ def finished(data: bytes, run: str) -> dict[int, ShardResult]:
         results = [ShardResult.from_json(line) for line in lines]
     except (ValueError, TypeError, KeyError) as error:
         raise InvalidRequestError(
-            f"the journal of the run is damaged ({error}): start anew in another folder"
+            f"the journal of the run is damaged ({error}): start again in another folder"
         ) from error
     return {result.number: result for result in results}
 
@@ -102,5 +102,5 @@ def _as_journal(text: str) -> bytes:
         return "\n".join([json.dumps({"run": record["run"]}), *lines, ""]).encode()
     except (ValueError, TypeError, KeyError) as error:
         raise InvalidRequestError(
-            f"the manifest is damaged ({error}): start anew in another folder"
+            f"the manifest is damaged ({error}): start again in another folder"
         ) from error

@@ -35,36 +35,50 @@ from outrider.cli.prompting import options
 from outrider.errors import InvalidRequestError, OutriderError, UnavailableError
 
 app = typer.Typer(
-    no_args_is_help=True, help="Load a mesh, or any endpoint of the OpenAI API, and measure."
+    no_args_is_help=True,
+    help="Send load to a mesh, or to any endpoint of the OpenAI API, and measure it.",
 )
 _MAX_REQUESTS: Final = 100_000
 _PROGRESS_S: Final = 0.5
 
 _Url = Annotated[
-    str, typer.Option(help="Load this endpoint of the OpenAI API instead: http://HOST:PORT/v1.")
+    str, typer.Option(help="Send the load to this OpenAI endpoint: http://HOST:PORT/v1.")
 ]
 _Rate = Annotated[
-    str, typer.Option(help="Requests per second; inf: all at once.", metavar="NUMBER|inf")
+    str, typer.Option(help="Requests per second; `inf`: all at once.", metavar="NUMBER|inf")
 ]
-_Requests = Annotated[int, typer.Option(min=1, max=_MAX_REQUESTS, help="Requests to send.")]
+_Requests = Annotated[
+    int, typer.Option(min=1, max=_MAX_REQUESTS, help="Number of requests to send.")
+]
 _Burstiness = Annotated[
     float,
-    typer.Option(min=0.01, max=1000, help="1: Poisson arrivals; less: bursts; more: more even."),
+    typer.Option(
+        min=0.01, max=1000, help="Shape of the arrivals: 1: Poisson; less: bursts; more: evener."
+    ),
 ]
 _Concurrency = Annotated[
     int,
     typer.Option(
-        min=0, max=10_000, help="Most at once; others wait, which counts. 0: as they come."
+        min=0,
+        max=10_000,
+        help="Most requests at once; the others wait, and their wait counts. 0: no limit.",
     ),
 ]
-_Words = Annotated[int, typer.Option(min=4, max=100_000, help="Words of prompts that are made.")]
-_Warmup = Annotated[int, typer.Option(min=0, max=1000, help="Requests before, not counted.")]
-_Timeout = Annotated[float, typer.Option(min=0.1, max=86_400, help="Seconds for each request.")]
+_Words = Annotated[
+    int, typer.Option(min=4, max=100_000, help="Length of generated prompts, in words.")
+]
+_Warmup = Annotated[
+    int,
+    typer.Option(min=0, max=1000, help="Number of requests to send first, without counting them."),
+]
+_Timeout = Annotated[
+    float, typer.Option(min=0.1, max=86_400, help="Longest time for a request, in seconds.")
+]
 _Goodput = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME:MS",
-        help="Count requests within ttft, tpot or e2e of so many milliseconds. Repeatable.",
+        help="Count the requests with `ttft`, `tpot` or `e2e` within MS milliseconds. Repeatable.",
     ),
 ]
 
@@ -72,7 +86,10 @@ _Goodput = Annotated[
 @app.command()
 def serve(
     url: _Url = "",
-    model: Annotated[str, typer.Option(help="Its name there; empty: the default.")] = "",
+    model: Annotated[
+        str,
+        typer.Option(help="Name of the model at the endpoint; default: the endpoint's own choice."),
+    ] = "",
     rate: _Rate = "1",
     requests: _Requests = 50,
     burstiness: _Burstiness = 1.0,
@@ -80,15 +97,19 @@ def serve(
     prompt_file: options.PromptFile = None,
     prompt_words: _Words = 50,
     max_tokens: Annotated[
-        int, typer.Option(min=1, max=100_000, help="Most tokens of a reply.")
+        int, typer.Option(min=1, max=100_000, help="Longest reply, in tokens.")
     ] = 64,
-    temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.0,
+    temperature: Annotated[
+        float, typer.Option(min=0, max=2, help="Sampling temperature; 0 is greedy.")
+    ] = 0.0,
     seed: options.Seed = 0,
     warmup: _Warmup = 1,
     timeout: _Timeout = 300.0,
     goodput: _Goodput = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw the distributions: a .png.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the distributions to this .png file.")
+    ] = None,
     edge: edge_choice.Edge = None,
     ca: edge_choice.Ca = None,
     insecure: edge_choice.Insecure = False,
@@ -97,11 +118,11 @@ def serve(
     user: edge_choice.User = "",
     state_dir: StateDir = None,
 ) -> None:
-    """Send requests at a rate, whether replies come or not, and measure: to an edge by our own
-    protocol (by default the mesh here), or with --url to any endpoint of the OpenAI chat API.
+    """Send chat requests at a fixed rate (open loop) and measure the replies.
 
-    Times count from when a request was to arrive. Ctrl-C ends it and shows what there is; exit
-    status 1 if no request went well.
+    The requests go over QUIC to an edge, by default the edge of the mesh here, or with --url to any
+    OpenAI chat endpoint. Times count from each request's planned arrival. Ctrl-C stops early and
+    prints the results so far. Exit status 1 if no request succeeded.
     """
     goals_ms = read_goals(goodput or [])
     if plot is not None:

@@ -46,22 +46,23 @@ class Killing:
 
 
 def kill(
-    prompt: Annotated[str, typer.Option(help="What is asked.")] = PROMPT,
+    prompt: Annotated[str, typer.Option(help="The prompt.")] = PROMPT,
     model: options.Model = "",
     temperature: options.Temperature = 0.8,
     seed: options.Seed = 7,
     max_tokens: Annotated[
-        int, typer.Option(min=2, max=1 << 20, help="Length of the reply in tokens, at most.")
+        int, typer.Option(min=2, max=1 << 20, help="Longest reply, in tokens.")
     ] = 120,
     after: Annotated[
-        int, typer.Option(min=1, max=1 << 20, help="Kill when so many tokens are final.")
+        int,
+        typer.Option(min=1, max=1 << 20, help="Kill the replica when this many tokens are final."),
     ] = 30,
 ) -> None:
-    """Kill a replica (SIGKILL) in the middle of a reply, and compare the whole with `outrider
+    """Kill a replica (SIGKILL) in the middle of a reply, and compare the reply with `outrider
     reference`.
 
-    Starts a mesh of two regions of its own for it, and stops it. Exit status 1 if the text differs
-    by a byte, or if the reply was over before its replica could be killed.
+    The demo starts a mesh of two regions and stops it afterwards. Exit status 1 if the text differs
+    by a byte, or if the reply ended before the replica could be killed.
     """
     params = options.sampling(temperature, 1.0, 0, seed, max_tokens)
     _say("starting a mesh of two regions with a replica each")
@@ -113,7 +114,7 @@ class _Demo:
     def __init__(self, folder: Path) -> None:
         mesh = running_mesh(folder)
         if mesh is None:
-            raise UnavailableError("the demo's mesh has gone away")
+            raise UnavailableError("the demo's mesh has ended")
         self._mesh: RunningMesh = mesh
         self._folder = folder
         self._width, self._height = shutil.get_terminal_size()

@@ -29,14 +29,19 @@ _MAX_LINE_BYTES: Final = 1 << 16
 
 _Services = Annotated[
     list[str] | None,
-    typer.Argument(help="Names as in `outrider status`; all without.", show_default=False),
+    typer.Argument(
+        help="Names of services, as `outrider status` shows them; default: all.", show_default=False
+    ),
 ]
 _Follow = Annotated[
-    bool, typer.Option("--follow", "-f", help="Go on with what they write, until the mesh ends.")
+    bool, typer.Option("--follow", "-f", help="Keep showing new lines until the mesh ends.")
 ]
-_Json = Annotated[bool, typer.Option("--json", help="The lines as they were written.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print the lines as the services wrote them.")]
 _Lines = Annotated[
-    int, typer.Option("--lines", "-n", min=0, max=100_000, help="Latest lines of each service.")
+    int,
+    typer.Option(
+        "--lines", "-n", min=0, max=100_000, help="Number of latest lines to show of each service."
+    ),
 ]
 
 
@@ -47,8 +52,8 @@ def logs(
     as_json: _Json = False,
     state_dir: StateDir = None,
 ) -> None:
-    """Show the logs of the mesh on this machine, also after it ended. Lines of several services
-    are in order of time, each behind its service's name."""
+    """Show the logs of the mesh on this machine, also after it has ended. Lines of several services
+    are sorted by time and preceded by the service's name."""
     folder = (state_dir or default_state_dir()).resolve()
     shown = unchanged if as_json else readable
     files = [LogFile(path) for path in _paths(folder, services or [])]

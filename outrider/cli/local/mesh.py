@@ -121,8 +121,8 @@ class MeshOptions:
             raise ConfigError(f"prefix-store is redis, or left out: not {self.prefix_store!r}")
         if self.prefix_store and "prefix_store" in self.tables.get("inference", {}):
             raise ConfigError(
-                "a prefix store is in the file of --config: leave --prefix-store out, which starts "
-                "another one"
+                "the file of --config names a prefix store already: leave out --prefix-store, "
+                "which starts another one"
             )
         if self.engine == "fake" and self.draft_model not in ("", "none"):
             raise ConfigError(

@@ -82,8 +82,8 @@ def _check_port(flag: str, kind: socket.SocketKind, host: str, port: int) -> Non
         except OSError as error:
             name = "UDP" if kind is socket.SOCK_DGRAM else "TCP"
             raise UnavailableError(
-                f"{name} port {port} of {host} cannot be had ({error.strerror}), perhaps because "
-                f"another mesh is up; give another {flag}, or 0 for any"
+                f"{name} port {port} of {host} is not available ({error.strerror}), perhaps "
+                f"because another mesh is up; give another {flag}, or 0 for any"
             ) from error
 
 

@@ -33,7 +33,9 @@ _POLL_S = 0.01
 
 StateDir = Annotated[
     Path | None,
-    typer.Option(help="Where configs, logs and certificates of the mesh live.", show_default=False),
+    typer.Option(
+        help="Folder with the configuration, logs and certificates of the mesh.", show_default=False
+    ),
 ]
 
 
@@ -176,7 +178,7 @@ def _recorded(state_dir: Path) -> RunningMesh | None:
         return None
     except (ValueError, TypeError) as error:
         raise UnavailableError(
-            f"{state_dir / _RECORD} is damaged ({error}); start anew: "
+            f"{state_dir / _RECORD} is damaged ({error}); restart the mesh: "
             f"{command_for('down', state_dir)}, {command_for('up', state_dir)}"
         ) from error
 

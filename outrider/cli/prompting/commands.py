@@ -64,5 +64,5 @@ def read(line: str) -> Command | str:
             "is sent with two"
         )
     if argument and not COMMANDS[name]:
-        raise InvalidRequestError(f"{name} takes nothing behind it")
+        raise InvalidRequestError(f"{name} takes no argument")
     return Command(name, argument)

@@ -197,7 +197,7 @@ class Conversation:
                 f"{sum(len(it.ids) for it in results)} tokens written",
                 f"the last: {summary(results[-1])}",
                 f"by {results[-1].replica} in {results[-1].region}; "
-                f"`outrider explain --request {results[-1].request_id}` tells why there",
+                f"`outrider explain --request {results[-1].request_id}` shows why it was chosen",
             ]
         return "\n".join(lines)
 

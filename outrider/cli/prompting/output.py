@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from outrider.client import ChatResult, ClientTimings, Event
 
 INEXACT: Final = (
-    "inexact: a replica was lost, and one that computes differently went on with the reply"
+    "inexact: a replica was lost, and one that computes differently continued the reply"
 )
 """Said of a reply that is not what one model alone would have written."""
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def reference(
-    text: Annotated[str | None, typer.Argument(help="One prompt, like --prompt.")] = None,
+    text: Annotated[str | None, typer.Argument(help="A prompt, as --prompt.")] = None,
     prompt: options.Prompt = None,
     prompt_file: options.PromptFile = None,
     system: options.System = None,
@@ -53,10 +53,10 @@ def reference(
     logprobs: options.Logprobs = -1,
     tools: options.Tools = None,
     threads: Annotated[
-        int, typer.Option(min=0, max=1024, help="Engine threads; 0: all cores.")
+        int, typer.Option(min=0, max=1024, help="Number of engine threads; 0: one per core.")
     ] = 0,
 ) -> None:
-    """Answer prompts with the engine alone: the text every mesh must equal, byte for byte."""
+    """Answer prompts with the engine alone; a mesh gives the same text, byte for byte."""
     options.check_logprobs(logprobs, as_json=as_json)
     grammar = options.grammar(json_schema, regex, lark, json_object=json_object)
     params = options.sampling(

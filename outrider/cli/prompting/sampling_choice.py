@@ -33,7 +33,7 @@ def choose_sampling(model: str, models: Sequence[ModelInfo]) -> SamplingChoice:
     """For a model, "" being the default, of those that an edge tells of."""
     info = next((it for it in models if model in ("", it.name)), None)
     if info is None:
-        why = "the edge tells clients without a key nothing of this model"
+        why = "the edge does not describe this model to clients without a key"
         return SamplingChoice(OUTRIDERS_OWN, f"Outrider's own values: {why}")
     if info.suggested_sampling is not None:
         by_definition = info.is_suggested_by_definition

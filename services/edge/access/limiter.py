@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from outrider.errors import OutriderError, RateLimitedError
+from services.edge.access.identity import Identity
 from services.edge.access.limits import (
     UNLIMITED,
     Limited,
@@ -20,7 +21,6 @@ from services.edge.access.limits import (
     Usage,
 )
 from services.edge.access.shared_limits import Answered, SharedAnswer, SharedAsk
-from services.edge.identity import Identity
 
 Decided = Callable[[OutriderError | None], None]
 """Called once: with why a chat may not go on, or None."""

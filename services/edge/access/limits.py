@@ -23,7 +23,7 @@ from typing import Annotated, Final, TypeAlias
 from outrider.bounds import between
 from outrider.errors import OverloadedError, RateLimitedError
 from outrider.lru_map import LruMap
-from services.edge.quotas import RateLimit, TokenBucket
+from services.edge.limits.quotas import RateLimit, TokenBucket
 
 _BUSY_RETRY_MS: Final = 1000
 """When to try again, where another chat has to end first."""

@@ -25,8 +25,8 @@ from outrider.access.api_keys import MAX_NAME_CHARS, Scope
 from outrider.errors import UnauthenticatedError
 from outrider.lru_map import LruMap
 from outrider.models.strict_json import read_object
+from services.edge.access.identity import MAX_USER_CHARS, TokenClaims
 from services.edge.access.key_set import MAX_KID_CHARS, KeySet
-from services.edge.identity import MAX_USER_CHARS, TokenClaims
 
 MAX_TOKEN_CHARS: Final = 8192
 _MAX_HEADER_CHARS: Final = 1024

@@ -10,7 +10,7 @@ from outrider.telemetry.families import Family
 from outrider.telemetry.metrics import state_rows
 from services.edge.drafter.counters import DrafterCounters
 from services.edge.drafter.protocol import DrafterStats, DraftSource
-from services.edge.models.labels import ModelLabels
+from services.edge.telemetry.labels import ModelLabels
 
 STATE: Final = Family(
     "outrider_edge_drafter_state",

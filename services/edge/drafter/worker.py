@@ -65,8 +65,8 @@ from services.edge.drafter.protocol import (
     encode,
 )
 from services.edge.drafter.settings import LACKS_MEMORY, DrafterSettings
+from services.edge.limits.memory import limit_bytes
 from services.edge.models.keys import learnt_binding
-from services.edge.quic.memory import limit_bytes
 
 log = structlog.get_logger()
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from outrider.errors import DrainingError, OutriderError
-from services.edge.context import EdgeContext
+from services.edge.chat.context import EdgeContext
 from services.edge.http.config import HttpConfig
 from services.edge.http.proxies import TrustedProxies
 from services.edge.http.stream import RunningReply
-from services.edge.quic.limits import ListenerQuotas
+from services.edge.limits.listener import ListenerQuotas
 
 
 @dataclass(frozen=True)

@@ -23,18 +23,18 @@ from outrider.errors import (
     SlowRequestError,
     UnauthenticatedError,
 )
+from services.edge.access.identity import Credential, Identity
 from services.edge.access.limits import RateWords, rate_headers
+from services.edge.chat.opening import identify
 from services.edge.http.door import HttpDoor
 from services.edge.http.proxies import FORWARDED_FOR, is_forwarded
-from services.edge.identity import Credential, Identity
-from services.edge.opening import identify
-from services.edge.quic.limits import MemoryBudget
-from services.edge.request_fields import MAX_ID_CHARS, trace
+from services.edge.limits.listener import MemoryBudget
+from services.edge.session.request_fields import MAX_ID_CHARS, trace
 
 CONNECTION: Final = "outrider-connection"
 """ASGI extension: what the server says of the connection. All of it is optional: `secret`, 16
 random bytes that its requests share; `budget`, a MemoryBudget for what it sent; `abort`, which
-ends this request at once."""
+ends this request at once; `push`, as Exchange.push."""
 EXCHANGE: Final = "outrider-exchange"
 """Key of the ASGI scope under which a request's Exchange is."""
 JSON: Final = "application/json"
@@ -77,6 +77,9 @@ class Exchange:
         connection: Mapping[str, Any] = scope.get("extensions", {}).get(CONNECTION, {})
         self._budget: MemoryBudget | None = connection.get("budget")
         self._abort: Callable[[], None] = connection.get("abort", lambda: None)
+        self.push: Callable[[bytes], bool] = connection.get("push", lambda data: False)
+        """Sends a piece of a body whose length was not told, in this turn of the event loop; False:
+        nothing was sent, and `write` has to. While nobody writes otherwise, and never empty."""
         peer = (scope.get("client") or ("127.0.0.1", 0))[0]
         shared: bytes | None = connection.get("secret")
         if door.proxies.trusts(peer) or is_forwarded(self.headers):

@@ -28,7 +28,7 @@ from outrider.errors import (
     OutriderError,
     OverloadedError,
 )
-from services.edge.quotas import RateLimit, TokenBucket
+from services.edge.limits.quotas import RateLimit, TokenBucket
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """With which a client begins HTTP/2 (RFC 9113, section 3.4)."""

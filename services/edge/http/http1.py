@@ -12,7 +12,7 @@ from anycorn.events import Closed, Event, RawData
 from anycorn.protocol import ProtocolWrapper
 from anycorn.protocol.h11 import H2ProtocolAssumedError, H11Protocol
 
-from services.edge.http.http2 import Http2
+from services.edge.http.http2 import Http2, Pushing
 from services.edge.http.paced_stream import PacedStream
 
 _MAX_READ_BYTES: Final = 64 << 10
@@ -23,18 +23,26 @@ class ClientClosed(Exception):
     """The client closed its connection, or sent too much, while a request of it was served."""
 
 
-def use_ours(wrapper: ProtocolWrapper, stream: PacedStream, max_waiting_bytes: int) -> None:
+def use_ours(
+    wrapper: ProtocolWrapper, stream: PacedStream, pushing: Pushing, max_waiting_bytes: int
+) -> None:
     """Have a connection served as this edge does, before it begins. Over HTTP/1.1 another request
     may wait behind the one that is served, `max_waiting_bytes` of it."""
     if isinstance(wrapper.protocol, H11Protocol):
-        wrapper.protocol = _Http1(wrapper, stream, max_waiting_bytes)
+        wrapper.protocol = Http1(wrapper, stream, pushing, max_waiting_bytes)
     else:
-        wrapper.protocol = Http2(wrapper)
+        wrapper.protocol = Http2(wrapper, pushing)
 
 
-class _Http1(H11Protocol):
+class Http1(H11Protocol):
+    """One connection."""
+
     def __init__(
-        self, wrapper: ProtocolWrapper, stream: PacedStream, max_waiting_bytes: int
+        self,
+        wrapper: ProtocolWrapper,
+        stream: PacedStream,
+        pushing: Pushing,
+        max_waiting_bytes: int,
     ) -> None:
         super().__init__(
             *(wrapper.app, wrapper.config, wrapper.context, wrapper.task_group, wrapper.state),
@@ -43,14 +51,27 @@ class _Http1(H11Protocol):
         assert isinstance(self.connection, h11.Connection)
         self._wrapper = wrapper
         self._paced = stream
+        self._pushing = pushing
         self.can_read = _Turn(stream, self.connection, max_waiting_bytes)
+
+    def push(self, stream_id: int, data: bytes) -> bool:
+        """Send a piece of a body whose length was not told; False: nothing was sent, for something
+        waits before it."""
+        if not self._pushing.may_push:
+            return False
+        try:
+            piece = self.connection.send(h11.Data(data=data))
+        except h11.LocalProtocolError:
+            return False  # its client broke the protocol; whoever sends and waits is told
+        self._pushing.push(piece)
+        return True
 
     async def handle(self, event: Event) -> None:
         """What came, or that nothing more will."""
         try:
             await super().handle(event)
         except H2ProtocolAssumedError as preface:
-            self._wrapper.protocol = Http2(self._wrapper)
+            self._wrapper.protocol = Http2(self._wrapper, self._pushing)
             await self._wrapper.initiate()
             await self._wrapper.handle(RawData(data=preface.data))
 

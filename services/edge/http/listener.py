@@ -9,6 +9,7 @@ import secrets
 import socket
 import ssl
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +23,7 @@ from anycorn.config import Config
 from anycorn.events import Closed, Event, Updated
 from anycorn.protocol import ProtocolWrapper
 from anycorn.protocol.h2 import H2Protocol
+from anycorn.protocol.http_stream import HTTPStream
 from anycorn.tcp_server import TCPServer
 from anycorn.worker_context import WorkerContext
 from anyio.streams.tls import TLSStream
@@ -40,14 +42,14 @@ from services.edge.http.config import HttpConfig
 from services.edge.http.door import HttpDoor
 from services.edge.http.exchange import CONNECTION
 from services.edge.http.frame_gate import BURST_S, FrameGate, FrameLimits
-from services.edge.http.http1 import ClientClosed, use_ours
+from services.edge.http.http1 import ClientClosed, Http1, use_ours
 from services.edge.http.http2 import Http2
 from services.edge.http.http2_reset import StreamResets
 from services.edge.http.loop_turns import LoopTurns, Meter
-from services.edge.http.paced_stream import PacedStream, SocketStream
-from services.edge.quic import memory
-from services.edge.quic.limits import ListenerQuotas, MemoryBudget
-from services.edge.quotas import Count, Rate, RateLimit, TokenBucket
+from services.edge.http.paced_stream import PacedStream, SocketStream, encrypted_push
+from services.edge.limits import memory
+from services.edge.limits.listener import ListenerQuotas, MemoryBudget
+from services.edge.limits.quotas import Count, Rate, RateLimit, TokenBucket
 
 log = structlog.get_logger()
 
@@ -240,13 +242,15 @@ class HttpListener:
         if self._context.terminated.is_set():
             return
         stream: anyio.abc.ByteStream = raw
+        push: Callable[[bytes], None] = raw.push
         if self._tls is not None:
             self._handshakes.add(abort)
             try:
                 async with asyncio.timeout(self._door.limits.limits.handshake_timeout_s):
-                    stream = await TLSStream.wrap(
+                    stream = encrypted = await TLSStream.wrap(
                         raw, server_side=True, ssl_context=self._tls, standard_compatible=False
                     )
+                    push = encrypted_push(encrypted, raw)
             except (TimeoutError, OSError, anyio.BrokenResourceError, anyio.EndOfStream):
                 self._door.context.telemetry.refused("handshake timeout")
                 return
@@ -254,10 +258,11 @@ class HttpListener:
                 self._handshakes.discard(abort)
         now = asyncio.get_running_loop().time()
         gate = FrameGate(self._frame_limits(meter.prefix, now), now)
-        paced = PacedStream(stream, gate, lambda: self._turns.take(meter))
+        paced = PacedStream(stream, gate, lambda: self._turns.take(meter), push)
         app = _ConnectionApp(self.app, abort, budget, meter)
         server = _Server(app, self._config, self._context, paced, raw)
-        app.resets = StreamResets(lambda: server.http_protocol, abort)
+        app.protocol = lambda: server.http_protocol
+        app.resets = StreamResets(app.protocol, abort)
         await server.run()
         if server.refusal is not None:
             self._refused(meter.prefix, server.refusal)
@@ -308,8 +313,20 @@ class _Server(TCPServer):
 
     @protocol.setter
     def protocol(self, made: ProtocolWrapper) -> None:
-        use_ours(made, self._paced, self.config.h11_max_incomplete_size)
+        use_ours(made, self._paced, self, self.config.h11_max_incomplete_size)
         self._protocol = made
+
+    @property
+    def may_push(self) -> bool:
+        """As Pushing.may_push: who holds the lock has bytes that were not written yet."""
+        return not self.send_lock.locked() and self._raw.may_push
+
+    def push(self, data: bytes) -> None:
+        """As Pushing.push."""
+        try:
+            self._paced.push(data)
+        except ssl.SSLError:
+            self._raw.abort()  # whoever reads is told
 
     @property
     def http_protocol(self) -> object:
@@ -383,7 +400,9 @@ class _ConnectionApp:
         self._meter = meter
         self._secret = secrets.token_bytes(16)
         self._budget = budget
-        self.resets = StreamResets(lambda: None, abort)
+        self.protocol: Callable[[], object] = lambda: None
+        """HTTP/1.1 or HTTP/2, once it is known."""
+        self.resets = StreamResets(self.protocol, abort)
 
     async def __call__(
         self, scope: Scope, receive: Receive, send: Send, sync_spawn: object, call_soon: object
@@ -393,6 +412,7 @@ class _ConnectionApp:
         connection = {
             "secret": self._secret,
             "abort": self.resets.abort_of(send),
+            "push": self._push_of(send),
             "budget": self._budget,
         }
         scope["extensions"] = {**scope.get("extensions", {}), CONNECTION: connection}
@@ -407,6 +427,14 @@ class _ConnectionApp:
             await self.app(scope, receive, answer)
 
         await self._meter.run(serve(), lambda: not is_answered)
+
+    def _push_of(self, send: object) -> Callable[[bytes], bool]:
+        """What sends a piece of the answer that goes through `send`, at once or not at all."""
+        protocol = self.protocol()
+        stream = getattr(send, "__self__", None)
+        if not isinstance(protocol, Http1 | Http2) or not isinstance(stream, HTTPStream):
+            return lambda data: False
+        return partial(protocol.push, stream.stream_id)
 
 
 def _goaway_code(error: OutriderError) -> h2.errors.ErrorCodes:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Generator
 from types import coroutine
 from typing import Any, Final, TypeVar
 
-from services.edge.quic.fair_queue import ENTRY_BYTES, FairQueue, LoopUses
+from services.edge.limits.fair_queue import ENTRY_BYTES, FairQueue, LoopUses
 
 ResultT = TypeVar("ResultT")
 

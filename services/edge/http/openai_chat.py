@@ -48,8 +48,8 @@ from services.edge.http.openai_sampling import (
     sampling_params,
 )
 from services.edge.http.reply_parts import Part, PartKind
-from services.edge.request_fields import check_prediction
 from services.edge.session.events import ChatRequest
+from services.edge.session.request_fields import check_prediction
 
 
 class Prediction(msgspec.Struct, kw_only=True):

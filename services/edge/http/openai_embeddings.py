@@ -16,7 +16,7 @@ from outrider.models.chat import check_text
 from services.edge.http.bodies import read
 from services.edge.http.openai_errors import refused
 from services.edge.http.openai_reply import decimals
-from services.edge.request_fields import residency
+from services.edge.session.request_fields import residency
 
 MAX_INPUTS: Final = 2048
 """Of one request; that API's."""

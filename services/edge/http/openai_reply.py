@@ -8,7 +8,7 @@ chats have ended.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import msgspec
@@ -39,6 +39,8 @@ _FINISH_REASONS: Final = {
     FinishReason.CANCELLED: "stop",
 }
 _FINGERPRINT_CHARS: Final = 16
+_PLACE: Final = "\ue000"
+"""Stands for a piece's text where what is around it is written once: a private character."""
 
 
 class PromptTokensDetails(msgspec.Struct, kw_only=True):
@@ -169,9 +171,17 @@ class Choice:
         self.had_end = had.has_ended
         """Whether the client has its end from an earlier request."""
         self._untold = "" if self.begun else prefix
+        self.around: tuple[bytes, bytes] | None = None
+        """What OpenAiWriter writes before and behind the text of an event that has nothing else;
+        None: it was not written yet."""
         self.last = Piece()
         """What came of its content at its end."""
         self.done = done
+
+    def take_text(self, commit: Committed) -> str | None:
+        """What the client lacks of a commit, if it is this text and nothing else; None: `take` has
+        to say."""
+        return None if self._untold else self.content.take_text(commit)
 
     def take(self, commit: Committed) -> Piece:
         """What the client lacks of a commit."""
@@ -194,7 +204,7 @@ class Choice:
         """How much the client has with the next event."""
         done = self.done
         has_ended = self.had_end or (done is not None and done.finish_reason.is_whole)
-        return replace(self.content.position, has_ended=has_ended)
+        return self.content.position._replace(has_ended=has_ended)
 
     @property
     def finish_reason(self) -> str | None:
@@ -309,14 +319,14 @@ class OpenAiWriter:
     def take(self, index: int, event: ClientEvent) -> bytes:
         """As ReplyWriter.take."""
         choice = self._choices[index]
+        if type(event) is Committed:  # as nearly all are
+            return self._commit(choice, event)
         match event:
             case Accepted(request_id, model):
                 choice.content.accepted(event)
                 if not self._reply.reply_id:
                     self._reply.reply_id = self._shape.prefix + request_id
                     self._reply.model = model
-            case Committed():
-                return self._commit(choice, event)
             case Done():
                 # In one event with the end: a client that has the id of an event has all of it.
                 begin = b""
@@ -349,15 +359,30 @@ class OpenAiWriter:
         if commit.model_identity:
             hexadecimal = commit.model_identity.hex()[:_FINGERPRINT_CHARS]
             self._reply.fingerprint = f"fp_{hexadecimal}"
+            for each in self._choices:
+                each.around = None
         if not self._is_streamed:
             if logprobs := choice.take(commit).logprobs:
                 self._shape.keep(choice, logprobs)
             return b""
         begin = self._begin(choice)
+        if (text := choice.take_text(commit)) is not None:
+            return begin + self._text(choice, text) if text else begin
         piece = choice.take(commit)
         if not piece:
             return begin
         return begin + self._event(self._shape.piece(self._reply, choice, piece))
+
+    def _text(self, choice: Choice, text: str) -> bytes:
+        """The event of a piece that is text alone. It says the same as those before it but for the
+        text: that is written once."""
+        if choice.around is None:
+            example = self._encode(self._shape.piece(self._reply, choice, Piece(_PLACE)))
+            before, place, behind = example.rpartition(self._encode(_PLACE))
+            assert place
+            choice.around = before, behind
+        before, behind = choice.around
+        return self._sent(b"".join((before, self._encode(text), behind)))
 
     def _begin(self, choice: Choice) -> bytes:
         """What comes before a choice's first text; nothing for a client that has some of it."""
@@ -376,8 +401,11 @@ class OpenAiWriter:
         return sse.event(self._encode(shown), name="outrider.provisional")
 
     def _event(self, data: msgspec.Struct) -> bytes:
+        return self._sent(self._encode(data))
+
+    def _sent(self, data: bytes) -> bytes:
         event_id = sse.event_id(it.position for it in self._choices) if self._has_ids else ""
-        return sse.event(self._encode(data), event_id=event_id)
+        return sse.event(data, event_id=event_id)
 
     def _usage(self) -> OpenAiUsage:
         usages = [it.done.usage for it in self._choices if it.done is not None]

@@ -17,8 +17,8 @@ from outrider.session.types import Priority, Speculation
 from services.edge.http.api import Asked
 from services.edge.http.openai_errors import refused
 from services.edge.http.sse import Position, positions
-from services.edge.request_fields import request_id, residency
 from services.edge.session.events import ChatRequest, ResumePoint
+from services.edge.session.request_fields import request_id, residency
 
 UNLIMITED_TOKENS: Final = 2**31 - 1
 """The reply may be as long as the model's context lets it."""

@@ -245,6 +245,18 @@ class ReplyContent:
             self._is_accepted = True
             self.reader = PartReader(self._new_parser(event), keeps=self._keeps)
 
+    def take_text(self, commit: Committed) -> str | None:
+        """As `take`, of a reply that is text alone, of which the client lacks just this and nobody
+        wants the whole: most commits of most replies. None: `take` has to."""
+        had, text = self.position, commit.text
+        if self._keeps or commit.logprobs or self._num_read < had.num_chars:
+            return None
+        if not self.reader.is_plain:
+            return None
+        self._num_read += len(text)
+        self.position = Position(max(commit.upto, had.num_tokens), self._num_read)
+        return text
+
     def take(self, commit: Committed) -> Growth:
         """The reply goes on."""
         num_known = max(0, self.position.num_chars - self._num_read)

@@ -12,12 +12,12 @@ import structlog
 
 from outrider.errors import OutriderError
 from outrider.session.client import Failed
-from services.edge.context import EdgeContext
+from services.edge.access.identity import Identity
+from services.edge.chat.context import EdgeContext
+from services.edge.chat.opening import open_chat
 from services.edge.http.api import Asked, ChatApi, PlannedReply
 from services.edge.http.exchange import ClientLeft, Exchange
 from services.edge.http.stream import ChatStream, RunningReply
-from services.edge.identity import Identity
-from services.edge.opening import open_chat
 from services.edge.session.events import ChatRequest
 
 log = structlog.get_logger()
@@ -129,6 +129,7 @@ async def _send_events(exchange: Exchange, reply: RunningReply, keepalive: bytes
     while (events := await reply.next(patience_s)) is not None:
         if not exchange.has_begun:
             await _begin_stream(exchange)
+            reply.begin_pushing(exchange.push)
         await exchange.write(events or keepalive, more=True)
 
 

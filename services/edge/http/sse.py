@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from outrider.errors import InvalidRequestError
 
@@ -25,8 +24,7 @@ def event(data: bytes, *, name: str = "", event_id: str = "") -> bytes:
     return head.encode() + b"data: " + data + b"\n\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """How much of one chat's reply a client has."""
 
     num_tokens: int = 0

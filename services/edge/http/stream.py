@@ -4,15 +4,16 @@ connection to take it. What a client that came back lacks is written as the conn
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
 from outrider.errors import DuplicateSessionError, OutriderError, OverloadedError
 from outrider.session.client import Failed
+from services.edge.chat.stream import ENDED, Backlog, ChatHandler, Peer
 from services.edge.http.api import ReplyWriter
 from services.edge.session.events import ClientEvent, ClientFailed, ClientGone
-from services.edge.stream import ENDED, Backlog, ChatHandler, Peer
 
 _SLOW: Final = "the client does not read its reply"
 _MAX_PIECES_AT_ONCE: Final = 8
@@ -132,7 +133,11 @@ class RunningReply:
         self._catching_up: deque[ChatStream] = deque()
         """Chats with a backlog, in turn."""
         self._num_running = num_chats
+        self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
+        self._push: Callable[[bytes], bool] | None = None
+        self._is_push_due = False
+        self._pushed_at = float("-inf")
         self._is_left = False
         self.error: OutriderError | None = None
         """Why it failed."""
@@ -156,20 +161,35 @@ class RunningReply:
             await asyncio.sleep(0)  # others have their turn
             self._send_backlogs()
         if not self._unsent and not self.is_over:
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                async with asyncio.timeout(patience_s):
-                    await self._waiter
-            except TimeoutError:
-                return b""
-            finally:
-                self._waiter = None
-        if self._unsent:
-            data = b"".join(self._unsent)
-            self._unsent.clear()
-            self._num_unsent_bytes = self._num_unsent_live_bytes = 0
-            return data
-        return None if self.is_over else b""
+            await self._wait(patience_s)
+        return self._taken() or (None if self.is_over else b"")
+
+    def begin_pushing(self, push: Callable[[bytes], bool]) -> None:
+        """From now on what comes while the client's connection waits in `next` is passed to `push`
+        first, all of a turn of the event loop together. It is Exchange.push: no task has to wake up
+        for a token."""
+        self._push = push
+
+    async def _wait(self, patience_s: float | None) -> None:
+        """Until something came that was not pushed, or nothing at all for so long."""
+        at = self._loop.time()
+        self._waiter = self._loop.create_future()
+        try:
+            while not self._waiter.done():
+                at = max(at, self._pushed_at)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(None if patience_s is None else at + patience_s):
+                        await asyncio.shield(self._waiter)
+                if self._pushed_at <= at:
+                    return
+        finally:
+            self._waiter = None
+
+    def _taken(self) -> bytes:
+        data = b"".join(self._unsent)
+        self._unsent.clear()
+        self._num_unsent_bytes = self._num_unsent_live_bytes = 0
+        return data
 
     async def ended(self) -> None:
         """Return when nothing more comes."""
@@ -216,7 +236,7 @@ class RunningReply:
             return
         self._unsent.append(data)
         self._num_unsent_bytes += len(data)
-        self._wake()
+        self._has_news()
         if is_live:
             self._num_unsent_live_bytes += len(data)
             if self._num_unsent_live_bytes > self._max_unsent_bytes:
@@ -248,6 +268,24 @@ class RunningReply:
             if not stream.is_over:
                 stream.leave(may_return=is_taken_over)
         self._wake()
+
+    def _has_news(self) -> None:
+        if self._push is None:
+            self._wake()
+        elif not self._is_push_due:
+            self._is_push_due = True
+            self._loop.call_soon(self._push_unsent)
+
+    def _push_unsent(self) -> None:
+        self._is_push_due = False
+        waits = self._waiter is not None and not self._waiter.done()
+        if not (waits and self._unsent and self._push is not None):
+            return  # `next` was called again, and returns it
+        if self._catching_up or not self._push(b"".join(self._unsent)):
+            self._wake()
+            return
+        self._taken()
+        self._pushed_at = self._loop.time()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -22,7 +22,7 @@ from outrider.tokenization.pool.pool import (
     TokenizationResult,
 )
 from services.edge.access.limiter import Allowance
-from services.edge.context import EdgeContext
+from services.edge.chat.context import EdgeContext
 from services.edge.http.bodies import read
 from services.edge.http.exchange import Exchange
 from services.edge.http.openai_errors import refused

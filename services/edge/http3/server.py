@@ -17,9 +17,9 @@ from services.edge.http3.framing import ConnectionFault
 from services.edge.http3.limits import Http3Limits
 from services.edge.http3.messages import Message, Refusal, Request, scope_of
 from services.edge.http3.session import Http3Session, RequestStream
+from services.edge.limits.listener import MemoryBudget
 from services.edge.quic.aioquic_shim import ProtocolLimits
 from services.edge.quic.alpn import Connection
-from services.edge.quic.limits import MemoryBudget
 
 ALPN: Final = "h3"
 _STREAM_WINDOW_BYTES: Final = 256 << 10

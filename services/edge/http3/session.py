@@ -31,9 +31,9 @@ from services.edge.http3.messages import (
     check_trailers,
     read_request,
 )
+from services.edge.limits.listener import MemoryBudget
+from services.edge.limits.quotas import RateLimit, TokenBucket
 from services.edge.quic.aioquic_shim import BoundedConnection
-from services.edge.quic.limits import MemoryBudget
-from services.edge.quotas import RateLimit, TokenBucket
 
 _READ_BYTES: Final = 4096
 """Read of a stream at once, before it is looked at whether that was too much."""

@@ -34,14 +34,14 @@ from services.edge.drafter.metrics import DrafterMetrics
 from services.edge.drafter.settings import NO_DRAFT_MODEL
 from services.edge.models.kept_learning import KeptLearning
 from services.edge.models.keys import EdgeModel, ModelKey
-from services.edge.models.labels import ModelLabels
 from services.edge.models.offer import Offer
+from services.edge.models.tool_calling import ToolCalling
 from services.edge.session.learning import EdgeLearning
 from services.edge.session.machine import SessionPolicy
 from services.edge.session.reopening import ReopenPolicy
 from services.edge.session.reply import ReplyTools
 from services.edge.session.typeahead_plan import TypeaheadPolicy
-from services.edge.tool_calling import ToolCalling
+from services.edge.telemetry.labels import ModelLabels
 from services.edge.wire.region import RegionCodec
 
 LoadVocabulary: TypeAlias = Callable[[ModelSpec], tuple[Vocabulary, FallbackBackend]]

@@ -21,7 +21,7 @@ from services.edge.models.embedders import Embedders
 from services.edge.models.keys import EdgeModel, ModelKey
 from services.edge.models.refusals import refusal_error
 from services.edge.models.served import LoadVocabulary, ServedModel, load_model
-from services.edge.telemetry import EdgeTelemetry
+from services.edge.telemetry.edge import EdgeTelemetry
 from services.edge.wire.client import ListedModel
 
 log = structlog.get_logger()

@@ -11,8 +11,8 @@ from typing import Final
 
 from services.edge.access.limits import RATES, Limited, TenantLimits
 from services.edge.access.shared_limits import Answered, SharedAnswer, SharedAsk
+from services.edge.limits.quotas import RateLimit
 from services.edge.processes.usage import SharedUsage, named
-from services.edge.quotas import RateLimit
 
 _KIND: Final = "tenant"
 _SESSIONS: Final = 0

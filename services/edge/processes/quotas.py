@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Final, TypeVar
 
+from services.edge.limits.quotas import Count, QuotaLimits, Quotas, Rate, too_many, too_much
 from services.edge.processes.usage import SharedUsage, named
-from services.edge.quotas import Count, QuotaLimits, Quotas, Rate, too_many, too_much
 
 KeyT = TypeVar("KeyT", str, bytes)
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from outrider.telemetry.config import AdminConfig
+from services.edge.chat.resumption_table import ResumeLimits
 from services.edge.config import EdgeConfig
+from services.edge.limits.listener import ListenerLimits
 from services.edge.quic.certificate import CERTIFICATE_FILE, KEY_FILE
-from services.edge.quic.limits import ListenerLimits
-from services.edge.resumption.table import ResumeLimits
 
 
 def share_of(config: EdgeConfig, process: int) -> EdgeConfig:

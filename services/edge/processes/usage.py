@@ -24,7 +24,7 @@ from hashlib import blake2b
 from typing import Final
 
 from outrider.errors import OverloadedError
-from services.edge.quotas import RateLimit
+from services.edge.limits.quotas import RateLimit
 
 NUM_COUNTS: Final = 3
 """What a key can hold at a time, by kind."""

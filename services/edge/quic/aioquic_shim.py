@@ -43,6 +43,8 @@ from aioquic.tls import Epoch, ExtensionType, SessionTicket
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from outrider.errors import ConfigError
+from services.edge.limits.listener import MemoryBudget
+from services.edge.limits.quotas import RateLimit, TokenBucket
 from services.edge.quic.aioquic_streams import (
     BoundedReceiver,
     BoundedSender,
@@ -52,8 +54,6 @@ from services.edge.quic.aioquic_streams import (
 )
 from services.edge.quic.connection_ids import ConnectionIds
 from services.edge.quic.early_data import TicketStore
-from services.edge.quic.limits import MemoryBudget
-from services.edge.quotas import RateLimit, TokenBucket
 
 AIOQUIC_VERSION: Final = "1.7.2"
 _MAX_SENT_PACKETS: Final = 1024

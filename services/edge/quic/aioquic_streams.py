@@ -13,7 +13,7 @@ from aioquic.quic.packet_builder import QuicDeliveryState
 from aioquic.quic.rangeset import RangeSet
 from aioquic.quic.stream import FinalSizeError, QuicStreamReceiver, QuicStreamSender
 
-from services.edge.quic.limits import MemoryBudget
+from services.edge.limits.listener import MemoryBudget
 
 _FRAGMENT_BYTES: Final = 128
 """Memory of a fragment besides its data: two objects and their places in two lists."""

@@ -13,12 +13,14 @@ from outrider.codec.frames import FrameDecoder, encode_frame
 from outrider.errors import DeadlineError, MalformedFrameError, OutriderError, OverloadedError
 from outrider.session.client import Failed
 from outrider.session.client_wire import write
-from services.edge.context import EdgeContext
-from services.edge.identity import Credential, Identity
-from services.edge.opening import identify, open_chat
+from services.edge.access.identity import Credential, Identity
+from services.edge.chat.context import EdgeContext
+from services.edge.chat.opening import identify, open_chat
+from services.edge.chat.stream import ENDED, Backlog, ChatHandler
+from services.edge.chat.typeahead import TypeaheadPrefill
+from services.edge.limits.listener import ListenerLimits, MemoryBudget
+from services.edge.limits.quotas import Rate
 from services.edge.quic.aioquic_shim import BoundedConnection
-from services.edge.quic.limits import ListenerLimits, MemoryBudget
-from services.edge.quotas import Rate
 from services.edge.session.events import (
     ChatAsked,
     ChatRequest,
@@ -27,8 +29,6 @@ from services.edge.session.events import (
     ClientGone,
 )
 from services.edge.session.events import Input as SessionInput
-from services.edge.stream import ENDED, Backlog, ChatHandler
-from services.edge.typeahead import TypeaheadPrefill
 from services.edge.wire import client as client_wire
 
 _FREE_FRAMES: Final = 1024

@@ -1,7 +1,7 @@
 """What a chat session is told (inputs) and what it wants done (actions), one dataclass each.
 
 Commit, Draft and what the client is told are the vocabulary of all tiers (outrider.session).
-The session decides, the shell (`services/edge/chat.py`) carries actions out in their order.
+The session decides, the shell (`services/edge/chat/chat.py`) carries actions out in their order.
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ from outrider.wire import (
     sampling_from_proto,
     speculation_from_proto,
 )
-from services.edge.identity import Credential
-from services.edge.request_fields import check_prediction, request_id, residency, trace
+from services.edge.access.identity import Credential
 from services.edge.session.events import CancelAsked, ChatAsked, ChatRequest, ResumePoint
+from services.edge.session.request_fields import check_prediction, request_id, residency, trace
 
 MAX_TOKEN_CHARS = 64
 DESCRIBE = edge_pb2.ClientFrame(describe=edge_pb2.DescribeEdge()).SerializeToString()

@@ -29,7 +29,7 @@ from outrider.wire import (
     token_block_to_proto,
     usage_from_proto,
 )
-from services.edge.identity import UNIDENTIFIED, Identity
+from services.edge.access.identity import UNIDENTIFIED, Identity
 from services.edge.session.events import (
     OpenRegion,
     RegionDone,

@@ -92,9 +92,9 @@ class Tenants:
         """A tenant's name in metrics: its own if it has an entry, or "*" like all others."""
         return tenant if tenant in self._policies else OTHERS
 
-    def grant(self, tenant: str, asked: Priority | None) -> Priority:
+    def grant(self, tenant: str, asked: Priority) -> Priority:
         """The class that a session gets."""
-        return min(asked or Priority.MEDIUM, TIERS[self.policy(tenant).tier])
+        return min(asked, TIERS[self.policy(tenant).tier])
 
     def open(self, tenant: str, tokens: int, now: float, *, is_resumed: bool = False) -> int:
         """A session begins that may need so many tokens; returns the id of its reservation.

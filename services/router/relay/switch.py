@@ -241,8 +241,8 @@ class Switch:
         opening.echo_accepted = True  # to know what is committed
         if opening.WhichOneof("prompt") == "messages" and opening.messages.messages:
             until = now + self._tokenize_s
-            if session.deadline_at is not None:
-                until = min(until, session.deadline_at)
+            if session.request.deadline_at is not None:
+                until = min(until, session.request.deadline_at)
             self._without_ids[session.router_session_id] = session, until
             self._tokenize(session)
         elif ids is None:
@@ -266,8 +266,7 @@ class Switch:
     def _place(self, session: RelayedSession, ids: bytes, now: float) -> None:
         """`ids` of its prompt, b"" if they cannot be read."""
         self._prompts.opened(session, ids)
-        self._dispatch.read(session, ids)
-        self._end(self._intake.place(session, now), now)
+        self._end(self._intake.place(session, now, ids), now)
 
     def _prompt_came(
         self, session: RelayedSession, prompt: inference_pb2.PromptDelta, now: float
@@ -279,14 +278,16 @@ class Switch:
             self._advance(session, SessionInput.ABORT, now, error=error)
             return
         opening.ids.CopyFrom(prompt)
-        if self._resized(session, now):
+        if self._has_prompt(session, now):
             self._place(session, self._prompts.complete(opening) or b"", now)
 
-    def _resized(self, session: RelayedSession, now: float) -> bool:
-        """The open of a session that is being placed is another one now; False if there is no room
+    def _has_prompt(self, session: RelayedSession, now: float) -> bool:
+        """The open of a session that is being placed has its prompt now; False if there is no room
         for it, which ends the session."""
+        frame = session.open_frame
+        session.request = frames.with_prompt(session.request, frame.open)
         try:
-            self._table.resized(session, session.open_frame.ByteSize())
+            self._table.resized(session, frame.ByteSize())
         except OutriderError as error:
             self._advance(session, SessionInput.ABORT, now, error=error)
             return False
@@ -302,7 +303,7 @@ class Switch:
         opening = session.open_frame.open
         opening.ids.tail.CopyFrom(block)
         opening.vocabulary_digest = digest
-        if self._resized(session, now):
+        if self._has_prompt(session, now):
             self._end(self._intake.place(session, now), now)
 
     def fail(self, session: RelayedSession, error: OutriderError, now: float) -> None:
@@ -544,7 +545,8 @@ class Switch:
 
 
 def _no_ids(session: RelayedSession, now: float) -> OutriderError:
-    if session.deadline_at is not None and session.deadline_at <= now:
+    deadline_at = session.request.deadline_at
+    if deadline_at is not None and deadline_at <= now:
         return DeadlineError("The deadline passed before the messages became token ids.")
     return UnavailableError(
         "No tokenizer answered in time: send token ids, or try again.",

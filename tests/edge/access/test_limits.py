@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from outrider.bounds import check_bounds
 from outrider.errors import ConfigError, OverloadedError, RateLimitedError
+from services.edge.access.identity import Identity
 from services.edge.access.limiter import UNLIMITED_CHAT, Limiter
 from services.edge.access.limits import (
     UNLIMITED,
@@ -20,7 +21,6 @@ from services.edge.access.limits import (
     Usage,
     rate_headers,
 )
-from services.edge.identity import Identity
 
 LIMITS = TenantLimits(6, 600, 1200, 2)
 

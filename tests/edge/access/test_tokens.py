@@ -18,9 +18,9 @@ from jwt.algorithms import RSAAlgorithm
 from outrider.access.api_keys import Scope
 from outrider.errors import ConfigError, UnauthenticatedError
 from services.edge.access import tokens
+from services.edge.access.identity import TokenClaims
 from services.edge.access.key_set import ALGORITHMS, MAX_SET_KEYS, read_key_set
 from services.edge.access.tokens import TokenPolicy, TokenVerifier
-from services.edge.identity import TokenClaims
 from tests.edge.access.issuer import AUDIENCE, ISSUER, NOW, jwk, key_set, private_key, token
 
 POLICY = TokenPolicy(ISSUER, AUDIENCE, frozenset(ALGORITHMS))

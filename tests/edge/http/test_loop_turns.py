@@ -9,7 +9,7 @@ import pytest
 
 from outrider.testing import eventually
 from services.edge.http.loop_turns import LoopTurns, Meter
-from services.edge.quic.fair_queue import LoopShare, LoopUses
+from services.edge.limits.fair_queue import LoopShare, LoopUses
 
 HALF = LoopShare(0.5, 0.02)
 

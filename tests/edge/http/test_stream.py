@@ -7,9 +7,9 @@ from collections.abc import Callable
 from outrider.errors import DrainingError, OverloadedError
 from outrider.session.client import Accepted, Committed
 from outrider.session.types import ScoredToken, TokenLogprobs
+from services.edge.chat.replay import ClientChannel, ReplayCursor
 from services.edge.http.openai_chat import API
 from services.edge.http.stream import RunningReply
-from services.edge.resumption.replay import ClientChannel, ReplayCursor
 from tests.edge.http.asking import USER, chat_of, done, objects_of, planned
 
 BODY = {"messages": [USER], "n": 2}

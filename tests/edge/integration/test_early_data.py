@@ -196,7 +196,7 @@ async def test_a_connection_keeps_no_more_than_a_frame_until_its_handshake_is_co
 
 @pytest.fixture
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.edge.quic.limits.MAX_EARLY_BYTES", 4000)
+    monkeypatch.setattr("services.edge.limits.listener.MAX_EARLY_BYTES", 4000)
 
 
 @pytest.mark.usefixtures("little_room")

@@ -14,8 +14,8 @@ from httpx2 import AsyncClient
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from services.edge.access.config import SharedLimitsConfig
+from services.edge.access.identity import TenantConfig
 from services.edge.http.config import HttpConfig
-from services.edge.identity import TenantConfig
 from tests.api_keys import key_of, text_of
 from tests.edge.integration.http_client import (
     CHAT,

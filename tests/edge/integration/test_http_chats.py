@@ -15,8 +15,8 @@ from httpx2 import AsyncClient
 from outrider.errors import OverloadedError
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
+from services.edge.access.identity import TenantConfig
 from services.edge.http.config import HttpConfig
-from services.edge.identity import TenantConfig
 from tests.edge.http.asking import events_of
 from tests.edge.integration.access_matrix import DOORS, as_bearer
 from tests.edge.integration.chat_routes import (

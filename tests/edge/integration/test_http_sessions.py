@@ -25,15 +25,15 @@ from starlette.types import ASGIApp, Send
 
 from outrider.errors import ConfigError, OverloadedError
 from outrider.testing import eventually
-from services.edge.chat import Chat
+from services.edge.chat.chat import Chat
+from services.edge.chat.resumption_table import ResumeLimits
 from services.edge.http import exchange
 from services.edge.http.api import Asked
 from services.edge.http.config import HttpConfig
 from services.edge.http.exchange import Exchange
 from services.edge.http.openai_reply import OpenAiWriter
 from services.edge.http.stream import RunningReply
-from services.edge.quotas import Count
-from services.edge.resumption.table import ResumeLimits
+from services.edge.limits.quotas import Count
 from tests.edge.http.asking import objects_of
 from tests.edge.integration.http_client import (
     CHAT,

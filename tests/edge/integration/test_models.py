@@ -34,9 +34,9 @@ from outrider.testing import eventually, leak_check
 from outrider.tokenization.backends.base import REFERENCE
 from outrider.tokenization.backends.fallback import FallbackBackend
 from outrider.tokenization.backends.selection import select_backend
+from services.edge.access.identity import TenantConfig
 from services.edge.app import LIVE_KEYS
 from services.edge.config import EdgeConfig
-from services.edge.identity import TenantConfig
 from tests.api_keys import key_of, text_of
 from tests.edge.integration.region import Region, small_vocabulary
 from tests.edge.integration.running import REPLY, Running, running, settings_of

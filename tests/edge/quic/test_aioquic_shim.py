@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.errors import ConfigError
+from services.edge.limits.listener import MemoryBudget
 from services.edge.quic import aioquic_shim
 from services.edge.quic.aioquic_streams import (
     BoundedReceiver,
@@ -21,7 +22,6 @@ from services.edge.quic.aioquic_streams import (
     CryptoReceiver,
     ReceiveState,
 )
-from services.edge.quic.limits import MemoryBudget
 
 TEXT = bytes(range(1, 201))
 

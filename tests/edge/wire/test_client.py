@@ -41,10 +41,10 @@ from outrider.session.types import (
     Usage,
 )
 from outrider.v1 import common_pb2, edge_pb2
-from services.edge.identity import Credential
+from services.edge.access.identity import Credential
 from services.edge.models.offer import Offer
-from services.edge.request_fields import MAX_PREDICTION_CHARS
 from services.edge.session.events import ChatAsked, ChatRequest, ResumePoint
+from services.edge.session.request_fields import MAX_PREDICTION_CHARS
 from services.edge.wire import client as wire
 
 LOGPROBS = (TokenLogprobs(ScoredToken(2, -0.5, b"\xc3"), (ScoredToken(9, 0.0, b" a"),)),)

@@ -123,7 +123,7 @@ def test_naming_other_regions_gets_nobody_another_turn() -> None:
         )
     for session in range(30, 50):
         queue.push(admitted(session, ("one", "other")[session % 2]))
-    turns = [next_of(queue)[0].tenant for _ in range(30)]
+    turns = [next_of(queue)[0].flow for _ in range(30)]
     for count in range(0, 30, 3):
         assert sorted(turns[count : count + 3]) == ["many", "one", "other"]
 
@@ -145,11 +145,11 @@ def test_where_there_was_no_room_a_newcomer_shares_with_those_who_wait() -> None
     for session in range(20, 60):
         queue.push(admitted(session, "elsewhere"))
     for _ in range(30):
-        head = next(it for it in queue.heads(0.0) if it.session.tenant == "elsewhere")
+        head = next(it for it in queue.heads(0.0) if it.session.flow == "elsewhere")
         queue.pop(head.session, head.backlog_priority)
     for session in range(60, 70):
         queue.push(admitted(session, "newcomer", request=there))
-    turns = [next_of(queue)[0].tenant for _ in range(20)]
+    turns = [next_of(queue)[0].flow for _ in range(20)]
     assert turns.count("first") == turns.count("newcomer") == 10, "who got nothing goes first"
     assert sorted(turns[:10]).count("newcomer") == pytest.approx(5, abs=1)
 
@@ -308,8 +308,8 @@ def test_nobody_gets_more_than_who_waits_whatever_regions_sessions_name(
             waiting[tenant] += 1
         elif waiting.total():
             head, _ = next_of(queue)
-            shares.served(head.tenant, head.cost)
-            waiting[head.tenant] -= 1
+            shares.served(head.flow, head.cost)
+            waiting[head.flow] -= 1
         shares.check([one for one in WEIGHTS if waiting[one]])
 
 

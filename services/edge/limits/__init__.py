@@ -1,0 +1,1 @@
+"""What clients may use of an edge, whichever door they come through."""

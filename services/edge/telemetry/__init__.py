@@ -1,0 +1,1 @@
+"""What an edge measures and logs."""
