@@ -16,7 +16,7 @@ from services.router.autoscale.advisor import FleetKey, ScalingAdvice
 from services.router.config import RouterConfig
 from services.router.core import RouterCore
 from services.router.explain import Explainer
-from services.router.fleet.model_fleets import Load, ModelFleet, RegionFleet, model_fleets
+from services.router.fleet.model_fleets import ModelFleet, PredictedLoad, RegionFleet, model_fleets
 from services.router.fleet.replica import Replica, ReplicaLoad
 from services.router.placement.types import ReplicaStatus
 from services.router.recent_replies import WINDOW_S, Recent

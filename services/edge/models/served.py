@@ -33,7 +33,7 @@ from services.edge.drafter.metrics import DrafterMetrics
 from services.edge.drafter.settings import NO_DRAFT_MODEL
 from services.edge.models.kept_learning import KeptLearning
 from services.edge.models.keys import EdgeModel, ModelKey
-from services.edge.models.offer import Offer
+from services.edge.models.model_limits import ModelLimits
 from services.edge.models.settings import ModelSettings
 from services.edge.models.tool_calling import ToolCalling
 from services.edge.session.learning import EdgeLearning
