@@ -287,8 +287,8 @@ def _ids(
     """Native uint32."""
     if answer.vocabulary_digest != vocabulary.digest:
         raise VocabularyMismatchError(
-            f"Vocabulary {vocabulary.digest.hex()} of model {vocabulary.model} was asked for, and "
-            f"ids of {answer.vocabulary_digest.hex()} came."
+            f"vocabulary {vocabulary.digest.hex()} of model {vocabulary.model} was asked for, and "
+            f"ids of {answer.vocabulary_digest.hex()} came"
         )
     block = token_block_from_proto(answer.ids)
     if block.checksum is None:

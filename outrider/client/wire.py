@@ -189,7 +189,7 @@ def tokenize_frame(text: str, model: str, credential: Credential) -> bytes:
     if len(frame) > DEFAULT_MAX_FRAME_BYTES:
         raise PromptTooLongError(
             f"the text is {len(frame):,} bytes, of which an edge takes "
-            f"{DEFAULT_MAX_FRAME_BYTES:,}: send parts, or use `outrider tokenize`"
+            f"{DEFAULT_MAX_FRAME_BYTES:,}; send parts, or use `outrider tokenize`"
         )
     return encode_frame(frame)
 

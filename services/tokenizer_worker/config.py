@@ -42,8 +42,8 @@ class TokenizerWorkerConfig:
     def __post_init__(self) -> None:
         check_bounds(self)
         if not self.services:
-            raise ConfigError("services is empty: name at least one tokenizer's worker_port.")
+            raise ConfigError("services is empty; name at least one tokenizer's worker_port")
         for service in self.services:
             parse_target(service, "each of services")
         if len(self.name) > 200:
-            raise ConfigError("name has more than 200 characters.")
+            raise ConfigError("name has more than 200 characters; shorten it")

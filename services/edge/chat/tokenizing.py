@@ -45,11 +45,11 @@ async def _by_service(
     segments = await asyncio.to_thread(model.vocabulary.raw_segments, text)
     if len(segments) != 1 or segments[0].is_control:
         return None
-    vocabulary = TextVocabulary(model.offer.model, model.vocabulary_digest, model.coder)
+    vocabulary = TextVocabulary(model.limits.model, model.vocabulary_digest, model.coder)
     ids = await services.encode(segments[0].text, vocabulary)
     if ids is None:
         return None
-    most = model.offer.max_context_tokens - 1
+    most = model.limits.max_context_tokens - 1
     if len(ids) > most:
         raise PromptTooLongError.of(len(ids), most)
     return as_tuple(ids)

@@ -27,7 +27,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     """Texts of control tokens in it become these tokens."""
     messages: list[ChatMessage] | None = None
     tools: list[Tool] | None = None
-    """What the model may call, with `messages`: the template shows them."""
+    """Tools that the model may call, with `messages`: the template shows them."""
     chat_template: str | None = None
     """Refused: conversations are rendered by the model's own."""
     chat_template_kwargs: dict[str, Any] | None = None
@@ -58,7 +58,7 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
 
 class DetokenizeResponse(msgspec.Struct, kw_only=True):
-    """The text, those of control tokens in it."""
+    """The text, including the texts of control tokens."""
 
     prompt: str
 
@@ -79,7 +79,7 @@ async def serve_tokenize(exchange: Exchange) -> None:
             texts = await asyncio.to_thread(_token_strs, model, ids)
         answer = TokenizeResponse(
             count=len(ids),
-            max_model_len=model.offer.max_context_tokens,
+            max_model_len=model.limits.max_context_tokens,
             tokens=list(ids),
             token_strs=texts,
         )
@@ -91,10 +91,11 @@ async def serve_detokenize(exchange: Exchange) -> None:
     """Answer one request. Raises OutriderError."""
     asked = read(_decode_detokenize, await exchange.body())
     async with _using_model(exchange, asked.model) as model:
-        longest = model.offer.max_context_tokens
+        longest = model.limits.max_context_tokens
         if len(asked.tokens) > longest:
             raise PromptTooLongError(
-                f"there are {len(asked.tokens)} tokens, at most {longest} are of one text"
+                f"the request has {len(asked.tokens)} tokens and a text has at most "
+                f"{longest}; send fewer"
             )
         text = await asyncio.to_thread(_text_of, model, asked.tokens)
     data = msgspec.json.encode(DetokenizeResponse(prompt=text))
@@ -116,14 +117,14 @@ def _check(asked: TokenizeRequest) -> None:
             )
     if asked.add_generation_prompt is False or asked.continue_final_message:
         raise refused(
-            "add_generation_prompt", "conversations are rendered for the model's next message alone"
+            "add_generation_prompt", "conversations are only rendered for the model's next message"
         )
 
 
 async def num_prompt_tokens(
     exchange: Exchange, model_name: str, messages: tuple[Message, ...], tools: tuple[str, ...]
 ) -> int:
-    """Tokens of a conversation, as the model is given it; `tools`: those that it is told of. Raises
+    """Tokens of a conversation as the model gets it; `tools` are those shown to it. Raises
     OutriderError."""
     async with _using_model(exchange, model_name) as model:
         return len(await _chat_ids(model, messages, tools, _scope(exchange)))
@@ -135,7 +136,7 @@ async def _ids(
     scope = _scope(exchange)
     if asked.messages is not None:
         return await _chat_ids(model, messages_of(asked.messages), tools, scope)
-    return await text_ids(asked.prompt or "", model, scope, exchange.door.context.long_texts)
+    return await text_ids(asked.prompt or "", model, scope, exchange.frontend.context.long_texts)
 
 
 async def _chat_ids(
@@ -144,7 +145,7 @@ async def _chat_ids(
     tools: tuple[str, ...],
     scope: bytes | None,
 ) -> tuple[int, ...]:
-    """Of a conversation as the model is given it. Raises OutriderError."""
+    """Ids of a conversation as the model gets it. Raises OutriderError."""
     if tools:
         model.tool_calling.check_calls_tools()
     pool = model.tokenization
@@ -168,4 +169,5 @@ def _text_of(model: ServedModel, ids: list[int]) -> str:
 
 def _using_model(exchange: Exchange, asked: str | None) -> AbstractAsyncContextManager[ServedModel]:
     assert exchange.identity is not None
-    return using_model(exchange.door.context, exchange.identity, exchange.begin_chat, asked or "")
+    context = exchange.frontend.context
+    return using_model(context, exchange.identity, exchange.begin_chat, asked or "")

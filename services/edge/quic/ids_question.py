@@ -69,11 +69,11 @@ class IdsQuestion:
             async with using_model(self._context, identity, begin_chat, model_name) as model:
                 scope = identity.group or None
                 ids = await text_ids(text, model, scope, self._context.long_texts)
-                frame = client_wire.tokenized(ids, model.vocabulary_digest, model.offer.model)
+                frame = client_wire.tokenized(ids, model.vocabulary_digest, model.limits.model)
             if len(frame) > self._max_answer_bytes:
                 raise PromptTooLongError(
                     f"the ids take {len(frame)} bytes, and an answer has at most "
-                    f"{self._max_answer_bytes}: ask for parts of the text, or over HTTP"
+                    f"{self._max_answer_bytes}; ask for parts of the text, or over HTTP"
                 )
         except OutriderError as error:
             self._context.telemetry.refused(error.reason)

@@ -240,7 +240,8 @@ class EdgeStream:
         self._num_live_bytes += len(frame)
         self._write(frame, False)
         # A client that came back may not have read all of its backlog yet.
-        if min(self._num_unread, self._num_live_bytes) > self._max_unsent_bytes:
+        most = self._max_unsent_bytes
+        if self._num_live_bytes > most and self._num_unread > most:
             self._stalled = True
             self.handler.feed(ClientFailed(OverloadedError("the client does not read its chat")))
 
@@ -354,7 +355,9 @@ class EdgeStream:
 
         read = client_wire.read(payload, admit)
         if isinstance(read, client_wire.TokenArrived):
-            raise MalformedFrameError("there is no token yet to acknowledge; ask for a chat first")
+            raise MalformedFrameError(
+                "no token was sent that could be acknowledged; ask for a chat first"
+            )
         if not isinstance(read, ChatAsked):
             raise MalformedFrameError(
                 "a cancel is out of place; a stream is one chat, request first"
@@ -384,7 +387,9 @@ class EdgeStream:
         if num_bytes <= self._num_held_bytes:
             budget.give_back(self._num_held_bytes - num_bytes)
         elif not budget.take(num_bytes - self._num_held_bytes):
-            raise OverloadedError("there is no room for so much of requests that are not whole yet")
+            raise OverloadedError(
+                "this edge has no memory for more incomplete requests; send fewer at once"
+            )
         self._num_held_bytes = num_bytes
 
     def _write(self, data: bytes, end_stream: bool) -> None:

@@ -310,8 +310,8 @@ class SessionTable(Generic[FrameT]):
         sessions = self._edges[edge_stream]
         if edge_session_id in sessions:
             raise DuplicateSessionError(
-                f"Session {edge_session_id} is already open on this stream: number every session "
-                "once."
+                f"session {edge_session_id} is already open on this stream; number every session "
+                "once"
             )
         if self._num_sessions >= self._limits.max_sessions:
             raise _overloaded(f"This router relays {self._num_sessions} sessions")
@@ -531,5 +531,5 @@ class SessionTable(Generic[FrameT]):
 
 def _overloaded(found: str) -> OverloadedError:
     return OverloadedError(
-        f"{found}, which is the limit: try again later.", retry_delay_ms=RETRY_DELAY_MS
+        f"{found}, which is the limit; try again later", retry_delay_ms=RETRY_DELAY_MS
     )

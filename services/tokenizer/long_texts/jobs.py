@@ -62,7 +62,8 @@ class PendingPart(Generic[PayloadT]):
 
 
 class TextJob(Generic[PayloadT, ResultT]):
-    """One text: parts numbered as they are added, results taken in that order, whoever made them.
+    """One text: parts numbered as they are added, results taken in that order, whichever worker
+    made them.
 
     Holds at most `window` parts and results together, and drops each part when its result comes.
     """
@@ -98,7 +99,7 @@ class TextJob(Generic[PayloadT, ResultT]):
     def add(self, payload: PayloadT) -> int:
         """Queue a new part; returns its number."""
         if self.is_complete or not self.has_room:
-            raise ValueError("the job is complete or full: ask has_room first")
+            raise ValueError("the job is complete or full; ask has_room first")
         sequence = self._next_sequence
         self._next_sequence += 1
         self.parts[sequence] = PendingPart(payload)
@@ -206,10 +207,10 @@ class PartDispatcher(Generic[PayloadT, ResultT]):
     # Calls for the owners of jobs.
 
     def open(self) -> int:
-        """A new job's number. Raises OverloadedError when there are too many."""
+        """Open a job; returns its number. Raises OverloadedError when there are too many."""
         if len(self._jobs) >= self._limits.max_jobs:
             raise OverloadedError(
-                f"{len(self._jobs)} long texts are being tokenized: try again in a moment.",
+                f"{len(self._jobs)} long texts are being tokenized; try again in a moment",
                 retry_delay_ms=500,
             )
         self._last_job += 1
@@ -317,7 +318,7 @@ class PartDispatcher(Generic[PayloadT, ResultT]):
             self._last_worker_s = now
         elif now - self._last_worker_s >= self._limits.no_worker_timeout_s:
             for job in self._jobs.values():
-                job.fail(UnavailableError("No worker is left that tokenizes long texts."))
+                job.fail(UnavailableError("no worker is left; start one, or set worker_processes"))
         for job in self._jobs.values():
             for sequence, part in job.parts.items():
                 newest = max(part.assigned_at.values(), default=now)
@@ -331,7 +332,7 @@ class PartDispatcher(Generic[PayloadT, ResultT]):
 
     @property
     def stats(self) -> DispatcherStats:
-        """Its load now."""
+        """The present load."""
         return DispatcherStats(
             num_jobs=len(self._jobs),
             num_queued=sum(job.num_queued for job in self._jobs.values()),
@@ -357,5 +358,5 @@ class PartDispatcher(Generic[PayloadT, ResultT]):
 
 def _poisonous(part: PartId, num_deaths: int) -> PoisonousRequestError:
     return PoisonousRequestError(
-        f"{num_deaths} workers died at part {part.sequence} of the text: do not send it again."
+        f"{num_deaths} workers died at part {part.sequence} of the text; do not send it again"
     )

@@ -138,7 +138,7 @@ class PartWorker:
         except Exception:
             # A defect fails this text alone; the log has the stack, the peer has no use for it.
             _log.exception("part_failed", job=part.job, sequence=part.sequence)
-            failure = OutriderError("A tokenizer worker failed on this text: see its log.")
+            failure = OutriderError("a tokenizer worker failed on this text; see its log")
             result.error.CopyFrom(error_to_proto(failure))
         with suppress(OutriderError):  # its time to drain is over
             await outbox.put(tokenizer_pb2.WorkRequest(result=result))
@@ -218,7 +218,7 @@ class _Vocabularies:
         found = await loop.run_in_executor(self._threads, received_vocabulary, answers)
         if found.vocabulary.digest != part.vocabulary_digest:
             raise VocabularyMismatchError(
-                f"Vocabulary {part.vocabulary_digest.hex()} of model {part.model} was asked for, "
-                f"and {found.vocabulary.digest.hex()} was sent."
+                f"vocabulary {part.vocabulary_digest.hex()} of model {part.model} was asked for, "
+                f"and {found.vocabulary.digest.hex()} was sent"
             )
         return found

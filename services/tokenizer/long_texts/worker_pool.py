@@ -54,7 +54,7 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class PartPayload:
-    """What a worker needs to tokenize a part."""
+    """A part and all that a worker needs to tokenize it."""
 
     model: str
     vocabulary_digest: bytes
@@ -201,8 +201,8 @@ class WorkerPool:
         self._refused_until.put(name, _now() + _REFUSED_S)
         theirs = result.vocabulary_digest.hex() or "unknown"
         error = VocabularyMismatchError(
-            f"Worker {name} tokenized a part of model {payload.model} with vocabulary {theirs}, "
-            f"not {payload.vocabulary_digest.hex()}: restart it, so that it gets the model's own."
+            f"worker {name} tokenized a part of model {payload.model} with vocabulary {theirs}, "
+            f"not {payload.vocabulary_digest.hex()}; restart it, so that it gets the model's own"
         )
         _log.warning("worker_refused", worker=name, why=error.message)
         self._outboxes[name].close(error)
@@ -222,22 +222,22 @@ class WorkerPool:
 
     def _checked(self, message: tokenizer_pb2.WorkRequest | None) -> tokenizer_pb2.WorkerHello:
         if message is None or not message.HasField("hello"):
-            raise InvalidRequestError("A worker says hello first.")
+            raise InvalidRequestError("a worker's first message must be its hello")
         hello = message.hello
         if not 0 < len(hello.name) <= 200 or not 0 < hello.slots <= MAX_SLOTS:
             raise InvalidRequestError(
-                f"A worker has a name of 1 to 200 characters and 1 to {MAX_SLOTS} slots."
+                f"a worker has a name of 1 to 200 characters and 1 to {MAX_SLOTS} slots"
             )
         ours = installed_version(REFERENCE)
         if hello.reference_version != ours:
             raise VocabularyMismatchError(
-                f"Worker {hello.name} has {REFERENCE} {hello.reference_version or 'unknown'}, this "
-                f"service {ours}, and versions differ in ids: install the same."
+                f"worker {hello.name} has {REFERENCE} {hello.reference_version or 'unknown'}, this "
+                f"service {ours}, and versions differ in ids; install the same"
             )
         if _now() < (self._refused_until.get(hello.name) or 0.0):
             raise VocabularyMismatchError(
-                f"Worker {hello.name} tokenized with another vocabulary a moment ago: it may join "
-                f"again after {_REFUSED_S:g} s."
+                f"worker {hello.name} tokenized with another vocabulary a moment ago; it may join "
+                f"again after {_REFUSED_S:g} s"
             )
         return hello
 
@@ -245,7 +245,7 @@ class WorkerPool:
         outbox = self._outboxes.pop(name, None)
         if outbox is None:
             return
-        outbox.close(UnavailableError("This worker was given up: join again."))
+        outbox.close(UnavailableError("this worker was given up; join again"))
         self._dispatcher.leave(name, died=died)
         _log.info("worker_left", worker=name, died=died, workers=self.num_workers)
         for job in self._jobs.values():
