@@ -24,7 +24,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.session.region_wire import ids_of, put_ids
 from outrider.v1 import common_pb2, edge_pb2, inference_pb2
 from outrider.wire import token_block_from_proto, token_block_to_proto
-from services.edge.identity import UNIDENTIFIED
+from services.edge.access.identity import UNIDENTIFIED
 from services.edge.session.events import ChatRequest, OpenRegion
 from services.edge.wire.region import RegionCodec, RegionWire
 

@@ -14,7 +14,7 @@ from outrider.speculation.learnt import Learnt
 from services.inference.kv.events import BlockEvent
 from services.inference.kv.pool import NamedBlock
 from services.inference.kv_transfer import ExportedBlock, LoadBlocks
-from services.inference.scheduler.types import Event, Load, OpenRequest
+from services.inference.scheduler.types import Event, OpenRequest, SchedulerLoad
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class ModelTick:
     """What one tick of the model thread brought."""
 
     events: tuple[Event, ...]
-    load: Load
+    load: SchedulerLoad
     num_scheduled: int
     """Sessions in the engine call; 0 without one."""
     overhead_ms: float = 0.0

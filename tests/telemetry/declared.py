@@ -10,7 +10,7 @@ from typing import Final
 import outrider
 import services
 from outrider.telemetry import names
-from services.edge import telemetry as edge
+from services.edge.telemetry import edge
 from services.edge.upstream import metrics as edge_routers
 from services.inference.streaming import sessions as inference
 from services.router import metrics as router

@@ -18,7 +18,7 @@ from outrider.client import Client, Message, SamplingParams
 from outrider.errors import NoReplicaError
 from outrider.telemetry import names, tracing
 from outrider.v1 import common_pb2, inference_pb2
-from services.edge.telemetry import PREFILLED_TOKENS
+from services.edge.telemetry.edge import PREFILLED_TOKENS
 from services.router.admission.pricing import Price
 from services.tokenizer.config import SharedCacheConfig
 from tests.edge.integration.region import small_vocabulary

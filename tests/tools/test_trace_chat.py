@@ -91,7 +91,7 @@ def test_a_chat_is_followed_through_every_service(seen: Trace) -> None:
         assert {it.service for it in functions} >= {"edge", "router", "inference"}
         assert not any("outrider/client/" in it.module for it in functions)
     # What is left of the chat before may pass first, on a machine that is busy.
-    doors = (("edge", "chat"), ("router", "service"), ("inference", "service"))
+    doors = (("edge", "chat/chat"), ("router", "service"), ("inference", "service"))
     steps = [Step(name, False, (f"services/{name}/{door}.py",)) for name, door in doors]
     assert not first_not_entered(steps, opened), "not through the services one after the other"
 

@@ -1,10 +1,12 @@
-"""HTTP/2 as this edge speaks it: anycorn's, but that a connection which takes no more requests
-serves those it has to their ends (RFC 9113, sections 6.8 and 8.7). Anycorn says GOAWAY by way of
-h2, which sends nothing on a connection after it."""
+"""HTTP/2 of this edge: anycorn's, except that a connection which takes no more requests finishes
+those it has (RFC 9113, sections 6.8 and 8.7). Anycorn sends GOAWAY through h2, which then sends
+nothing more on the connection."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+from typing import Protocol
 
 import h2.events
 import h2.exceptions
@@ -18,10 +20,23 @@ from h2.errors import ErrorCodes
 from hyperframe.frame import GoAwayFrame
 
 
+class Pushing(Protocol):
+    """Sends on a connection without waiting."""
+
+    @property
+    def may_push(self) -> bool:
+        """Whether nothing waits to be sent, and the client reads."""
+        ...
+
+    def push(self, data: bytes) -> None:
+        """Send, where `may_push` says so."""
+        ...
+
+
 class Http2(H2Protocol):
     """One connection."""
 
-    def __init__(self, wrapper: ProtocolWrapper) -> None:
+    def __init__(self, wrapper: ProtocolWrapper, pushing: Pushing) -> None:
         super().__init__(
             wrapper.app,
             wrapper.config,
@@ -36,6 +51,9 @@ class Http2(H2Protocol):
         self._num_requests = 0
         self._last_stream = 0
         """The last one that is served."""
+        self._pushing = pushing
+        self._has_pushed = False
+        """Whether frames wait for the end of this turn of the event loop."""
 
     @property
     def is_leaving(self) -> bool:
@@ -45,7 +63,7 @@ class Http2(H2Protocol):
 
     @property
     def has_served(self) -> bool:
-        """Whether there was a request."""
+        """Whether the connection had a request."""
         return bool(self._last_stream)
 
     @property
@@ -54,18 +72,49 @@ class Http2(H2Protocol):
         return super().idle and not self.stream_buffers
 
     async def say_goodbye(self) -> None:
-        """Tell the client which streams are served. It may send the requests of others again, on
-        another connection: nothing was done for them.
+        """Send GOAWAY with the last stream served. The client may send later requests again, on
+        another connection: they were not processed.
 
-        Said no earlier than the client needs to know: many of Python (httpx) take it for the end of
-        all requests that are under way. For their sake, too, no reset comes with it."""
+        Sent as late as possible: many Python clients (httpx) take it for the end of all running
+        requests. For the same reason it comes without a reset.
+        """
         if not self._has_said_goodbye:
             self._has_said_goodbye = True
             frame = GoAwayFrame(last_stream_id=self._last_stream)
             await self.send(RawData(data=frame.serialize()))
 
+    def push(self, stream_id: int, data: bytes) -> bool:
+        """Send a piece of a body, with those of the connection's other streams in this turn of the
+        event loop; False: nothing was sent, for something waits before it or the client's windows
+        are too small."""
+        waiting = self.stream_buffers.get(stream_id)
+        if self.closed or waiting is None or waiting.buffer or not self._pushing.may_push:
+            return False
+        connection = self.connection
+        try:
+            window = connection.local_flow_control_window(stream_id)
+            if len(data) > min(window, connection.max_outbound_frame_size):
+                return False
+            connection.send_data(stream_id, data)
+        except h2.exceptions.ProtocolError:
+            return False  # its stream is closed; whoever sends and waits is told
+        if not self._has_pushed:
+            self._has_pushed = True
+            asyncio.get_running_loop().call_soon(self._send_pushed)
+        return True
+
+    def _send_pushed(self) -> None:
+        self._has_pushed = False
+        if self.closed:
+            return
+        if not self._pushing.may_push:
+            self.task_group.spawn(self._flush)
+        elif data := self.connection.data_to_send():
+            self._pushing.push(data)
+
     async def handle(self, event: Event) -> None:
-        """As anycorn's; who waits for a client that is gone to read, waits no longer."""
+        """Handle an event as anycorn does; when the client is gone, also release tasks that wait
+        for it to read."""
         await super().handle(event)
         if isinstance(event, Closed):
             for stream in list(self.stream_buffers):

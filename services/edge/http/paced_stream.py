@@ -10,16 +10,20 @@ from typing import Any, Final
 
 import anyio
 import anyio.abc
+from anyio.streams.tls import TLSStream
 
 from services.edge.http.frame_gate import FrameGate
 
 _LINGER_S: Final = 5.0
 """How long a connection that is closed may take for what was not sent yet."""
+_MAX_WAITING_BYTES: Final = 16 << 10
+"""Most bytes of a connection that wait for the system to take them; with more, nothing is
+pushed."""
 
 
 class SocketStream(anyio.abc.SocketStream):
-    """A connection of asyncio as anycorn reads and writes it. Anyio's own drops what was not sent
-    yet when it is closed, and tells nobody how to close it at once."""
+    """A connection of asyncio in the interface that anycorn reads and writes. Anyio's own drops
+    unsent data when it is closed, and cannot be closed at once."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -41,15 +45,31 @@ class SocketStream(anyio.abc.SocketStream):
         return data
 
     async def send(self, item: bytes) -> None:
-        """Raises BrokenResourceError. Returns once there is room for more."""
+        """Send data; returns once the buffer has room for more. Raises BrokenResourceError."""
         try:
             self._writer.write(item)
             await self._writer.drain()
         except (OSError, RuntimeError) as error:
             raise anyio.BrokenResourceError from error
 
+    @property
+    def may_push(self) -> bool:
+        """Whether its client reads, so that `push` may be called."""
+        transport = self._writer.transport
+        return (
+            not transport.is_closing() and transport.get_write_buffer_size() <= _MAX_WAITING_BYTES
+        )
+
+    def push(self, item: bytes) -> None:
+        """Send without waiting for room."""
+        self._writer.write(item)
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._writer.transport.abort()
+
     async def send_eof(self) -> None:
-        """Nothing more will be sent."""
+        """Close the sending direction."""
         with contextlib.suppress(OSError, RuntimeError):
             self._writer.write_eof()
 
@@ -63,6 +83,19 @@ class SocketStream(anyio.abc.SocketStream):
             self._writer.transport.abort()
 
 
+def encrypted_push(stream: TLSStream, raw: SocketStream) -> Callable[[bytes], None]:
+    """What SocketStream.push is to a connection whose bytes `stream` encrypts. It raises
+    ssl.SSLError where TLS has ended. Anyio encrypts and writes in one turn of the event loop, and
+    so does this: records keep their order."""
+    encrypt, records = stream._ssl_object.write, stream._write_bio
+
+    def push(item: bytes) -> None:
+        encrypt(item)
+        raw.push(records.read())
+
+    return push
+
+
 class PacedStream(anyio.abc.ByteStream):
     """A connection, encrypted or not, read in pieces: each when it is the connection's turn, and as
     its gate lets pass."""
@@ -72,10 +105,13 @@ class PacedStream(anyio.abc.ByteStream):
         stream: anyio.abc.ByteStream,
         gate: FrameGate,
         turn: Callable[[], Awaitable[None]],
+        push: Callable[[bytes], None],
     ) -> None:
-        """`turn` returns when it is the connection's turn."""
+        """`turn` returns when it is the connection's turn; `push` is SocketStream's, or
+        `encrypted_push`."""
         self._stream = stream
         self._gate = gate
+        self._push = push
         self._clock = asyncio.get_running_loop().time
         self.turn = turn
 
@@ -86,7 +122,7 @@ class PacedStream(anyio.abc.ByteStream):
 
     @property
     def extra_attributes(self) -> Mapping[Any, Callable[[], Any]]:
-        """Of the connection."""
+        """Attributes of the wrapped connection."""
         return self._stream.extra_attributes
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
@@ -98,12 +134,17 @@ class PacedStream(anyio.abc.ByteStream):
         return self._gate.next_piece(self._clock())
 
     async def send(self, item: bytes) -> None:
-        """Raises BrokenResourceError. Returns once there is room for more."""
+        """Send data; returns once the buffer has room for more. Raises BrokenResourceError."""
         self._gate.sent(item, self._clock())
         await self._stream.send(item)
 
+    def push(self, item: bytes) -> None:
+        """Send without waiting for room, as SocketStream.may_push allows. Raises ssl.SSLError."""
+        self._gate.sent(item, self._clock())
+        self._push(item)
+
     async def send_eof(self) -> None:
-        """Nothing more will be sent."""
+        """Close the sending direction."""
         await self._stream.send_eof()
 
     async def aclose(self) -> None:

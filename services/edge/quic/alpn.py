@@ -8,9 +8,9 @@ from typing import Protocol
 from aioquic.quic.connection import NetworkAddress
 
 from outrider.client.protocol import CloseCode
-from services.edge.context import EdgeContext
+from services.edge.chat.context import EdgeContext
+from services.edge.limits.listener import MemoryBudget
 from services.edge.quic.aioquic_shim import BoundedConnection, ProtocolLimits
-from services.edge.quic.limits import MemoryBudget
 
 
 class Connection(Protocol):

@@ -22,16 +22,16 @@ from aioquic.quic.packet import QuicErrorCode, QuicFrameType
 from outrider.client.protocol import ACK_DELAY_S, CloseCode
 from outrider.codec.frames import encode_frame
 from outrider.errors import DrainingError, OutriderError, OverloadedError
-from services.edge.context import EdgeContext
+from services.edge.chat.context import EdgeContext
+from services.edge.chat.typeahead import TypeaheadPrefill
+from services.edge.limits.listener import AddressState, ListenerQuotas, MemoryBudget
+from services.edge.limits.quotas import Count, Rate, too_many
 from services.edge.quic.aioquic_shim import BoundedConnection, ConnectionProtocol
 from services.edge.quic.alpn import ApplicationService, StreamService
 from services.edge.quic.early_data import STREAM_BYTES, EarlyStreams
-from services.edge.quic.limits import AddressState, ListenerQuotas, MemoryBudget
 from services.edge.quic.server import Routes
 from services.edge.quic.streams import EdgeStream
-from services.edge.quotas import Count, Rate, too_many
 from services.edge.session.events import ClientFailed, ClientGone
-from services.edge.typeahead import TypeaheadPrefill
 from services.edge.wire.client import DESCRIBE_STREAM
 
 _BULK_DATAGRAM_BYTES: Final = 1000

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final, Generic, Protocol, TypeVar
 
 from outrider.lru_map import LruMap
-from services.edge.quic.limits import MemoryBudget
+from services.edge.limits.listener import MemoryBudget
 
 STREAM_BYTES: Final = 512
 """Memory of a kept stream besides its data."""

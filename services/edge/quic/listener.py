@@ -15,15 +15,15 @@ from aioquic.tls import SessionTicket
 
 from outrider.client.protocol import ALPN, CloseCode
 from outrider.errors import ConfigError, DrainingError
-from services.edge.context import EdgeContext
-from services.edge.quic import memory
+from services.edge.chat.context import EdgeContext
+from services.edge.limits import memory
+from services.edge.limits.fair_queue import MAX_ADDRESSES
+from services.edge.limits.listener import ListenerQuotas, Verdict
 from services.edge.quic.aioquic_shim import BoundedConnection, QuicLimits, check_version
 from services.edge.quic.alpn import ApplicationService
 from services.edge.quic.connection import EdgeConnection
 from services.edge.quic.connection_ids import ConnectionIds
 from services.edge.quic.early_data import TicketStore
-from services.edge.quic.fair_queue import MAX_ADDRESSES
-from services.edge.quic.limits import ListenerQuotas, Verdict
 from services.edge.quic.server import DatagramServer, Dispatcher, Receiver, Routes
 
 _RECEIVE_BUFFER_BYTES: Final = 4 << 20

@@ -24,11 +24,11 @@ from aioquic.quic.packet import (
 from aioquic.quic.packet_builder import QuicPacketBuilder
 from aioquic.quic.retry import QuicRetryTokenHandler
 
+from services.edge.limits.fair_queue import FairQueue, LoopUses
+from services.edge.limits.listener import REASONS, HandshakeAdmission, Verdict
+from services.edge.limits.quotas import RateLimit, TokenBucket
 from services.edge.quic.aioquic_shim import Buffer, RetryTokens
 from services.edge.quic.connection_ids import MAX_RESET_BYTES, ConnectionIds
-from services.edge.quic.fair_queue import FairQueue, LoopUses
-from services.edge.quic.limits import REASONS, HandshakeAdmission, Verdict
-from services.edge.quotas import RateLimit, TokenBucket
 
 MAX_DATAGRAM_BYTES: Final = 2048
 """Larger ones are dropped: a packet of 64 KiB may hold as many frames. Ethernet carries 1500."""

@@ -13,12 +13,14 @@ from outrider.codec.frames import FrameDecoder, encode_frame
 from outrider.errors import DeadlineError, MalformedFrameError, OutriderError, OverloadedError
 from outrider.session.client import Failed
 from outrider.session.client_wire import write
-from services.edge.context import EdgeContext
-from services.edge.identity import Credential, Identity
-from services.edge.opening import identify, open_chat
+from services.edge.access.identity import Credential, Identity
+from services.edge.chat.context import EdgeContext
+from services.edge.chat.opening import identify, open_chat
+from services.edge.chat.stream import ENDED, Backlog, ChatHandler
+from services.edge.chat.typeahead import TypeaheadPrefill
+from services.edge.limits.listener import ListenerLimits, MemoryBudget
+from services.edge.limits.quotas import Rate
 from services.edge.quic.aioquic_shim import BoundedConnection
-from services.edge.quic.limits import ListenerLimits, MemoryBudget
-from services.edge.quotas import Rate
 from services.edge.session.events import (
     ChatAsked,
     ChatRequest,
@@ -27,8 +29,6 @@ from services.edge.session.events import (
     ClientGone,
 )
 from services.edge.session.events import Input as SessionInput
-from services.edge.stream import ENDED, Backlog, ChatHandler
-from services.edge.typeahead import TypeaheadPrefill
 from services.edge.wire import client as client_wire
 
 _FREE_FRAMES: Final = 1024
@@ -234,7 +234,8 @@ class EdgeStream:
         self._num_live_bytes += len(frame)
         self._write(frame, False)
         # A client that came back may not have read all of its backlog yet.
-        if min(self._num_unread, self._num_live_bytes) > self._max_unsent_bytes:
+        most = self._max_unsent_bytes
+        if self._num_live_bytes > most and self._num_unread > most:
             self._stalled = True
             self.handler.feed(ClientFailed(OverloadedError("the client does not read its chat")))
 
@@ -348,7 +349,9 @@ class EdgeStream:
 
         read = client_wire.read(payload, admit)
         if isinstance(read, client_wire.TokenArrived):
-            raise MalformedFrameError("there is no token yet to acknowledge; ask for a chat first")
+            raise MalformedFrameError(
+                "no token was sent that could be acknowledged; ask for a chat first"
+            )
         if not isinstance(read, ChatAsked):
             raise MalformedFrameError(
                 "a cancel is out of place; a stream is one chat, request first"
@@ -378,7 +381,9 @@ class EdgeStream:
         if num_bytes <= self._num_held_bytes:
             budget.give_back(self._num_held_bytes - num_bytes)
         elif not budget.take(num_bytes - self._num_held_bytes):
-            raise OverloadedError("there is no room for so much of requests that are not whole yet")
+            raise OverloadedError(
+                "this edge has no memory for more incomplete requests; send fewer at once"
+            )
         self._num_held_bytes = num_bytes
 
     def _write(self, data: bytes, end_stream: bool) -> None:

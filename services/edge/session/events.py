@@ -1,13 +1,13 @@
 """What a chat session is told (inputs) and what it wants done (actions), one dataclass each.
 
 Commit, Draft and what the client is told are the vocabulary of all tiers (outrider.session).
-The session decides, the shell (`services/edge/chat.py`) carries actions out in their order.
+The session decides, the shell (`services/edge/chat/chat.py`) carries actions out in their order.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from outrider.errors import OutriderError
 from outrider.sampling.params import SamplingParams
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 RawPrompt: TypeAlias = str | tuple[int, ...]
 """A prompt as it is, without a chat template: text, in which the texts of control tokens are these
 tokens, or ids."""
+
+MAX_LEAD: Final = 65_535
+"""Most drafts ahead of the commits that a drafter can be asked for: its messages have two bytes."""
 
 Span: TypeAlias = tuple[int, int]
 """Code points [begin, end) of a reply, from its beginning."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ import structlog
 from outrider.circuit_breaker import CircuitBreaker, CircuitBreakerPolicy
 from outrider.codec.kv import max_frame_bytes
 from outrider.errors import ConfigError, MalformedFrameError, OutriderError, OverloadedError
+from outrider.lru_map import LruMap
 from outrider.rpc import end_call, from_rpc_error, make_channel
 from outrider.telemetry.metrics import Metrics
 from outrider.tls import PLAINTEXT, Role, Tls
@@ -79,8 +79,7 @@ class KvPeers(KvTier):
         self._tls = tls
         self._policy = breaker or CircuitBreakerPolicy()
         self._clock = clock
-        self._peers: OrderedDict[str, _Peer] = OrderedDict()
-        """Least recently used first."""
+        self._peers: LruMap[str, _Peer] = LruMap(MAX_PEERS)
         self._blocks = metrics.counter(PEER_BLOCKS)
         self._bytes = metrics.counter(TRANSFERRED)
         self._seconds = metrics.histogram(TRANSFER_SECONDS, TRANSFER_BOUNDARIES_S)
@@ -188,7 +187,7 @@ class KvPeers(KvTier):
             end_call(call)
 
     async def close(self) -> None:
-        peers = list(self._peers.values())
+        peers = [peer for _, peer in self._peers.items()]
         self._peers.clear()
         for peer in peers:
             await peer.channel.close()
@@ -196,12 +195,12 @@ class KvPeers(KvTier):
 
     def _planner(self, holder: KvHolder) -> LoadPlanner:
         """What is known of fetching from this replica."""
-        peer = self._peers.get(holder.address)
+        peer = self._peers.peek(holder.address)
         return LoadPlanner() if peer is None else peer.planner
 
     def _lied(self, holder: KvHolder) -> None:
         """What it sent is not what it was asked for."""
-        peer = self._peers.get(holder.address)
+        peer = self._peers.peek(holder.address)
         if peer is not None:
             self._failed(holder, peer, MalformedFrameError("a block is not what was asked for"))
 
@@ -223,13 +222,7 @@ class KvPeers(KvTier):
         """None where too many are in use, and for an address that may not be called."""
         peer = self._peers.get(holder.address)
         if peer is not None:
-            self._peers.move_to_end(holder.address)
             return peer
-        idle: str | None = None
-        if len(self._peers) >= MAX_PEERS:
-            idle = next((it for it, peer in self._peers.items() if not peer.num_calls), None)
-            if idle is None:
-                return None
         try:
             channel = make_channel(
                 holder.address,
@@ -241,8 +234,14 @@ class KvPeers(KvTier):
         except ConfigError as error:
             _log.warning("kv_peer_refused", replica=holder.replica, reason=error.message)
             return None
-        unused = None if idle is None else self._peers.pop(idle)
-        self._peers[holder.address] = peer = _Peer(channel, CircuitBreaker(self._policy))
+        unused = None
+        if self._peers.is_full:
+            unused = self._peers.pop_first(lambda peer: not peer.num_calls)
+            if unused is None:
+                await channel.close()
+                return None
+        peer = _Peer(channel, CircuitBreaker(self._policy))
+        self._peers.put(holder.address, peer)
         if unused is not None:
             await unused.channel.close()
         return peer

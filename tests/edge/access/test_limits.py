@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.bounds import check_bounds
 from outrider.errors import ConfigError, OverloadedError, RateLimitedError
+from services.edge.access.identity import Identity
 from services.edge.access.limiter import UNLIMITED_CHAT, Limiter
 from services.edge.access.limits import (
     UNLIMITED,
@@ -19,7 +21,6 @@ from services.edge.access.limits import (
     Usage,
     rate_headers,
 )
-from services.edge.identity import Identity
 
 LIMITS = TenantLimits(6, 600, 1200, 2)
 
@@ -249,6 +250,6 @@ def test_so_many_tenants_are_remembered() -> None:
     "limits", [TenantLimits(-1), TenantLimits(0, 10**10), TenantLimits(max_sessions=-5)]
 )
 def test_limits_that_cannot_be(limits: TenantLimits) -> None:
-    with pytest.raises(ConfigError, match="of here"):
-        limits.check("here")
-    UNLIMITED.check("here")
+    with pytest.raises(ConfigError, match="here: "):
+        check_bounds(limits, "here: ")
+    check_bounds(UNLIMITED)

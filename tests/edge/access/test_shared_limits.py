@@ -14,6 +14,7 @@ from outrider.errors import ConfigError, OutriderError, RateLimitedError
 from outrider.testing import eventually
 from services.edge.access import shared_limits
 from services.edge.access.config import SharedLimitsConfig
+from services.edge.access.identity import Identity
 from services.edge.access.limiter import Allowance, Limiter
 from services.edge.access.limits import Limited, TenantLimits
 from services.edge.access.shared_limits import (
@@ -22,7 +23,6 @@ from services.edge.access.shared_limits import (
     SharedLimits,
     open_shared_limits,
 )
-from services.edge.identity import Identity
 from tests.redis_server import RedisServer, redis_server
 
 PATIENCE_MS = 5000.0

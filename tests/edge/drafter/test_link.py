@@ -42,8 +42,8 @@ from services.edge.drafter.protocol import (
 )
 from services.edge.drafter.settings import DrafterConfig, DrafterLimits, DrafterSettings
 from services.edge.drafter.worker import unfit_for_ever
-from services.edge.models.labels import ModelLabels
 from services.edge.session.events import DrafterReport, OpenDrafter
+from services.edge.telemetry.labels import ModelLabels
 from tests.fidelity.models import Shape, weights, write
 from tests.models.sentencepieces import add_vocabulary, trained
 

@@ -10,7 +10,7 @@ from outrider.telemetry.metrics import Metrics
 from services.edge.drafter import metrics as told
 from services.edge.drafter.metrics import DrafterMetrics, DrafterState
 from services.edge.drafter.protocol import DrafterStats
-from services.edge.models.labels import ModelLabels
+from services.edge.telemetry.labels import ModelLabels
 
 FIRST = DrafterStats(
     5, 4, 10, 40, 30_000, 3, 2, 30, 9, 6, 1, 500_000, 80, (100, 20, 7), (50, 11, 0)

@@ -19,8 +19,8 @@ from outrider.session.client import Accepted, Committed, Provisional
 from outrider.session.types import FinishReason, ScoredToken, TokenLogprobs
 from services.edge.http import openai_chat, openai_completions
 from services.edge.http.api import PlannedReply
-from services.edge.request_fields import MAX_PREDICTION_CHARS
 from services.edge.session.events import ClientEvent, ResumePoint
+from services.edge.session.request_fields import MAX_PREDICTION_CHARS
 from tests.edge.http.asking import USER, asked, done, events_of, objects_of, planned, told
 
 CHAT = {"model": "small", "messages": [USER]}

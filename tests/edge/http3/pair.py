@@ -25,8 +25,8 @@ from services.edge.http3.limits import Http3Limits
 from services.edge.http3.messages import Refusal, Request
 from services.edge.http3.server import ALPN, Http3Service
 from services.edge.http3.session import Http3Session, RequestStream
+from services.edge.limits.listener import MemoryBudget
 from services.edge.quic.aioquic_shim import BoundedConnection, QuicLimits
-from services.edge.quic.limits import MemoryBudget
 from tests.edge.http3.client import Response, request_headers
 
 _CLIENT = ("127.0.0.1", 1)

@@ -14,8 +14,8 @@ from aioquic.buffer import encode_uint_var
 from aioquic.h3.connection import FrameType, encode_frame
 
 from outrider.testing import eventually
-from services.edge.quic import memory
-from services.edge.quotas import Count
+from services.edge.limits import memory
+from services.edge.limits.quotas import Count
 from tests.edge.http3.client import H3Client, request_headers
 from tests.edge.http3.lab import Lab, client_of
 from tests.edge.integration.running import Running

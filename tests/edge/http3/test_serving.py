@@ -14,8 +14,8 @@ from aioquic.h3.connection import ErrorCode
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from services.edge.http3.server import Http3Connection
+from services.edge.limits.quotas import Count
 from services.edge.quic.aioquic_shim import BoundedConnection
-from services.edge.quotas import Count
 from tests.edge.http3.client import H3Client, other_client
 from tests.edge.http3.lab import Lab, client_of, serving
 from tests.edge.integration.running import REPLY, Running

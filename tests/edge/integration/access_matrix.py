@@ -19,7 +19,7 @@ from outrider.session.types import Priority
 from outrider.testing import eventually
 from outrider.v1 import edge_pb2
 from services.edge.access.config import AccessConfig, JwtConfig
-from services.edge.identity import TenantConfig
+from services.edge.access.identity import TenantConfig
 from tests.api_keys import key_of, text_of
 from tests.edge.access.issuer import AUDIENCE, ISSUER, jwk, key_set, token
 from tests.edge.http3.client import h3_client

@@ -15,8 +15,8 @@ from openai import AsyncOpenAI
 
 from outrider.models.vocabulary import Vocabulary
 from services.edge.access.config import AccessConfig
+from services.edge.access.identity import TenantConfig
 from services.edge.http.config import HttpConfig
-from services.edge.identity import TenantConfig
 from tests.api_keys import key_of, text_of
 from tests.edge.integration.running import REPLY, Running, running
 

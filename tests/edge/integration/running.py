@@ -14,7 +14,7 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually, leak_check
 from outrider.tls import PLAINTEXT, Role, Tls, TlsConfig
 from services.edge.http.listener import HttpListener
-from services.edge.quic.limits import ListenerLimits
+from services.edge.limits.listener import ListenerLimits
 from tests.api_keys import write_keys
 from tests.edge.integration.region import Region, serving
 from tests.mesh import EdgeUnderTest, edge_config, loading

@@ -24,9 +24,9 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.session.types import Priority
 from outrider.testing import eventually
 from services.edge.access.config import JwtConfig, SharedLimitsConfig
+from services.edge.access.identity import Credential, TenantConfig
 from services.edge.access.limiter import Limiter
 from services.edge.access.limits import Limited
-from services.edge.identity import Credential, TenantConfig
 from tests.api_keys import key_of, text_of, write_keys
 from tests.edge.access.issuer import AUDIENCE, ISSUER, jwk, key_set, token
 from tests.edge.integration.running import REPLY, Running, running

@@ -18,11 +18,11 @@ from outrider.codec.frames import encode_frame
 from outrider.errors import OutriderError
 from outrider.testing import eventually
 from outrider.v1 import edge_pb2
-from services.edge.chat import Chat as EdgeChat
+from services.edge.chat.chat import Chat as EdgeChat
+from services.edge.chat.resumption_table import ResumeLimits
+from services.edge.chat.time_slicing import TimeSlicer
+from services.edge.limits.quotas import Count
 from services.edge.quic.streams import _FRAME_OBJECT_BYTES, EdgeStream, PendingRequest
-from services.edge.quotas import Count
-from services.edge.resumption.table import ResumeLimits
-from services.edge.time_slicing import TimeSlicer
 from tests.edge.integration.running import Running
 from tests.edge.integration.trouble import (
     ASK,

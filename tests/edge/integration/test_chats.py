@@ -25,8 +25,8 @@ from outrider.testing import eventually
 from outrider.tokenization.rewriting import RewritingPolicy
 from outrider.v1 import inference_pb2
 from outrider.wire import set_cost
+from services.edge.access.identity import TenantConfig
 from services.edge.access.shared_limits import Answered, SharedAsk
-from services.edge.identity import TenantConfig
 from services.edge.session.events import Action, Input, Tick
 from services.edge.session.machine import ChatSession
 from services.edge.upstream.link import RouterLink

@@ -19,12 +19,12 @@ from outrider.client import Client, Message
 from outrider.errors import InvalidRequestError, MalformedFrameError, OverloadedError
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
+from services.edge.chat.resumption_table import ResumeLimits
+from services.edge.limits.listener import HandshakeLimits
+from services.edge.limits.quotas import Count
 from services.edge.quic.aioquic_shim import BoundedConnection
 from services.edge.quic.aioquic_streams import BoundedReceiver
 from services.edge.quic.connection import EdgeConnection
-from services.edge.quic.limits import HandshakeLimits
-from services.edge.quotas import Count
-from services.edge.resumption.table import ResumeLimits
 from tests.edge.integration import quic_attacks as more
 from tests.edge.integration.running import REPLY, Running, running
 from tests.edge.integration.trouble import ASK, RawStream, bystander, raw, said, uncollected

@@ -14,8 +14,8 @@ from httpx2 import AsyncClient
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from services.edge.access.config import SharedLimitsConfig
+from services.edge.access.identity import TenantConfig
 from services.edge.http.config import HttpConfig
-from services.edge.identity import TenantConfig
 from tests.api_keys import key_of, text_of
 from tests.edge.integration.http_client import (
     CHAT,
@@ -145,7 +145,7 @@ async def test_tokens_and_texts(mesh: Running, caller: AsyncClient) -> None:
     found = answer.json()
     assert found["count"] == len(found["tokens"]) == len(found["token_strs"])
     assert found["token_strs"][0] == "<|im_start|>"
-    assert found["max_model_len"] == mesh.model.offer.max_context_tokens
+    assert found["max_model_len"] == mesh.model.limits.max_context_tokens
     back = await caller.post("/detokenize", json={"tokens": found["tokens"]})
     assert back.json() == {"prompt": text}
     chat = await caller.post("/tokenize", json={"messages": CHAT["messages"]})

@@ -9,8 +9,8 @@ import pytest
 
 from outrider.models.definitions import ModelSpec
 from outrider.models.vocabulary import Vocabulary
+from services.edge.access.identity import TenantConfig
 from services.edge.http.openai_embeddings import MAX_INPUTS
-from services.edge.identity import TenantConfig
 from tests.api_keys import text_of
 from tests.edge.integration.http_client import plain, serving_http
 from tests.edge.integration.running import Running

@@ -9,7 +9,7 @@ import pytest
 from outrider.client import Message
 from outrider.models.vocabulary import Vocabulary
 from outrider.speculation.learnt import LearntConfig
-from services.edge.identity import TenantConfig
+from services.edge.access.identity import TenantConfig
 from services.edge.models.kept_learning import KeptLearning
 from tests.api_keys import key_of, text_of
 from tests.edge.integration.running import Running, running

@@ -8,7 +8,7 @@ from outrider.client import Accepted, Client, SamplingParams
 from outrider.client.protocol import CloseCode
 from outrider.errors import UnknownChatError, UnknownModelError
 from outrider.testing import eventually
-from services.edge.resumption.table import ResumeLimits
+from services.edge.chat.resumption_table import ResumeLimits
 from tests.edge.integration.running import Running
 from tests.edge.integration.trouble import ASK, cut, said, start, whole
 

@@ -21,7 +21,7 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from outrider.tokenization.encoder import CachingEncoder
 from outrider.v1 import common_pb2, inference_pb2
-from services.edge.chat import Chat
+from services.edge.chat.chat import Chat
 from services.edge.quic.streams import EdgeStream
 from services.edge.session.events import CancelAsked
 from tests.edge.integration.running import REPLY, Running, running

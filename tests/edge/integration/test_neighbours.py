@@ -24,7 +24,7 @@ from outrider.telemetry.logs import configure_logging
 from outrider.testing import eventually
 from outrider.tokenization.segment_cache import ContentClass
 from outrider.v1 import inference_pb2
-from services.edge.identity import TenantConfig
+from services.edge.access.identity import TenantConfig
 from tests.api_keys import key_of, text_of
 from tests.edge.integration.running import REPLY, Running, running
 from tests.edge.integration.trouble import ASK, RawStream, chat_frame, raw, said, start, whole

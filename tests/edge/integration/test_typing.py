@@ -14,7 +14,7 @@ from outrider.client.wire import typed_frame
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from outrider.v1 import common_pb2, inference_pb2
-from services.edge import typeahead
+from services.edge.chat import typeahead
 from services.edge.wire.client import TypedText, read_typed_text
 from tests.edge.integration.running import REPLY, Running, running
 from tests.edge.integration.trouble import RawStream, said

@@ -14,7 +14,7 @@ from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.models.tools import check_tools
 from outrider.models.vocabulary import Vocabulary
 from outrider.v1 import router_pb2
-from services.edge.identity import TenantConfig
+from services.edge.access.identity import TenantConfig
 from tests.api_keys import key_of, text_of, write_keys
 from tests.mesh import Mesh, running_mesh
 from tests.models import tool_templates

@@ -24,8 +24,8 @@ from outrider.tokenization.pool.metrics import TokenizationMetrics
 from services.edge.config import EdgeConfig
 from services.edge.drafter.link import DrafterLink
 from services.edge.models.keys import EdgeModel
-from services.edge.models.labels import ModelLabels
 from services.edge.models.served import DrafterFile, ServedModel, definitions_of, load_model
+from services.edge.telemetry.labels import ModelLabels
 from tests.edge.integration.region import small_vocabulary
 
 TEMPLATE = "{% for m in messages %}\n[\"{{ m['content'] }}\"]\\{% endfor %}" + "x" * 200_000
@@ -76,7 +76,7 @@ def served(config: EdgeConfig, metrics: Metrics) -> ServedModel:
     counted = TokenizationMetrics(metrics.registry, lambda: [])
     try:
         model = EdgeModel(ModelSpec("a", "file:/a.gguf"), "none", None)
-        return load_model(model, config, load, ModelLabels(metrics), counted)
+        return load_model(model, config.model_settings(), load, ModelLabels(metrics), counted)
     finally:
         counted.close()
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from outrider.errors import ConfigError
+from services.edge.chat.resumption_table import ResumeLimits
 from services.edge.config import EdgeConfig
 from services.edge.http.config import HttpConfig
+from services.edge.limits.listener import ListenerLimits
 from services.edge.processes.share import share_of
-from services.edge.quic.limits import ListenerLimits
-from services.edge.resumption.table import ResumeLimits
 
 COUNT = 4
 CONFIG = EdgeConfig(

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.errors import OverloadedError
+from services.edge.limits.quotas import Count, QuotaLimits, Quotas, Rate, RateLimit
 from services.edge.processes.quotas import SharedQuotas
 from services.edge.processes.usage import SharedUsage, make_memory, named
-from services.edge.quotas import Count, QuotaLimits, Quotas, Rate, RateLimit
 
 SECRET = bytes(32)
 LIMITS = QuotaLimits(

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.errors import ConfigError
+from services.edge.limits.listener import MemoryBudget
 from services.edge.quic import aioquic_shim
 from services.edge.quic.aioquic_streams import (
     BoundedReceiver,
@@ -21,7 +22,6 @@ from services.edge.quic.aioquic_streams import (
     CryptoReceiver,
     ReceiveState,
 )
-from services.edge.quic.limits import MemoryBudget
 
 TEXT = bytes(range(1, 201))
 
@@ -155,9 +155,6 @@ def test_what_a_reset_stream_had_to_send_is_dropped() -> None:
 
 
 def test_it_is_written_for_one_version_of_aioquic(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert aioquic.__version__ == aioquic_shim.AIOQUIC_VERSION, (
-        "look through services/edge/quic/aioquic_shim.py for what the new version does otherwise"
-    )
     aioquic_shim.check_version()
     monkeypatch.setattr(aioquic, "__version__", "1.8.0")
     with pytest.raises(ConfigError, match=r"aioquic 1\.7\.2, not 1\.8\.0"):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outrider.testing import FakeClock
+from services.edge.limits.listener import MemoryBudget
 from services.edge.quic.early_data import STREAM_BYTES, EarlyStreams, TicketStore
-from services.edge.quic.limits import MemoryBudget
 
 
 @dataclass(frozen=True)

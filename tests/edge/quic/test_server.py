@@ -23,10 +23,11 @@ from bench.hostile.quic_attacks import initial
 from bench.hostile.quic_client import crypto_frame
 from outrider.workers.steering import process_of
 from outrider.workers.worker import Worker
+from services.edge.limits.fair_queue import LoopShare, LoopUses
+from services.edge.limits.listener import HandshakeAdmission, HandshakeLimits, MemoryBudget, Verdict
+from services.edge.limits.quotas import QuotaLimits, Quotas
 from services.edge.quic.aioquic_shim import BoundedConnection, QuicLimits
 from services.edge.quic.connection_ids import ConnectionIds
-from services.edge.quic.fair_queue import LoopShare, LoopUses
-from services.edge.quic.limits import HandshakeAdmission, HandshakeLimits, MemoryBudget, Verdict
 from services.edge.quic.server import (
     MAX_DATAGRAM_BYTES,
     DatagramServer,
@@ -34,7 +35,6 @@ from services.edge.quic.server import (
     Receiver,
     Routes,
 )
-from services.edge.quotas import QuotaLimits, Quotas
 
 NUM_BULK = 150
 """More than event loops read in a turn, less than a socket holds by default."""

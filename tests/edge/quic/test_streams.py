@@ -10,11 +10,11 @@ from outrider.codec.frames import FrameDecoder
 from outrider.session.client import Accepted, Committed, Done
 from outrider.session.types import FinishReason, ScoredToken, Timings, TokenLogprobs, Usage
 from outrider.v1 import edge_pb2
-from services.edge.quic.limits import ListenerLimits, MemoryBudget
+from services.edge.chat.replay import ClientChannel, ReplayCursor
+from services.edge.chat.stream import ENDED
+from services.edge.limits.listener import ListenerLimits, MemoryBudget
 from services.edge.quic.streams import EdgeStream
-from services.edge.resumption.replay import ClientChannel, ReplayCursor
 from services.edge.session.events import ClientFailed, ClientGone, Input
-from services.edge.stream import ENDED
 
 LIMIT = 32 << 10
 LIKELY = tuple(ScoredToken(40_000 + rank, -1.0, b" word") for rank in range(20))

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from outrider.cli.local.certificates import Certificates
 from outrider.tls import Role
+from services.edge.limits.listener import MemoryBudget
 from services.edge.quic.aioquic_shim import BoundedConnection, QuicLimits
-from services.edge.quic.limits import MemoryBudget
 
 ALPN = "outrider/1"
 _CLIENT, _SERVER = ("127.0.0.1", 1), ("127.0.0.1", 2)

@@ -18,7 +18,7 @@ from outrider.wire import (
     error_to_proto,
     token_block_from_proto,
 )
-from services.edge.identity import Identity
+from services.edge.access.identity import Identity
 from services.edge.session.events import (
     OpenRegion,
     RegionDone,

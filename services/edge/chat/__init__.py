@@ -1,0 +1,1 @@
+"""Chats: how one begins, goes on, outlives its client's connection, and ends."""

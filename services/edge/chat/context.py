@@ -1,0 +1,79 @@
+"""What everything served by one edge shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider.tokenization.rewriting import Rewriter
+from services.edge.access.identity import Identities
+from services.edge.access.limiter import Limiter
+from services.edge.chat.resumption import ResumableChats
+from services.edge.chat.revocation import KeyedChats
+from services.edge.chat.time_slicing import TimeSlicer
+from services.edge.chat.timers import SharedTimer
+from services.edge.models.choice import usable
+from services.edge.models.serving import EdgeModels
+from services.edge.telemetry.edge import EdgeTelemetry
+from services.edge.upstream.embedding import TenantCallQueue
+from services.edge.upstream.pool import RouterPool
+from services.edge.wire import client as client_wire
+
+
+@dataclass(frozen=True)
+class EdgeContext:
+    """Made by the app, handed to connections, chats and typed text."""
+
+    name: str
+    region: str
+    request_timeout_s: float
+    """How long a stream may be open before its request has come."""
+    identities: Identities
+    limiter: Limiter
+    keyed_chats: KeyedChats
+    """Those that end when their keys do."""
+    models: EdgeModels
+    """What chats with one model share is with it (services.edge.models.served)."""
+    upstream: RouterPool
+    embedding_queue: TenantCallQueue
+    telemetry: EdgeTelemetry
+    resumable: ResumableChats
+    time_slicer: TimeSlicer
+    """Runs what may come for many chats at once."""
+    timer: SharedTimer
+    """Of all chats."""
+    rewriter: Rewriter
+    """For messages that a region tokenizes; a model's own tokenization has one of the same
+    policy."""
+    description: Description
+
+
+class Description:
+    """The answer to DESCRIBE, made anew when the models have changed."""
+
+    def __init__(
+        self,
+        name: str,
+        region: str,
+        identities: Identities,
+        models: EdgeModels,
+        resume_window_s: float,
+    ) -> None:
+        self._name = name
+        self._region = region
+        self._identities = identities
+        self._models = models
+        self._resume_window_s = resume_window_s
+        self._revision = -1
+        self._frame = b""
+
+    @property
+    def frame(self) -> bytes:
+        """The EdgeFrame."""
+        if self._revision != self._models.revision:
+            self._revision = self._models.revision
+            allowed = self._identities.anonymous_models
+            names = [] if allowed is None else usable(self._models.names, allowed)
+            self._frame = client_wire.describe(
+                self._name, self._region, self._models.listed(names), self._resume_window_s
+            )
+        return self._frame

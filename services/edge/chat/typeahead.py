@@ -1,0 +1,287 @@
+"""Prefills a prompt at a region while its user still types it, so that the chat finds it cached."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Protocol
+from uuid import uuid4
+
+import structlog
+
+from outrider.access.api_keys import Scope
+from outrider.errors import EmptyPromptError, OutriderError
+from outrider.models.chat import Message, check_messages
+from outrider.sampling.params import SamplingParams
+from outrider.session.types import Priority, Speculation
+from outrider.tokenization.pool.pool import TokenizationJob, TokenizationResult
+from outrider.v1 import inference_pb2
+from services.edge.access.identity import Credential, Identity
+from services.edge.chat.context import EdgeContext
+from services.edge.chat.stream import RequestStream
+from services.edge.limits.quotas import Rate
+from services.edge.models.choice import choose
+from services.edge.models.keys import ModelKey
+from services.edge.models.served import ServedModel
+from services.edge.session.events import ChatRequest, Input, OpenRegion
+from services.edge.session.typeahead_plan import TypeaheadPlan
+from services.edge.upstream.link import RouterLink
+from services.edge.wire.client import read_typed_text
+from services.edge.wire.region import RegionWire, cancel
+
+log = structlog.get_logger()
+
+
+class TypedStream(RequestStream, Protocol):
+    """A client's stream that carries typed text."""
+
+    def spend(self, rate: Rate, amount: int, client: bytes) -> bool:
+        """Charge this amount to the client's rate limit and its address's; False if either is
+        exceeded."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Typist:
+    """Whose text it is, and for which model."""
+
+    identity: Identity
+    residency: tuple[str, ...]
+    """Regions that may hold the text; empty: any."""
+    model: str
+
+    def request(self) -> ChatRequest:
+        """For one prefill."""
+        return ChatRequest(
+            request_id=uuid4().hex,
+            model=self.model,
+            messages=(),
+            sampling=SamplingParams(max_tokens=1),
+            priority=Priority.LOW,
+            speculation=Speculation.OFF,
+            residency=self.residency,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """What is computed ahead, in the ids of one definition of the model."""
+
+    key: ModelKey
+    plan: TypeaheadPlan
+    wire: RegionWire
+
+
+class TypeaheadPrefill:
+    """One prompt that is being typed.
+
+    A prefill is a session of one token at LOW priority, for the sake of what it leaves in the
+    replica's prefix cache. Failures are only logged: without it the chat merely starts later. While
+    its model is not loaded nothing is computed ahead, and nothing is loaded for it; between two
+    texts it does not keep the model loaded.
+    """
+
+    def __init__(self, stream: TypedStream, context: EdgeContext) -> None:
+        self._stream = stream
+        self._context = context
+        self._typist: _Typist | None = None
+        """Known from the first frame on."""
+        self._before: tuple[Message, ...] = ()
+        self._tools: tuple[str, ...] = ()
+        self._newest: bytes | None = None
+        """A frame that is still to be read."""
+        self._planned: _Planned | None = None
+        """None: the model has not been loaded yet."""
+        self._job: tuple[TokenizationJob, ServedModel] | None = None
+        """While a text is tokenized, which uses the model."""
+        self._session: tuple[RouterLink, int] | None = None
+        """The newest prefill, and its number there."""
+        self.closed = False
+
+    # For the stream.
+
+    def receive(self, payload: bytes) -> None:
+        """The text changed. It is read when there is time for it, unless it has changed again until
+        then; the first frame, which says more, is read at once."""
+        if self.closed:
+            return
+        # Before it is parsed, because parsing is what costs. The client of the first frame is not
+        # known yet, so it counts for the address alone.
+        client = b"" if self._typist is None else self._typist.identity.client
+        if not self._stream.spend(Rate.TYPED_BYTES, len(payload), client):
+            self._close()  # the conversation before the text may have been in this frame
+            return
+        if self._typist is None:
+            self._read(payload)
+            return
+        if self._newest is None:
+            self._context.time_slicer.defer(self._read_newest)
+        self._newest = payload
+
+    def feed(self, item: Input) -> None:
+        """The user sent the prompt or left, or the edge stops."""
+        self._close()
+
+    def client_lost(self) -> None:
+        """The client's connection is no more."""
+        self._close()
+
+    # For the region.
+
+    def region_frame(self, frame: inference_pb2.SessionDown) -> None:
+        """A frame from the region; only the end of the session matters, and what it takes to come
+        to it."""
+        kind = frame.WhichOneof("kind")
+        if kind == "prompt_unknown":
+            self._send_whole_prompt()
+        elif kind in ("done", "error"):
+            self._ended(well=kind == "done")
+
+    def region_lost(self, error: OutriderError) -> None:
+        """The stream to the region broke."""
+        self._ended(well=False)
+
+    # What is typed.
+
+    def _read_newest(self) -> None:
+        payload, self._newest = self._newest, None
+        if payload is not None and not self.closed:
+            self._read(payload)
+
+    def _read(self, payload: bytes) -> None:
+        try:
+            typed = read_typed_text(payload, self._admit)
+            self._before = typed.before or self._before
+            self._tools = typed.tools or self._tools
+            messages = (*self._before, Message("user", typed.text))
+            check_messages(messages)
+        except EmptyPromptError:
+            return  # all of it was deleted
+        except OutriderError as error:
+            log.debug("typed_text_refused", reason=error.reason)
+            self._close()
+            return
+        assert self._typist is not None
+        planned = self._plan_of(self._typist)
+        if planned is not None:
+            self._tokenize(planned, planned.plan.typed(messages))
+
+    def _admit(self, credential: Credential, model: str) -> None:
+        """Find out whose text it is, and for which model; of the first frame. Raises
+        UnauthenticatedError, PermissionDeniedError, InvalidRequestError, UnknownModelError."""
+        if self._typist is not None:
+            return
+        stream, fresh = self._stream, secrets.token_bytes(16)
+        secret, address = stream.connection_secret, stream.address
+        identity = self._context.identities.of(credential, secret, fresh, address)
+        identity.require(Scope.CHAT)
+        name = choose(model, self._context.models.names, identity.models)
+        self._typist = _Typist(identity, identity.residency(()), name)
+        self._context.keyed_chats.add(self, identity)
+
+    def _plan_of(self, typist: _Typist) -> _Planned | None:
+        """None: nothing can be computed ahead now."""
+        # Without a trust group the chat has a cache salt of its own and cannot hit the prefix.
+        if self._planned is None and typist.identity.group:
+            model = self._context.models.use(typist.model)
+            if model is not None:
+                wire = RegionWire(
+                    model.coder,
+                    model.vocabulary_digest,
+                    self._context.region,
+                    typist.identity,
+                    region_codec=model.region_codec,
+                )
+                self._planned = _Planned(model.key, TypeaheadPlan(model.typeahead), wire)
+                self._context.models.release(model)
+        return self._planned
+
+    # Its ids.
+
+    def _tokenize(self, planned: _Planned, messages: tuple[Message, ...] | None) -> None:
+        if messages is None or self._typist is None:
+            return
+        models = self._context.models
+        model = models.use(self._typist.model)
+        if model is None:
+            planned.plan.tokenized(None)  # it was unloaded meanwhile
+            return
+        if model.key != planned.key:
+            models.release(model)
+            self._close()  # its definition has changed, and perhaps its ids
+            return
+        try:
+            scope = self._typist.identity.group or None
+            job = model.tokenization.submit(
+                messages, self._tokenized, tools=self._tools, scope=scope, is_typeahead=True
+            )
+            self._job = job, model
+        except OutriderError as error:
+            models.release(model)
+            log.debug("typed_text_not_tokenized", reason=error.reason)
+            planned.plan.tokenized(None)
+
+    def _tokenized(self, outcome: TokenizationResult) -> None:
+        assert self._job is not None and self._planned is not None
+        _, model = self._job
+        self._job = None
+        self._context.models.release(model)
+        ids = None if isinstance(outcome, OutriderError) else outcome
+        self._tokenize(self._planned, self._planned.plan.tokenized(ids))
+        self._prefill(self._planned)
+
+    # Its prefills.
+
+    def _prefill(self, planned: _Planned) -> None:
+        typist, context, num_new = self._typist, self._context, planned.plan.num_due
+        if typist is None or not num_new or context.limiter.is_used_up(typist.identity):
+            return
+        if not self._stream.spend(Rate.PREFILL_TOKENS, num_new, typist.identity.client):
+            return
+        ids = planned.plan.next_prefill()
+        assert ids is not None
+        try:
+            link = context.upstream.pick()
+            opening = planned.wire.open(
+                OpenRegion(typist.request(), ids, 0), ("", ""), link.prompts
+            )
+            self._session = link, link.open(self, opening)
+            context.telemetry.prefilled(len(ids), typist.model)
+        except OutriderError as error:
+            log.debug("typed_text_not_prefilled", reason=error.reason)
+            planned.plan.ended(well=False)
+
+    def _send_whole_prompt(self) -> None:
+        if self._session is None or self._planned is None:
+            return
+        link, number = self._session
+        try:
+            link.send(number, self._planned.wire.whole_prompt(link.prompts))
+        except OutriderError as error:
+            log.debug("typed_text_not_prefilled", reason=error.reason)
+            link.cancel(number, cancel(error.reason))
+
+    def _ended(self, *, well: bool) -> None:
+        if self._session is not None:
+            link, number = self._session
+            link.forget(number)
+        if self._planned is not None:
+            self._planned.plan.ended(well=well)
+            self._prefill(self._planned)
+
+    def _close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        self._context.keyed_chats.remove(self)
+        self._stream.end()
+        if self._job is not None:
+            job, model = self._job
+            self._job = None
+            model.tokenization.cancel(job)
+            self._context.models.release(model)
+        is_running = self._planned is not None and self._planned.plan.close()
+        if is_running and self._session is not None:
+            link, number = self._session
+            link.cancel(number, cancel("the prompt is not being typed any more"))
+            link.forget(number)

@@ -1,0 +1,53 @@
+"""State shared by all HTTP requests of one edge, whichever listener they come from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from outrider.errors import DrainingError, OutriderError
+from services.edge.chat.context import EdgeContext
+from services.edge.http.config import HttpConfig
+from services.edge.http.proxies import TrustedProxies
+from services.edge.http.stream import RunningReply
+from services.edge.limits.listener import ListenerQuotas
+
+
+@dataclass(frozen=True)
+class HttpFrontend:
+    """Made by the edge, handed to its ASGI application."""
+
+    context: EdgeContext
+    limits: ListenerQuotas
+    """The quotas of the QUIC listener: a client that uses both listeners has the quotas of one."""
+    config: HttpConfig
+    started_s: int = field(default_factory=lambda: int(time.time()))
+    """Unix time."""
+    replies: set[RunningReply] = field(default_factory=set)
+    """Under way."""
+    needs_key: bool = True
+    """Whether requests without a key are refused, even if the edge otherwise serves them."""
+    document: bytes = b"{}"
+    """OpenAPI, in JSON."""
+
+    @cached_property
+    def proxies(self) -> TrustedProxies:
+        """In front of this edge."""
+        return TrustedProxies(self.config.trusted_proxies)
+
+    def check_draining(self) -> None:
+        """Raises DrainingError if nothing begins any more."""
+        if self.limits.is_draining:
+            raise DrainingError("this edge is shutting down; send the request to another")
+
+    def begin_chat(self, prefix: str, client: bytes, now: float) -> Callable[[], None]:
+        """Count a chat; call the result at its end. Raises OverloadedError. See
+        ListenerQuotas.hold_chat."""
+        return self.limits.hold_chat(prefix, client, now)
+
+    def fail_replies(self, error: OutriderError) -> None:
+        """End all that are under way."""
+        for reply in list(self.replies):
+            reply.fail(error)

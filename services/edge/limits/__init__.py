@@ -1,0 +1,1 @@
+"""Limits of an edge's clients, common to all listeners."""

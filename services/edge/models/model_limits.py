@@ -1,0 +1,54 @@
+"""Checks requests against a model's limits (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from outrider.errors import InvalidRequestError, InvalidSamplingError, PromptTooLongError
+from services.edge.session.events import ChatRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """Limits of one model, from its definition and its vocabulary."""
+
+    model: str
+    vocabulary_size: int
+    max_context_tokens: int
+
+    def fitted(self, request: ChatRequest) -> ChatRequest:
+        """The request, its reply no longer than the context: a tenant's tokens are reserved for as
+        much as may come. Raises what `check` raises."""
+        self.check(request)
+        params = request.sampling
+        if params.max_tokens <= self.max_context_tokens:
+            return request
+        return replace(request, sampling=replace(params, max_tokens=self.max_context_tokens))
+
+    def check(self, request: ChatRequest) -> None:
+        """Raises InvalidRequestError for a chat that is none of this model's: of ids outside its
+        vocabulary, or longer than its context."""
+        self._check_resume(request.resume.ids)
+        raw = request.raw_prompt
+        if isinstance(raw, tuple) and raw and max(raw) >= self.vocabulary_size:
+            raise InvalidRequestError(
+                f"the prompt has an id outside the vocabulary of {self.vocabulary_size} ids"
+            )
+        params = request.sampling
+        for token in (*params.stop_ids, *params.logit_bias):
+            if token >= self.vocabulary_size:
+                raise InvalidSamplingError(
+                    f"id {token} in the sampling values is outside the vocabulary of "
+                    f"{self.vocabulary_size} ids"
+                )
+
+    def _check_resume(self, ids: Sequence[int]) -> None:
+        if len(ids) >= self.max_context_tokens:
+            raise PromptTooLongError(
+                f"resume has {len(ids)} ids, the context has {self.max_context_tokens}"
+            )
+        if ids and max(ids) >= self.vocabulary_size:
+            raise InvalidRequestError(
+                f"resume has an id outside the vocabulary of {self.vocabulary_size} ids"
+            )

@@ -1,0 +1,112 @@
+"""Adapts chats with tools to a model. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from outrider.errors import InvalidRequestError
+from outrider.models.tools import AUTO, NONE, REQUIRED, tool_name
+from outrider.reply_parsing.formats import ReplyFormat
+from outrider.reply_parsing.grammar import call_grammar
+from outrider.sampling.grammar import Grammar, GrammarKind
+from services.edge.session.events import ChatRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from outrider.models.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCalling:
+    """How one model calls tools."""
+
+    reply_format: ReplyFormat | None
+    """None: it does not, or in a way that is not known."""
+    shows_tools: bool
+    """Whether its chat template shows tool definitions."""
+    needs_special_tokens: bool
+    """Whether its calls are marked by control tokens, whose names must be part of the text."""
+    find_control: Callable[[str], int | None]
+    """Id of the control token with a text; None if there is none."""
+
+    @classmethod
+    def of(cls, vocabulary: Vocabulary, tool_parser: str) -> ToolCalling:
+        """`tool_parser`: as the model's definition has it."""
+        reply_format = vocabulary.reply_format(tool_parser)
+        return cls(
+            reply_format,
+            vocabulary.shows_tools,
+            reply_format is not None and vocabulary.needs_special_tokens(reply_format),
+            vocabulary.find_control,
+        )
+
+    def applied(self, request: ChatRequest) -> ChatRequest:
+        """The request as this model serves it. Tools are removed if the model is not to see them.
+        Otherwise the text includes the markers by which calls are parsed; a grammar is added if
+        `tool_choice` requires a call, and if the reply follows a JSON schema, one for calls or such
+        an answer. Raises InvalidRequestError for a model that calls no tools, and
+        InvalidSamplingError for definitions that make too long a grammar."""
+        if not request.tools or request.tool_choice == NONE:
+            return replace(request, tools=())
+        found = self.check_calls_tools()
+        sampling = request.sampling
+        if self.needs_special_tokens:
+            sampling = replace(sampling, special_tokens=True)
+        if grammar := self.call_grammar(request):
+            sampling = replace(sampling, grammar=Grammar(GrammarKind.LARK, grammar))
+        named = replace(
+            found,
+            tool_names=tuple(map(tool_name, request.tools)),
+            single_call=not request.parallel_tool_calls,
+        )
+        return replace(request, sampling=sampling, reply_format=named)
+
+    def check_calls_tools(self) -> ReplyFormat:
+        """How replies with calls are read. Raises InvalidRequestError for a model that calls no
+        tools."""
+        if self.reply_format is None:
+            raise InvalidRequestError(self._why_not())
+        return self.reply_format
+
+    def call_grammar(self, request: ChatRequest) -> str:
+        """The grammar (text in Lark) of a reply that calls a tool, where `tool_choice` asks for it,
+        or that calls one or is JSON, where the request's own grammar asks for JSON; "": neither.
+        Raises InvalidRequestError for other grammars."""
+        choice, asked = request.tool_choice, request.sampling.grammar
+        if self.reply_format is None or choice == NONE or (choice == AUTO and asked is None):
+            return ""
+        wanted = [text for text in request.tools if choice in (AUTO, REQUIRED, tool_name(text))]
+        return call_grammar(
+            self.reply_format,
+            wanted,
+            self.find_control,
+            parallel=request.parallel_tool_calls,
+            # A reply that has to call a tool has no answer to follow a schema.
+            answer=_answer(asked) if choice == AUTO and asked is not None else "",
+        )
+
+    def _why_not(self) -> str:
+        if not self.shows_tools:
+            return (
+                "the model's chat template shows no tools; choose a model that was trained to call "
+                "them, or send the chat without tools"
+            )
+        return (
+            "the model writes tool calls in a way that is not known here; choose another model, or "
+            "name the form as tool_parser in its definition"
+        )
+
+
+def _answer(grammar: Grammar) -> str:
+    """The JSON schema that a grammar stands for. Raises InvalidRequestError."""
+    if grammar.kind is GrammarKind.JSON_SCHEMA:
+        return grammar.text
+    if grammar.kind is GrammarKind.JSON_OBJECT:
+        return '{"type":"object"}'
+    raise InvalidRequestError(
+        f"a reply that may call tools follows a JSON schema or none; the grammar {grammar.kind} "
+        "would apply to all of it; leave the tools out, or set tool_choice to none",
+        metadata={"param": "response_format"},
+    )

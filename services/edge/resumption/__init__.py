@@ -1,1 +1,0 @@
-"""Chats that outlive their client's connection: what is kept, for whom, and for how long."""
