@@ -189,6 +189,8 @@ def logprobs_from_proto(
 ) -> tuple[TokenLogprobs, ...]:
     """Raises MalformedFrameError for those of more than `max_tokens` tokens, for more alternatives
     than can be asked for, and for what is no log probability."""
+    if not messages:
+        return ()
     if len(messages) > max_tokens or any(len(at.top) > MAX_LOGPROBS for at in messages):
         raise MalformedFrameError(
             f"the peer sent log probabilities of {len(messages)} tokens, or of more than "
