@@ -31,8 +31,9 @@ from outrider.peers.round_trip import RoundTrip
 from outrider.sampling.params import SamplingParams
 from services.router.fleet.replica import PrefillLimits, Replica, ReplicaLoad, ServedModel
 from services.router.placement.placement import Placement
-from services.router.placement.types import PlacementPolicy, PlacementRequest
+from services.router.placement.types import PlacementPolicy
 from services.router.prefix_index.index import PrefixIndex, PrefixIndexLimits
+from services.router.session_request import SessionRequest
 
 BLOCK = 16
 _SHARED_BLOCKS = 30
@@ -130,7 +131,7 @@ def _decide(
     number: int,
     now: float,
 ) -> None:
-    request = PlacementRequest(_MODEL.name, _MODEL.vocabulary_digest, len(ids) // 4)
+    request = SessionRequest(_MODEL.name, _MODEL.vocabulary_digest, len(ids) // 4)
     first = time.perf_counter()
     prompt = index.prompt(ids, b"")
     decision = placement.decide(replace(request, prompt=prompt), now)

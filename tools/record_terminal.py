@@ -139,7 +139,8 @@ class _Screen(pyte.Screen):
 def shown(
     outputs: Iterable[Output], columns: int = 80, num_rows: int = 24
 ) -> tuple[list[Shown], float]:
-    """What each row showed, and for how long; and how long all of it takes, in seconds."""
+    """What each row showed, and for how long; and how long all of it takes, in seconds. What stood
+    there for less than a hundredth of a second, the picture's unit of time, is left out."""
     screen = _Screen(columns, num_rows)
     screen.set_mode(pyte.modes.LNM)
     stream = pyte.ByteStream(screen)
@@ -148,7 +149,7 @@ def shown(
     end_s = 0.0
     for output in outputs:
         stream.feed(output.data)
-        end_s = output.at_s
+        end_s = round(output.at_s, 2)
         for number in sorted(screen.dirty):
             text = _row(screen, number)
             before, begin_s = since.get(number, ((), 0.0))
@@ -186,7 +187,7 @@ def svg(
         '<animate id="loop" attributeName="opacity" values="1" begin="0s;loop.end"'
         f' dur="{duration_s:.2f}s"/>',
         '<g font-family="ui-monospace,Menlo,Consolas,DejaVu Sans Mono,monospace" font-size="14"'
-        ' xml:space="preserve">',
+        ' style="white-space:pre">',
         *(_text(it, duration_s) for it in rows),
         "</g></svg>\n",
     ]
@@ -199,9 +200,10 @@ def _text(it: Shown, duration_s: float) -> str:
     for text, color in it.text:
         x = _MARGIN + column * _CELL_WIDTH
         length = len(text) * _CELL_WIDTH
+        # Browsers keep blanks because of `white-space`, which librsvg does not know.
+        kept = escape(text).replace(" ", "\N{NO-BREAK SPACE}")
         runs.append(
-            f'<tspan x="{x:.1f}" textLength="{length:.1f}" fill="{_COLORS[color]}">'
-            f"{escape(text)}</tspan>"
+            f'<tspan x="{x:.1f}" textLength="{length:.1f}" fill="{_COLORS[color]}">{kept}</tspan>'
         )
         column += len(text)
     is_last = it.end_s >= duration_s

@@ -26,7 +26,11 @@ from bench.harness.statistics import median
 FOLDER: Final = ROOT / "docs" / "charts"
 INSTALL: Final = "charts need matplotlib: pip install 'outrider[bench]'"
 
-_COLOURS: Final = ("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3", "#937860")
+COLOURS: Final = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#000000")
+"""Of Okabe and Ito's palette, which readers with any kind of colour vision tell apart; as many as a
+chart may have lines."""
+_MARKERS: Final = "osD^vP"
+"""One for each colour, for print in grey."""
 _PIPELINE: Final = "OpenVINO pipeline"
 _COMPARED: Final = (
     "outrider, drafts on",
@@ -36,7 +40,12 @@ _COMPARED: Final = (
     "OpenVINO pipeline, prompt lookup",
 )
 """Systems whose throughput is drawn: one colour each. The tables have all."""
-_SIZE_INCHES: Final = (6.4, 3.8)
+_SIZE_INCHES: Final = (6.4, 4.2)
+_MAX_NARROW_CHARS: Final = 40
+"""Of a line's name: two of them fit side by side."""
+_LINES_APART: Final = 0.02
+"""Between the points of two lines, as a share of the axis, so that their intervals stand side by
+side."""
 _SOURCE: Final = re.compile(r"drawn from (\w+), digest (\w+)")
 
 
@@ -90,9 +99,9 @@ def first_word(record: Mapping[str, Any]) -> Lines:
     rows = record["figures"]["over_plain, greedy"]
     lines = []
     for name, key in (
-        ("first word that stays", "staying"),
+        ("first lasting word", "staying"),
         ("whole reply", "whole"),
-        ("whole reply, the region drafting without an edge", "region_whole"),
+        ("whole reply without an edge: the region drafts alone", "region_whole"),
     ):
         estimates = [(float(rtt_ms), row[key]) for rtt_ms, row in rows.items() if row[key]]
         if estimates:
@@ -100,10 +109,10 @@ def first_word(record: Mapping[str, Any]) -> Lines:
             middle, low, high = (tuple(part) for part in zip(*map(_closed, values), strict=True))
             lines.append(Line(name, rtts_ms, middle, low, high))
     return Lines(
-        "Outrider's times over plain streaming's of the same chats\n"
-        "(greedy, one chat at a time; ratios of means, 95 %)",
+        "Outrider's time over plain streaming's, for the same chats\n"
+        "(greedy, one chat at a time; ratios of means, 95 % intervals)",
         "round trip to the region, ms",
-        "below 1: sooner than plain streaming",
+        "ratio of times (lower is sooner)",
         tuple(lines),
         level=1.0,
     )
@@ -138,10 +147,10 @@ def throughput(record: Mapping[str, Any]) -> Lines:
                 )
             )
     return Lines(
-        "Throughput over that of OpenVINO's pipeline, same machine and model\n"
-        "(greedy chats; medians, lowest to highest round)",
+        "Tokens per second over OpenVINO's pipeline, same machine and model\n"
+        "(greedy; medians of the rounds' ratios, lowest to highest round)",
         "chats at once",
-        "above 1: more tokens per second",
+        "ratio of throughputs (higher is faster)",
         tuple(lines),
         powers_of_two=True,
         level=1.0,
@@ -231,38 +240,50 @@ def _draw(shown: Lines | Strips, path: Path, source: str) -> None:
             _draw_lines(axes, shown)
         else:
             _draw_strips(axes, shown)
-        axes.set_ylim(bottom=0)
         metadata = {"Date": None, "Creator": None, "Description": source}
         figure.savefig(path, format="svg", metadata=metadata)
 
 
 def _draw_lines(axes: Any, shown: Lines) -> None:
+    ticks = sorted({x for line in shown.lines for x in line.x})
+    axes.set_xlabel(shown.x_label)
+    if shown.powers_of_two:
+        axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     for number, line in enumerate(shown.lines):
         below = [y - low for y, low in zip(line.y, line.low, strict=True)]
         above = [high - y for y, high in zip(line.y, line.high, strict=True)]
+        aside = _LINES_APART * (number - (len(shown.lines) - 1) / 2)
         axes.errorbar(
-            line.x, line.y, yerr=(below, above), label=line.name,
-            color=_COLOURS[number], marker="o", markersize=4,
-            linewidth=1.8, elinewidth=1.0, capsize=3,
+            [_moved(x, aside, ticks, by_ratio=shown.powers_of_two) for x in line.x],
+            line.y, yerr=(below, above), label=line.name,
+            color=COLOURS[number], marker=_MARKERS[number], markersize=5,
+            linewidth=1.8, elinewidth=1.4, capsize=3,
         )  # fmt: skip
-    axes.set_xlabel(shown.x_label)
-    if shown.powers_of_two:
-        counts = sorted({x for line in shown.lines for x in line.x})
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(counts, [f"{count:g}" for count in counts])
-    if shown.level is not None:
-        axes.axhline(shown.level, color="#888888", linewidth=1.0)
-    axes.legend(frameon=False, fontsize=9)
+    if shown.level is None:
+        axes.set_ylim(bottom=0)
+    else:
+        axes.axhline(shown.level, color="#555555", linewidth=1.2)
+    columns = 1 if max(len(line.name) for line in shown.lines) > _MAX_NARROW_CHARS else 2
+    axes.figure.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+
+
+def _moved(x: float, share: float, ticks: Sequence[float], *, by_ratio: bool) -> float:
+    """`x` moved by a share of the axis, of which `ticks` are the first and the last."""
+    if by_ratio:
+        return float(x * (ticks[-1] / ticks[0]) ** share)
+    return float(x + (ticks[-1] - ticks[0]) * share)
 
 
 def _draw_strips(axes: Any, shown: Strips) -> None:
     for at, times in enumerate(shown.strips.values()):
         # Side by side in their order, so that equal times do not hide one another.
         spread = [at + 0.36 * (index / max(1, len(times) - 1) - 0.5) for index in range(len(times))]
-        axes.scatter(spread, times, s=14, color=_COLOURS[0], alpha=0.6, linewidths=0)
-        axes.hlines(median(times), at - 0.25, at + 0.25, color=_COLOURS[1], linewidth=2.4)
+        axes.scatter(spread, times, s=14, color=COLOURS[0], alpha=0.6, linewidths=0)
+        axes.hlines(median(times), at - 0.25, at + 0.25, color=COLOURS[3], linewidth=2.4)
     axes.set_xticks(range(len(shown.strips)), list(shown.strips))
-    axes.plot([], [], color=_COLOURS[1], linewidth=2.4, label="median")
+    axes.plot([], [], color=COLOURS[3], linewidth=2.4, label="median")
+    axes.set_ylim(bottom=0)
     axes.legend(frameon=False, fontsize=9)
 
 

@@ -1,9 +1,12 @@
-"""Regenerates the tables of `README.md`, `docs/figures.md` and `docs/figures/*.md` from
-`bench/results/*.json`.
+"""Regenerates the tables of `README.md`, `docs/figures.md` and `docs/figures/*.md`, and single
+figures of `docs/sources.md`, from `bench/results/*.json`.
 
 A block begins with `<!-- bench:NAME -->` and ends with `<!-- /bench:NAME -->`; what stands between
 is replaced by the tables of that bench's last run, and by how many of the files that it measures
 had changed since when the page was made. `NAME:1` has the first table alone, without that count.
+A single figure within a sentence or a cell stands between `<!-- figure NAME:2:ROW:COLUMN -->` and
+`<!-- /figure -->`: of the second table, the first row whose cells, joined by " / ", begin with ROW,
+and the column of that title.
 `--check` changes nothing; it lists the records of which something has changed since, and fails only
 if a page or chart is not what its record says.
 """
@@ -22,16 +25,20 @@ from bench.harness.charts import FOLDER as CHARTS
 from bench.harness.charts import outdated
 from bench.harness.provenance import ROOT, Commit
 from bench.harness.record import RESULTS, changes, load
-from bench.harness.tables import Table
+from bench.harness.tables import Table, show
 
 PAGES = (
     ROOT / "README.md",
     ROOT / "docs" / "figures.md",
+    ROOT / "docs" / "sources.md",
     *sorted((ROOT / "docs" / "figures").glob("*.md")),
 )
 _MAX_OPEN_ROWS = 60
 """Rows of a table above which it is shown folded up."""
 _BLOCK = re.compile(r"(<!-- bench:([a-z_]+)(?::(\d+))? -->\n).*?(<!-- /bench:\2 -->)", re.DOTALL)
+_FIGURE = re.compile(
+    r"(<!-- figure ([a-z_]+):(\d+):([^:>]+):([^>]+?) -->).*?(<!-- /figure -->)", re.DOTALL
+)
 _CHANGED = re.compile(r"; changed since: \d+ of \d+ files in what is measured")
 
 
@@ -41,9 +48,12 @@ def shown(pages: Sequence[str]) -> list[str]:
 
 
 def regenerated(text: str, results: Path, root: Path = ROOT) -> str:
-    """`text` with every block made anew."""
-    return _BLOCK.sub(
+    """`text` with every block and every single figure made anew."""
+    text = _BLOCK.sub(
         lambda block: block[1] + _section(block[2], block[3], results, root) + block[4], text
+    )
+    return _FIGURE.sub(
+        lambda it: it[1] + _figure(it[2], it[3], it[4], it[5], results) + it[6], text
     )
 
 
@@ -101,6 +111,18 @@ def _section(name: str, number: str | None, results: Path, root: Path) -> str:
     since = _changed_since(record, root) if number is None else ""
     parts.append(f"<sub>`{record['command']}`, {made}{since}</sub>\n")
     return "\n".join(parts)
+
+
+def _figure(name: str, number: str, row: str, column: str, results: Path) -> str:
+    """Raises LookupError if the record has no such cell: the page has to name another one."""
+    record = load(name, results)
+    if record is None:
+        return "not recorded yet"
+    table = record["tables"][int(number) - 1]
+    found = [it for it in table["rows"] if " / ".join(map(show, it)).startswith(row)]
+    if not found or column not in table["columns"]:
+        raise LookupError(f"{name}, table {number}: there is no cell {row!r}, {column!r}")
+    return show(found[0][table["columns"].index(column)])
 
 
 def _machine(facts: Mapping[str, Any]) -> str:

@@ -19,14 +19,13 @@ from services.inference.scheduler.types import OverloadLevel
 from services.router.admission.admission import Admission
 from services.router.admission.policy import AdmissionPolicy
 from services.router.admission.routing import LiveFleetView
-from services.router.admission.session import AdmissionRequest
 from services.router.admission.tenants import TenantPolicy
 from services.router.config import ReplicaConfig
 from services.router.fleet.geography import Geography
 from services.router.fleet.registry import Registry
 from services.router.fleet.replica import ClassLoad, PrefillLimits, ReplicaLoad, ServedModel
 from services.router.placement.placement import Placement
-from services.router.placement.types import Decision, PlacementPolicy, PlacementRequest
+from services.router.placement.types import Decision, PlacementPolicy
 from services.router.prefix_index.index import PrefixIndex, PrefixIndexLimits
 from services.router.prefix_index.kv_events import (
     BlocksRemoved,
@@ -35,6 +34,7 @@ from services.router.prefix_index.kv_events import (
     KvEventFollower,
     SnapshotPart,
 )
+from services.router.session_request import SessionRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,9 @@ class Report:
     blocks: tuple[KvEvent, ...]
 
     @classmethod
-    def of(cls, name: str, load: scheduling.Load, blocks: Sequence[replicas.BlockEvent]) -> Report:
+    def of(
+        cls, name: str, load: scheduling.SchedulerLoad, blocks: Sequence[replicas.BlockEvent]
+    ) -> Report:
         """As routers read from the wire what a replica's scheduler and pool say."""
         return cls(
             name,
@@ -173,8 +175,8 @@ class MeshRouter:
         self._followers: dict[str, KvEventFollower] = {}
         self._connected: dict[str, Site] = {}
         self._admission = Admission(AdmissionPolicy(), [TenantPolicy("*")])
-        self._fleet_view = LiveFleetView(self._placement.decide, own.name, return_s=0.0)
-        self._asks: dict[int, tuple[Ask, PlacementRequest]] = {}
+        self._fleet_view = LiveFleetView(self._decide, own.name, return_s=0.0)
+        self._asks: dict[int, tuple[Ask, SessionRequest]] = {}
         self._on: dict[int, str] = {}
         """Which replica has a request."""
         self._expired_at = 0.0
@@ -212,11 +214,14 @@ class MeshRouter:
 
     def place(self, ask: Ask, now: float) -> str | None:
         prompt = self._index.prompt(array("I", ask.prompt).tobytes(), b"")
-        request = PlacementRequest(
+        request = SessionRequest(
             MODEL.name,
             MODEL.vocabulary_digest,
-            len(ask.prompt) + ask.committed,
-            exclude=ask.tried,
+            len(ask.prompt),
+            # One that lost its replica is let in as one that resumes, without a token as well.
+            num_committed=max(ask.committed, int(ask.num_places > 0)),
+            max_tokens=ask.reply_tokens,
+            call_key=ask.number,
             prompt=prompt,
         )
         self._asks[ask.number] = (ask, request)
@@ -227,16 +232,13 @@ class MeshRouter:
             raise
         return None if decision is None else self._put(ask.number, decision, now)
 
-    def _admit(self, ask: Ask, request: PlacementRequest, now: float) -> Decision | None:
-        arrival = AdmissionRequest(
-            ask.number,
-            request,
-            ask.reply_tokens,
-            is_resumed=ask.num_places > 0,
-            num_resumed_tokens=ask.committed,
-        )
-        route = self._admission.open(arrival, self._fleet_view, now)
+    def _admit(self, ask: Ask, request: SessionRequest, now: float) -> Decision | None:
+        route = self._admission.open(ask.number, request, self._fleet_view, now)
         return None if route is None else route.decision
+
+    def _decide(self, request: SessionRequest, now: float) -> Decision:
+        ask, _ = self._asks[request.call_key]
+        return self._placement.decide(request, now, ask.tried)
 
     def wake(self, now: float) -> Iterator[tuple[Ask, str | OutriderError]]:
         for turn in self._admission.dequeue(self._fleet_view, now):

@@ -1,4 +1,4 @@
-"""The options that say what runs bulk work."""
+"""Command-line options that choose what runs bulk work."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ import typer
 
 
 class ExecutorName(StrEnum):
-    """What runs the workers."""
+    """What runs the workers of bulk work."""
 
     local = "local"
     ray = "ray"
 
 
-ExecutorOption = Annotated[ExecutorName, typer.Option(help="What runs the workers.")]
+ExecutorOption = Annotated[
+    ExecutorName,
+    typer.Option(help="Run workers on this machine (`local`) or on a Ray cluster (`ray`)."),
+]
 RayAddress = Annotated[
-    str | None, typer.Option(help="Of a Ray cluster; without it Ray runs on this machine.")
+    str | None, typer.Option(help="Address of a Ray cluster; default: Ray runs on this machine.")
 ]

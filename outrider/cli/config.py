@@ -21,16 +21,22 @@ _ROLES = tuple(role.value for role in Role)
 
 @app.command()
 def show(
-    role: Annotated[Role, typer.Argument(help="Whose configuration.")],
+    role: Annotated[Role, typer.Argument(help="The service.")],
     config: Annotated[Path | None, typer.Option(help="TOML file, as for `outrider serve`.")] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As for `serve`.")
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Set a configuration key, as for `outrider serve`. Repeatable.",
+        ),
     ] = None,
 ) -> None:
-    """Print what `outrider serve ROLE` with the same flags and environment would run with.
+    """Print the configuration that `outrider serve ROLE` would use, with these flags and this
+    environment.
 
-    The output is a TOML file. Values that are not the default say what that is; secrets are left
-    out.
+    The output is a TOML file. It names the default beside each value that differs, and leaves out
+    secrets.
     """
     flags = flags_of(settings or [])
     loaded = load(config_class(role.value), role.value, file=config, flags=flags)
@@ -38,23 +44,24 @@ def show(
 
 
 @app.command()
-def defaults(role: Annotated[Role, typer.Argument(help="Whose configuration.")]) -> None:
-    """Print every key with its default and what it is for: a TOML file to start from.
+def defaults(role: Annotated[Role, typer.Argument(help="The service.")]) -> None:
+    """Print every key with its default and its meaning, as a TOML file to start from.
 
-    In the environment, KEY of [ROLE] is OUTRIDER_ROLE_KEY, and KEY of [ROLE.TABLE] is
-    OUTRIDER_ROLE_TABLE_KEY; with --set they are KEY and TABLE.KEY.
+    In the environment, KEY of [ROLE] is OUTRIDER_ROLE_KEY and KEY of [ROLE.TABLE] is
+    OUTRIDER_ROLE_TABLE_KEY. With --set they are KEY and TABLE.KEY.
     """
     print(defaults_text(config_class(role.value), role.value))
 
 
 @app.command()
 def validate(
-    file: Annotated[Path, typer.Argument(help="TOML file with tables [edge], [router], ...")],
+    file: Annotated[
+        Path, typer.Argument(help="TOML file with tables such as [edge] and [router].")
+    ],
 ) -> None:
-    """Check all of a file without starting anything: its services' tables and its models.
+    """Check the tables and models of a configuration file, without starting anything.
 
-    Exit status 1, and what is wrong and where, if it has an error. The environment counts for
-    nothing.
+    Exit status 1 if it has an error; the output says where. The environment is not read.
     """
     tables = _tables(file)
     unknown = [name for name in tables if name not in (*_ROLES, "models")]

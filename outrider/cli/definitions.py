@@ -20,54 +20,61 @@ from outrider.models.catalog import (
     read_models_file,
     write_user_definitions,
 )
-from outrider.models.definitions import Place, as_table, read_definitions
+from outrider.models.definitions import DefinitionsSource, as_table, read_definitions
 from outrider.models.sources import parse_source
 from outrider.models.store import ModelStore, default_root
 from outrider.reply_parsing.formats import CallSyntax
 
 
 def add(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What requests will call it.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name that requests will use.")],
     source: Annotated[
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="A GGUF file or a model's folder (with a slash in its path), file:PATH, dir:PATH, "
-            "hf:REPO@REVISION#file, https://host/path or pypi:...",
+            help="A GGUF file, a model's folder (write its path with a slash), or a source: "
+            "file:PATH, dir:PATH, hf:REPO#file, hf:REPO@REVISION, https://host/path, pypi:...",
         ),
     ],
-    sha256: Annotated[str, typer.Option(help="Of its bytes; others are refused.")] = "",
+    sha256: Annotated[
+        str, typer.Option(help="The sha256 of the model; other content is refused.")
+    ] = "",
     draft: Annotated[
-        str, typer.Option(help='What edges draft with: a model\'s name, or "none".')
+        str, typer.Option(help="Draft model of edges: a model's name, or `none`.")
     ] = "",
     chat_template: Annotated[
-        Path | None, typer.Option(help="File with a Jinja chat template, instead of the model's.")
+        Path | None,
+        typer.Option(help="File with a Jinja chat template, to use instead of the model's own."),
     ] = None,
     context: Annotated[
         int,
         typer.Option(
             min=0,
             max=1 << 24,
-            help="Most tokens of prompt and reply; 0: what the model's file says.",
+            help="Longest prompt and reply together, in tokens; 0: as the model's file says.",
         ),
     ] = 0,
     stop: Annotated[
         list[str] | None,
-        typer.Option(metavar="TEXT", help="A further control token that ends a reply; repeatable."),
+        typer.Option(metavar="TEXT", help="Another control token that ends a reply. Repeatable."),
     ] = None,
     tool_parser: Annotated[
         str,
         typer.Option(
-            help=f"How it writes tool calls: {', '.join(CallSyntax)}; empty: as its template shows."
+            help=f"Format of the model's tool calls: {', '.join(CallSyntax)}; default: by its "
+            "template."
         ),
     ] = "",
     embeds: Annotated[
-        bool, typer.Option("--embeds", help="It makes vectors of texts, and no replies.")
+        bool,
+        typer.Option("--embeds", help="Define an embedding model: it makes vectors, not replies."),
     ] = False,
-    replace: Annotated[bool, typer.Option("--replace", help="Define a name anew.")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace an existing definition.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Define a model by a name of your own. Nothing is fetched."""
+    """Define a model under a name of your own. Nothing is fetched yet."""
     with failures(as_json):
         table: dict[str, object] = {
             "source": source_of(source),
@@ -79,7 +86,7 @@ def add(
             "tool_parser": tool_parser,
             "embeds": embeds,
         }
-        place = Place("models add", lambda text: parse_source(text, {}).text)
+        place = DefinitionsSource("models add", lambda text: parse_source(text, {}).text)
         (spec,) = read_definitions({name: table}, place)
         file = models_file()
         with editing():
@@ -103,14 +110,14 @@ def forget(
     ],
     as_json: Json = False,
 ) -> None:
-    """Remove a definition; what the store holds of the model stays."""
+    """Remove a definition. The model itself stays in the store."""
     with failures(as_json):
         file = models_file()
         with editing():
             kept = {it.name: it for it in _user_definitions(file)}
             spec = kept.pop(name, None)
             if spec is None and name in SHIPPED.names:
-                raise ConfigError(f"{name} comes with Outrider, and cannot be forgotten")
+                raise ConfigError(f"{name} is shipped with Outrider and cannot be forgotten")
             if spec is None:
                 known = ", ".join(kept) or "none"
                 raise UnknownModelError(f"{file} does not define {name[:100]!r}; it has {known}")

@@ -23,20 +23,21 @@ _POLL_S: Final = 0.5
 _TIMEOUT_S: Final = 10.0
 """The router asks the replica."""
 
-_Replica = Annotated[str, typer.Argument(help="Its name, as `outrider status` shows it.")]
-_Undo = Annotated[bool, typer.Option("--undo", help="It takes sessions again.")]
+_Replica = Annotated[
+    str, typer.Argument(help="Name of the replica, as `outrider status` shows it.")
+]
+_Undo = Annotated[bool, typer.Option("--undo", help="Let the replica take sessions again.")]
 _Wait = Annotated[
     float,
-    typer.Option(min=0, max=86_400, help="Seconds to wait until its last session has ended."),
+    typer.Option(min=0, max=86_400, help="Seconds to wait for its last session to end."),
 ]
 _Move = Annotated[
     bool,
-    typer.Option(
-        "--move", help="Its sessions go on at other replicas now, which take the KV along."
-    ),
+    typer.Option("--move", help="Move its sessions to other replicas now, with their KV cache."),
 ]
 _Force = Annotated[
-    bool, typer.Option("--force", help="Also if no other replica takes sessions for its model.")
+    bool,
+    typer.Option("--force", help="Drain it even if no other replica takes sessions for its model."),
 ]
 
 
@@ -54,9 +55,12 @@ def drain(
     trust_domain: operator.TrustDomain = operator.TRUST_DOMAIN,
     plaintext: operator.Plaintext = False,
 ) -> None:
-    """Take a replica out of service: no new sessions go to it from any router, and those it has go
-    on, there or with --move elsewhere. Returns when the last one has ended, so that its process can
-    be stopped or replaced. It holds until --undo, or until the process starts anew."""
+    """Take a replica out of service, so that its process can be stopped or replaced.
+
+    No router sends it new sessions. Its running sessions end there or, with --move, continue on
+    other replicas; the command returns when none is left. The replica stays drained until --undo or
+    until its process restarts.
+    """
     flags = (certificate, private_key, ca, trust_domain, plaintext)
     asked = router_choice.choose(state_dir, router, flags)
     _drain(asked.address, asked.tls, replica, timeout, undo=undo, move=move, force=force)
@@ -66,7 +70,7 @@ def _drain(
     address: str, tls: Tls, replica: str, timeout: float, *, undo: bool, move: bool, force: bool
 ) -> None:
     if undo and move:
-        raise InvalidRequestError("--undo has it take sessions again, --move sends them away")
+        raise InvalidRequestError("give either --undo or --move")
     replicas = asyncio.run(ask(address, tls))["replicas"]
     check(replicas, replica, undo=undo, force=force)
     asyncio.run(_tell(address, tls, replica, undo=undo, move=move))
@@ -124,14 +128,14 @@ def _wait(look: Callable[[], list[State]], name: str, timeout_s: float) -> None:
         if row["state"] == "DRAINING" and not left:
             return
         if row["state"] == "DOWN":
-            raise UnavailableError(f"{name} is down; its sessions go on elsewhere")
+            raise UnavailableError(f"{name} is down; its sessions continue elsewhere")
         if left and left != told:
             print(f"{name}: {_count(left)} left", file=sys.stderr, flush=True)
             told = left
         if time.monotonic() > until:
             raise DeadlineError(
                 f"{_count(left)} left on {name} after {timeout_s:g} s; it takes no new ones. "
-                "Wait again with the same command, or stop its process: they go on elsewhere, "
+                "Wait again with the same command, or stop its process: they continue elsewhere, "
                 "with the same text"
             )
         time.sleep(_POLL_S)

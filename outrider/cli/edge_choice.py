@@ -1,4 +1,4 @@
-"""Which edge a command talks to, and as whom: by its flags, or that of the mesh of `outrider
+"""The edge that a command connects to, and its credentials: from flags, or of the mesh of `outrider
 up`."""
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from outrider.cli.local import development_key
 from outrider.cli.local.state import default_state_dir, no_mesh, running_mesh
 from outrider.errors import InvalidRequestError, UnavailableError
 
-Edge = Annotated[str | None, typer.Option(help="HOST:PORT; default: the mesh of `outrider up`.")]
-Ca = Annotated[Path | None, typer.Option(help="Certificate to trust for the edge.")]
-Insecure = Annotated[bool, typer.Option(help="Trust any certificate.")]
+Edge = Annotated[
+    str | None, typer.Option(help="HOST:PORT of the edge; default: the mesh of `outrider up`.")
+]
+Ca = Annotated[Path | None, typer.Option(help="PEM certificate to trust for the edge.")]
+Insecure = Annotated[bool, typer.Option(help="Trust any certificate of the edge.")]
 KeyFile = Annotated[
     Path | None,
     typer.Option(help="File with the API key."),
@@ -25,17 +27,17 @@ KeyFile = Annotated[
 ApiKey = Annotated[
     str | None,
     typer.Option(
-        help="The API key. Others on this machine may see it; better --key-file, the environment's "
-        f"{KEY_VARIABLE}, or api_key of the table [client] in ~/.config/outrider/config.toml. "
-        "Without any of them: the development key of `outrider up`."
+        help="The API key. Other users of this machine can see it: prefer --key-file, "
+        f"{KEY_VARIABLE} in the environment, or api_key in the table [client] of "
+        "~/.config/outrider/config.toml. Default: the development key of `outrider up`."
     ),
 ]
-User = Annotated[str, typer.Option(help="Which of the key's users asks.")]
+User = Annotated[str, typer.Option(help="The user, among those of the key, who asks.")]
 
 
 @dataclass(frozen=True, slots=True)
 class EdgeAddress:
-    """Where the edge is and whom to trust for it."""
+    """Address of an edge, and which certificate to trust for it."""
 
     host: str
     port: int
@@ -45,7 +47,7 @@ class EdgeAddress:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks."""
+    """Credentials of a request."""
 
     key: str = field(default="", repr=False)
     user: str = ""
@@ -53,12 +55,12 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class ChosenEdge:
-    """An edge, and who asks it."""
+    """An edge and the credentials to use."""
 
     address: EdgeAddress
     caller: Caller
     is_here: bool
-    """It is of the mesh of `outrider up`."""
+    """Whether the edge belongs to the mesh of `outrider up`."""
 
 
 def choose(
@@ -83,7 +85,7 @@ def choose(
 def given_key(file: Path | None, flag: str | None) -> str:
     """The API key that the user gave; "": none. Raises InvalidRequestError, ConfigError."""
     if file is not None and flag is not None:
-        raise InvalidRequestError("give one of --api-key and --key-file")
+        raise InvalidRequestError("give either --api-key or --key-file")
     if flag is not None:
         return flag.strip()
     return configured_key(os.environ) if file is None else read_key_file(file)

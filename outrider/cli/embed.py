@@ -20,7 +20,7 @@ from outrider.cli.local.state import StateDir, default_state_dir
 from outrider.errors import ConfigError, InvalidRequestError
 
 _FILES_TIMEOUT_S: Final = 120.0
-"""Of one request of many, which is sent again then."""
+"""Timeout of one request of a bulk run; it is then sent again."""
 _SHOWN_VALUES: Final = 4
 
 
@@ -36,54 +36,67 @@ def embed(
     texts: Annotated[
         list[str] | None,
         typer.Argument(
-            help="The texts; without any, one for each line of standard input. With --out: files, "
-            ".txt (a text per line), .jsonl, .parquet, .txt.gz, .jsonl.gz, and patterns."
+            help="Texts to embed; default: the lines of standard input. With --out, files of "
+            "texts: .txt (a text per line), .jsonl, .parquet, .txt.gz, .jsonl.gz, and patterns."
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Embed files into this file, which ends with .parquet."),
+        typer.Option(
+            "--out", "-o", help="Embed files of texts, and write the vectors to this .parquet file."
+        ),
     ] = None,
     model: Annotated[
-        str, typer.Option(help="A model that embeds; empty: the first that the mesh serves.")
+        str, typer.Option(help="An embedding model; default: the first one that the mesh serves.")
     ] = "",
     dimensions: Annotated[
         int,
-        typer.Option(min=0, max=65_536, help="The first so many values of each vector; 0: all."),
+        typer.Option(
+            min=0, max=65_536, help="Number of leading values to keep of each vector; 0: all."
+        ),
     ] = 0,
     truncate: Annotated[
-        bool, typer.Option("--truncate", help="Leave out what is too long for the model.")
+        bool, typer.Option("--truncate", help="Cut texts that are too long for the model.")
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object for each text: index, embedding.")
+        bool,
+        typer.Option("--json", help="Print a JSON object for each text, with index and embedding."),
     ] = False,
     field: Annotated[
-        str, typer.Option(help="Field of JSON objects, or Parquet column, with the text.")
+        str, typer.Option(help="Field of JSON objects, or Parquet column, that has the text.")
     ] = "text",
-    values: Annotated[Values, typer.Option(help="Of the vectors in --out.")] = Values.f32,
+    values: Annotated[
+        Values, typer.Option(help="Number format of the vectors in --out.")
+    ] = Values.f32,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on where an earlier run to --out ended.")
+        bool, typer.Option("--resume", help="Continue where an earlier run to --out ended.")
     ] = False,
     requests: Annotated[
-        int, typer.Option(min=1, max=256, help="Under way at once, for --out.")
+        int, typer.Option(min=1, max=256, help="Number of requests at once, with --out.")
     ] = 8,
     executor: ExecutorOption = ExecutorName.local,
     workers: Annotated[
-        int, typer.Option(min=0, max=1024, help="Actors of Ray; 0: one per core of this machine.")
+        int,
+        typer.Option(
+            min=0, max=1024, help="Number of Ray actors; 0: one per core of this machine."
+        ),
     ] = 0,
     ray_address: RayAddress = None,
     url: Annotated[
-        str, typer.Option(help="http://HOST:PORT/v1; default: the mesh of `outrider up`.")
+        str,
+        typer.Option(
+            help="Address of the API, http://HOST:PORT/v1; default: the mesh of `outrider up`."
+        ),
     ] = "",
     key_file: edge_choice.KeyFile = None,
     api_key: edge_choice.ApiKey = None,
     state_dir: StateDir = None,
 ) -> None:
-    """The vector of each text, by a model that embeds (`outrider up --model all-minilm-l6-v2`).
+    """Turn texts into vectors, with an embedding model (`outrider up --model all-minilm-l6-v2`).
 
-    With --out, of each text of files, into one Parquet file (id, source, vector); exit status 1 if
-    a text has none (it is listed as file:line), 130 after Ctrl-C; then, and after anything else
-    that ends it, --resume goes on.
+    With --out, the texts come from files, and one Parquet file gets id, source and vector of each.
+    Exit status 1 if a text has no vector (it is listed as file:line), 130 after Ctrl-C. --resume
+    continues a run that was interrupted.
     """
     folder = (state_dir or default_state_dir()).resolve()
     if out is not None:

@@ -24,10 +24,13 @@ if TYPE_CHECKING:
 _TIMEOUT_S = 10.0
 
 _Text = Annotated[
-    str | None, typer.Argument(help="A prompt: what would be decided for it now. Nothing runs.")
+    str | None,
+    typer.Argument(help="A prompt: show what would be decided for it now, without running it."),
 ]
-_Request = Annotated[str, typer.Option(help="Only the session with this request id.")]
-_Last = Annotated[int, typer.Option(min=1, max=10_000, help="Most decisions shown, newest first.")]
+_Request = Annotated[str, typer.Option(help="Show only the session with this request id.")]
+_Last = Annotated[
+    int, typer.Option(min=1, max=10_000, help="Number of latest decisions to show, newest first.")
+]
 _Json = Annotated[bool, typer.Option("--json", help="Print the router's answer as JSON.")]
 
 
@@ -45,8 +48,8 @@ def explain(
     trust_domain: operator.TrustDomain = operator.TRUST_DOMAIN,
     plaintext: operator.Plaintext = False,
 ) -> None:
-    """Show why sessions went to the replicas they went to: the predicted wait, term by term, on the
-    chosen replica and on the runner-up."""
+    """Show why the router sent sessions to the replicas that it chose: the predicted wait there and
+    on the runner-up, term by term."""
     if text is not None and request:
         raise InvalidRequestError("give a prompt or --request, not both")
     flags = (certificate, private_key, ca, trust_domain, plaintext)
@@ -55,7 +58,7 @@ def explain(
     answer = asyncio.run(_ask(to.address, _asked(text, request, last, name), to.tls))
     if request and not answer.placements:
         raise InvalidRequestError(
-            f"the router knows no request {request!r}: it remembers the latest ones only, and "
+            f"the router knows no request {request!r}; it remembers the latest ones only, and "
             "`outrider chat --json` prints a chat's request_id"
         )
     if as_json:
@@ -87,7 +90,9 @@ def _model_name(model: str, state: Path, *, is_here: bool) -> str:
     if is_here:
         return served_name(model, state / "config" / "edge.toml")
     if not is_name(model):
-        raise InvalidRequestError("--model takes a name: a mesh elsewhere knows no files")
+        raise InvalidRequestError(
+            "--model takes a name; a mesh elsewhere has no access to your files"
+        )
     return model
 
 

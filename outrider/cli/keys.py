@@ -39,8 +39,8 @@ from outrider.session.types import Priority
 app = typer.Typer(
     no_args_is_help=True,
     help=(
-        "API keys: of the mesh on this machine, or of the edges that follow --keys-file. Running "
-        "edges take a change within a second."
+        "Manage API keys of the mesh on this machine, or of edges elsewhere with --keys-file. "
+        "Running edges apply a change within a second."
     ),
 )
 
@@ -52,11 +52,13 @@ _REVISION: Final = re.compile(r"^outrider_edge_keys_revision(?:\{.*\})? (\S+)$",
 
 _KeysFile = Annotated[
     Path | None,
-    typer.Option("--keys-file", help="Default: that of the mesh on this machine."),
+    typer.Option(
+        "--keys-file", help="File with the keys; default: the one of this machine's mesh."
+    ),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _Which = Annotated[
-    str, typer.Argument(metavar="KEY", help="The key's id, or its name.", show_default=False)
+    str, typer.Argument(metavar="KEY", help="Id or name of the key.", show_default=False)
 ]
 
 
@@ -78,8 +80,8 @@ def make(
     models: tuple[str, ...] = ALL_MODELS,
     max_priority: Priority | None = None,
 ) -> MadeKey:
-    """A new key with a random id and secret; `tenant` "": the name is that of its tenant too.
-    Raises ConfigError."""
+    """A new key with a random id and secret; `tenant` "": the tenant has the key's name. Raises
+    ConfigError."""
     check_label(name, "a key's name")
     text = assemble(secrets.token_hex(ID_CHARS // 2), secrets.token_bytes(SECRET_BYTES))
     key = ApiKey(
@@ -98,31 +100,39 @@ def make(
 
 @app.command()
 def create(
-    name: Annotated[str, typer.Argument(help="What the key is for.", show_default=False)],
+    name: Annotated[
+        str, typer.Argument(help="Name of the key, such as what it is for.", show_default=False)
+    ],
     tenant: Annotated[
-        str, typer.Option(help="Whose it is: limits and shares follow from it; default: NAME.")
+        str, typer.Option(help="Tenant of the key, which sets its limits and share; default: NAME.")
     ] = "",
     scope: Annotated[
         list[str] | None,
-        typer.Option(help="chat, models, tokenize, admin; repeatable. Default: the first three."),
+        typer.Option(
+            help="Permission of the key: chat, models, tokenize or admin. Repeatable; default: the "
+            "first three."
+        ),
     ] = None,
     expires: Annotated[
-        str, typer.Option(help="When: 90m, 12h, 30d, 4w from now, or 2027-01-31. Default: never.")
+        str,
+        typer.Option(
+            help="When the key expires: in 90m, 12h, 30d, 4w, or on 2027-01-31. Default: never."
+        ),
     ] = "",
     models: Annotated[
         list[str] | None,
-        typer.Option("--models", help="A model that it may use; repeatable. Default: all."),
+        typer.Option("--models", help="A model that the key may use. Repeatable; default: all."),
     ] = None,
     max_priority: Annotated[
-        str, typer.Option(help="low, medium or high; default: as its tenant.")
+        str, typer.Option(help="Highest priority: low, medium or high; default: as its tenant.")
     ] = "",
     as_json: _Json = False,
     file: _KeysFile = None,
     state_dir: StateDir = None,
 ) -> None:
-    """Make a key and print it. It cannot be shown again: the file holds a digest of it.
+    """Create a key and print it. It cannot be shown again: the file holds only its digest.
 
-    With --json: {"key": ..., "id": ..., "name": ..., "tenant": ...}.
+    With --json it prints an object with key, id, name and tenant.
     """
     now = time.time()
     made = make(
@@ -150,11 +160,13 @@ def create(
 @app.command("list")
 def list_(
     as_json: _Json = False,
-    every: Annotated[bool, typer.Option("--all", help="Expired and revoked ones too.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="List expired and revoked keys too.")
+    ] = False,
     file: _KeysFile = None,
     state_dir: StateDir = None,
 ) -> None:
-    """What keys there are, without their secrets; with --json one object per line."""
+    """List the keys, without their secrets; with --json one object per line."""
     now = time.time()
     stored = keys_file.read(_file(file, _folder(state_dir)))
     rows = [("ID", "NAME", "TENANT", "STATE", "SCOPES", "MODELS", "UNTIL")]
@@ -176,8 +188,8 @@ def list_(
 def revoke(
     which: _Which, as_json: _Json = False, file: _KeysFile = None, state_dir: StateDir = None
 ) -> None:
-    """End a key, or all keys of a name. Chats under way end by themselves; no other one begins, and
-    none is resumed."""
+    """Revoke a key, or all keys of a name. Running chats may end; no new chat starts, and none is
+    resumed."""
     now = time.time()
     ended: list[ApiKey] = []
 
@@ -194,13 +206,16 @@ def revoke(
 def rotate(
     which: _Which,
     keep: Annotated[
-        str, typer.Option(help="How long the old key stays good beside it: 15m, 12h, 7d.")
+        str,
+        typer.Option(
+            help="How long the old key stays valid: 15m, 12h, 7d. Default: it ends at once."
+        ),
     ] = "",
     as_json: _Json = False,
     file: _KeysFile = None,
     state_dir: StateDir = None,
 ) -> None:
-    """Replace a key by a new one that is good for the same, and print that."""
+    """Replace a key with a new one that allows the same, and print it."""
     now = time.time()
     made: list[MadeKey] = []
 
@@ -231,10 +246,12 @@ def moment(text: str, now: float) -> float:
     try:
         named = datetime.fromisoformat(text)
     except ValueError:
-        raise ConfigError(f"{text!r} is no time; write 90m, 12h, 30d, 4w or 2027-01-31") from None
+        raise ConfigError(
+            f"{text!r} is not a time; write 90m, 12h, 30d, 4w or 2027-01-31"
+        ) from None
     at = (named if named.tzinfo else named.replace(tzinfo=UTC)).timestamp()
     if at <= now:
-        raise ConfigError(f"{text} is past; choose a later time")
+        raise ConfigError(f"{text} is in the past; choose a later time")
     return at
 
 
@@ -248,7 +265,7 @@ def _priority(name: str) -> Priority | None:
 
 
 def _named(keys: Iterable[ApiKey], which: str, now: float) -> list[ApiKey]:
-    """The live keys of an id or a name. Raises ConfigError if there is none."""
+    """The live keys with an id or a name. Raises ConfigError if none has it."""
     key_id = which.removeprefix("or_")
     live = [key for key in keys if _is_live(key, now)]
     found = [key for key in live if key.id == key_id] or [key for key in live if key.name == which]
@@ -281,7 +298,7 @@ def _until(key: ApiKey) -> str:
 
 
 def _row(key: ApiKey) -> dict[str, object]:
-    """Without the digest: who reads lists needs none."""
+    """A key's fields without the digest, which readers of lists do not need."""
     return {
         "id": key.id,
         "name": key.name,
@@ -341,7 +358,7 @@ def _change(file: Path | None, state_dir: Path | None, edit: keys_file.Edit) -> 
 
 
 def _taken(host: str, admin_port: int) -> float:
-    """The revision that an edge says it has; -1 if it does not answer."""
+    """The keys file's revision that an edge has loaded; -1 if it does not answer."""
     from outrider.cli.local.admin_page import read_page
 
     try:

@@ -1,4 +1,4 @@
-"""The `outrider` command. Subcommands import what they need when they run."""
+"""The `outrider` command. Subcommands import their dependencies when they run."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ COMMANDS: Final = {
     "demo": "outrider.cli.demo.commands:app",
     "bench": "outrider.cli.bench.serve:app",
 }
-"""Where each command, or group of commands, is. To import them all takes most of a second."""
+"""Module and function of each command or group. Importing all of them takes most of a second."""
 
 _HELP: Final = (
-    "A speculative token mesh: LLM answers that start at the network edge and are decided "
-    "in the datacenter.\n\nFirst steps: `outrider up --detach`, `outrider chat`, "
-    "`outrider down`. Exit status: 0 well, 1 failed or refused, 2 no such command or "
-    "flag, or a value that the flag does not take, 130 interrupted."
+    "Serve LLM chats across sites: every reply is byte-identical to the model's own and "
+    "survives the death of any process.\n\nFirst steps: `outrider up --detach`, `outrider chat`, "
+    "`outrider down`.\n\nExit status: 0 success, 1 failed or refused, 2 unknown command, flag or "
+    "value, 130 interrupted."
 )
 
 
@@ -65,7 +65,12 @@ def app_for(arguments: Sequence[str]) -> typer.Typer:
     """The command line with the command that the arguments name; with all where they name none, to
     be listed or suggested."""
     app = typer.Typer(
-        name="outrider", no_args_is_help=True, pretty_exceptions_enable=False, help=_HELP
+        name="outrider",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        help=_HELP,
+        # Rich's own markup would take `[edge]` in a help text for a tag and leave it out.
+        rich_markup_mode="markdown",
     )
     app.callback()(_outrider)
     named = [name for name in arguments[:1] if name in COMMANDS]

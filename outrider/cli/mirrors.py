@@ -23,12 +23,12 @@ MIB = 1 << 20
 _SERVER = ServerConfig()
 Certificate = Annotated[Path | None, typer.Option(help="PEM certificate of this process.")]
 PrivateKey = Annotated[Path | None, typer.Option(help="PEM key of --certificate.")]
-Ca = Annotated[Path | None, typer.Option(help="PEM CA of the mesh.")]
+Ca = Annotated[Path | None, typer.Option(help="PEM certificate of the mesh's CA.")]
 TrustDomain = Annotated[str, typer.Option(help="Trust domain of the mesh's certificates.")]
 Plaintext = Annotated[
-    bool, typer.Option("--plaintext", help="Without certificates beyond this machine too.")
+    bool, typer.Option("--plaintext", help="Serve other machines without certificates.")
 ]
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="A name, or a source.")]
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="Name or source of the model.")]
 ShardMib = Annotated[
     int, typer.Option("--shard-mib", min=1, max=256, help="Size of the shards, in MiB.")
 ]
@@ -37,7 +37,7 @@ ShardMib = Annotated[
 def manifest(
     model: Model, shard_mib: ShardMib = DEFAULT_SHARD_BYTES // MIB, store: Store = None
 ) -> None:
-    """Print what a model of the store is made of: its digest, its shards and theirs."""
+    """Print a model's manifest: the sha256 of the model and of each of its shards."""
     with failures(as_json=False):
         artifact = held_artifact(open_store(store), model)
         print(make_manifest(artifact.path, shard_mib * MIB).to_json(), end="")
@@ -45,19 +45,21 @@ def manifest(
 
 def push(
     model: Model,
-    mirror: Annotated[str, typer.Argument(help="s3://BUCKET/PREFIX or file:PATH.")],
+    mirror: Annotated[str, typer.Argument(help="The mirror: s3://BUCKET/PREFIX or file:PATH.")],
     shard_mib: ShardMib = DEFAULT_SHARD_BYTES // MIB,
-    connections: Annotated[int, typer.Option(min=1, max=64, help="Shards sent at once.")] = 4,
+    connections: Annotated[
+        int, typer.Option(min=1, max=64, help="Number of shards to send at once.")
+    ] = 4,
     refresh: Annotated[
-        bool, typer.Option("--refresh", help="Send shards again that are there.")
+        bool, typer.Option("--refresh", help="Send shards again that the mirror has.")
     ] = False,
     store: Store = None,
     as_json: Json = False,
 ) -> None:
-    """Put a model of the store into a mirror, from which `pull --from` and replicas fetch it.
+    """Copy a model from the store to a mirror, from which `pull --from` and replicas fetch it.
 
-    What an earlier push sent is not sent again. Buckets are found as AWS's tools find them:
-    AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY.
+    Shards that the mirror has are skipped. Buckets use the variables of AWS's own tools:
+    AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
     """
     from outrider.mirrors.opening import open_writable
 
@@ -84,30 +86,39 @@ def push(
 
 def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = _SERVER.host,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = _SERVER.port,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")
+    ] = _SERVER.port,
     certificate: Certificate = None,
     private_key: PrivateKey = None,
     ca: Ca = None,
     trust_domain: TrustDomain = TlsConfig().trust_domain,
     plaintext: Plaintext = False,
     max_mb_s: Annotated[
-        float, typer.Option(min=0, max=100_000, help="Megabytes a second to all; 0: no cap.")
+        float,
+        typer.Option(
+            min=0,
+            max=100_000,
+            help="Limit on the transfer to all, in megabytes per second; 0: none.",
+        ),
     ] = _SERVER.max_mb_s,
     max_connections: Annotated[
-        int, typer.Option(min=1, max=10_000, help="At once; further ones are closed.")
+        int,
+        typer.Option(min=1, max=10_000, help="Most connections at once; further ones are closed."),
     ] = _SERVER.max_connections,
     shard_mib: ShardMib = DEFAULT_SHARD_BYTES // MIB,
     store: Store = None,
     ready_file: Annotated[
-        Path | None, typer.Option(help="Written as JSON with the port when it serves.")
+        Path | None, typer.Option(help="File to write, as JSON with the port, once it serves.")
     ] = None,
-    log_level: Annotated[str, typer.Option(help="Least severe level that is logged.")] = "info",
+    log_level: Annotated[str, typer.Option(help="Lowest level that is logged.")] = "info",
 ) -> None:
-    """Serve the store's models to other processes of the mesh, until Ctrl-C or SIGTERM; read-only.
+    """Serve the models of the store, read-only, to other processes of the mesh, until Ctrl-C or
+    SIGTERM.
 
-    They fetch from peer://HOST:PORT. With certificates (the role `models`) edges, tokenizers,
-    replicas and operators may; without any nobody beyond this machine. What is pulled meanwhile is
-    served too.
+    They fetch from `peer://HOST:PORT`. With certificates (role `models`) edges, tokenizers,
+    replicas and operators may fetch; without certificates, only processes of this machine. Models
+    that are pulled later are served too.
     """
     configure_logging("models", log_level)
     tls = Tls.open(TlsConfig(certificate, private_key, ca, trust_domain, plaintext), Role.MODELS)

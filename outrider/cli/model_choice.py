@@ -1,4 +1,4 @@
-"""What `--model` means: a defined name, a model file of this machine, or a source.
+"""The meaning of `--model`: a defined name, a model file of this machine, or a source.
 
 A file or a source gets a definition of its own, for this process or the mesh that it starts.
 """
@@ -28,16 +28,16 @@ from outrider.models.sources.folder import FolderSource
 from outrider.models.sources.members import POOLING
 
 MODEL_HELP: Final = (
-    "A model's name, a GGUF file, a folder with an OpenVINO model (with a slash in its path), or a "
-    "source (hf:REPO@REVISION#file, file:PATH, dir:PATH)."
+    "A model's name, a GGUF file, a model's folder (write its path with a slash), or a source: "
+    "hf:REPO#file, hf:REPO@REVISION, file:PATH, dir:PATH."
 )
 _MADE_FOR: Final = "--model"
-"""Where such a definition stands, for people to read."""
+"""Shown as the origin of such a definition."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenModel:
-    """A model, and all that is defined beside what is shipped."""
+    """A model, and all definitions besides the shipped ones."""
 
     spec: ModelSpec
     definitions: tuple[ModelSpec, ...]
@@ -45,7 +45,7 @@ class ChosenModel:
 
 @dataclass(frozen=True, slots=True)
 class ChosenModels:
-    """Several, each once, in the order in which they were given."""
+    """Several models, without duplicates, in the order given."""
 
     specs: tuple[ModelSpec, ...]
     definitions: tuple[ModelSpec, ...]
@@ -87,7 +87,7 @@ def _meant(model: str, catalog: ModelCatalog) -> ModelSpec:
 
 
 def _embeds(source: str) -> bool:
-    """Whether a folder of this machine says how texts' vectors are made of their tokens'."""
+    """Whether a folder of this machine is an embedding model's: it has a pooling configuration."""
     scheme, _, rest = source.partition(":")
     return scheme == "dir" and (Path(rest) / POOLING).exists()
 
@@ -108,13 +108,14 @@ def source_of(model: str) -> str:
         return parse_source(model, {}).text
     path = Path(model).expanduser()
     if not path.exists():
-        raise ArtifactMissingError(f"the model file {model} is not there; check its path")
+        raise ArtifactMissingError(f"the model file {model} does not exist; check its path")
     return parse_source(f"{'dir' if path.is_dir() else 'file'}:{path}", {}).text
 
 
 def served_name(model: str, edge_config: Path) -> str:
-    """The name to ask a mesh for, whose edge has this configuration file: a mesh knows names only.
-    Raises UnknownModelError if it does not serve this file or source, and names what it serves."""
+    """The name by which a mesh, whose edge has this configuration file, serves `model`: a mesh
+    knows only names. Raises UnknownModelError, which lists what it serves, if it does not serve
+    this file or source."""
     if is_name(model):
         return model
     wanted = source_of(model)
@@ -139,8 +140,8 @@ def _is_path(model: str) -> bool:
 
 
 def _digest_now(source: str) -> str:
-    """Of a file or a folder as it is at this moment, so that the store takes it anew when it has
-    changed; "" for one that is not there, which the store may still hold."""
+    """Digest of a file or folder at this moment, so that the store pulls it again after a change;
+    "" if it does not exist: the store may still hold it."""
     scheme, _, rest = source.partition(":")
     path = Path(rest)
     if scheme == "dir" and path.is_dir():

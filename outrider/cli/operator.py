@@ -1,4 +1,4 @@
-"""As whom the command line asks routers: with the certificate of an operator."""
+"""Credentials of the command line for routers: an operator's certificate."""
 
 from __future__ import annotations
 
@@ -14,23 +14,26 @@ if TYPE_CHECKING:
     from outrider.tls import Tls
 
 Certificate = Annotated[
-    Path | None, typer.Option(help="PEM certificate of an operator, for a router elsewhere.")
+    Path | None, typer.Option(help="PEM certificate of an operator, to ask a router elsewhere.")
 ]
 PrivateKey = Annotated[Path | None, typer.Option(help="PEM key of --certificate.")]
-Ca = Annotated[Path | None, typer.Option(help="PEM CA that the router's certificate leads to.")]
+Ca = Annotated[
+    Path | None,
+    typer.Option(help="PEM certificate of the CA that signed the router's certificate."),
+]
 TrustDomain = Annotated[str, typer.Option(help="Trust domain of the certificates.")]
 Plaintext = Annotated[
     bool, typer.Option("--plaintext", help="Ask a router elsewhere without certificates.")
 ]
 Flags: TypeAlias = tuple[Path | None, Path | None, Path | None, str, bool]
-"""Of a command, in the order above."""
+"""Values of a command's flags, in the order above."""
 TRUST_DOMAIN = TlsConfig().trust_domain
 
 
 def of_flags(
     certificate: Path | None, private_key: Path | None, ca: Path | None, domain: str, plain: bool
 ) -> Tls:
-    """What the flags say. Raises ConfigError."""
+    """TLS settings from the flags. Raises ConfigError."""
     from outrider.tls import Role, Tls
 
     return Tls.open(TlsConfig(certificate, private_key, ca, domain, plain), Role.OPERATOR)

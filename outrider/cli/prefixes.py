@@ -14,7 +14,7 @@ from outrider.cli.columns import columns
 from outrider.cli.local.state import StateDir
 from outrider.cli.router_state import ask
 
-_Json = Annotated[bool, typer.Option("--json", help="A list of objects.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print a list of JSON objects.")]
 
 
 def prefixes(
@@ -27,8 +27,8 @@ def prefixes(
     trust_domain: operator.TrustDomain = operator.TRUST_DOMAIN,
     plaintext: operator.Plaintext = False,
 ) -> None:
-    """List the static prefixes that replicas have computed and pinned, by model, and whose chats
-    may use them. They are registered as [[inference.prefixes]]."""
+    """List the registered prompt prefixes that replicas keep in memory, by model, and the tenants
+    that may use them. Register prefixes as [[inference.prefixes]] in the configuration file."""
     flags = (certificate, private_key, ca, trust_domain, plaintext)
     asked = router_choice.choose(state_dir, router, flags)
     found = listed(asyncio.run(ask(asked.address, asked.tls))["replicas"])

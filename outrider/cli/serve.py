@@ -33,26 +33,33 @@ class Role(StrEnum):
 
 
 def serve(
-    role: Annotated[Role, typer.Argument(help="Which service to run.")],
+    role: Annotated[Role, typer.Argument(help="The service to run.")],
     config: Annotated[
         Path | None,
         typer.Option(
-            help="TOML file; the section named after the role is read, and [models.NAME] tables."
+            help="TOML file, of which the service reads its own table, such as [edge], and tables "
+            "[models.NAME]."
         ),
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A config key; wins over file and env."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Set a configuration key; it overrides the file and the environment. Repeatable.",
+        ),
     ] = None,
     ready_file: Annotated[
         Path | None,
-        typer.Option(help="Written as JSON with the bound ports when the service is ready."),
+        typer.Option(help="File to write, as JSON with the service's ports, once it is ready."),
     ] = None,
 ) -> None:
-    """Run one service until Ctrl-C or SIGTERM, then drain.
+    """Run one service until Ctrl-C or SIGTERM, which lets its running work end first.
 
-    Configuration: defaults < `--config` file < environment (OUTRIDER_<ROLE>_<KEY>) < `--set`.
-    The file is read again when it changes, or on SIGHUP; keys that need a restart are logged.
+    --set overrides the environment (OUTRIDER_ROLE_KEY), which overrides the file of --config, which
+    overrides the defaults. The file is read again when it changes and on SIGHUP; changes that need
+    a restart are logged.
+
     Every service answers /health, /ready and /metrics on its admin port.
     """
     if config is not None:

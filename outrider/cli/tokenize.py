@@ -32,14 +32,14 @@ _MAX_LISTED: Final = 20
 
 
 class Format(StrEnum):
-    """Of the shards."""
+    """Format of the shards."""
 
     parquet = "parquet"
     arrow = "arrow"
 
 
 class Compression(StrEnum):
-    """Of the shards."""
+    """Compression of the shards."""
 
     none = "none"
     lz4 = "lz4"
@@ -51,49 +51,57 @@ def tokenize(
         list[str],
         typer.Argument(
             metavar="FILE...",
-            help=".txt (one document), .jsonl, .parquet, .txt.gz, .jsonl.gz; patterns too.",
+            help="Files to encode: .txt (one document), .jsonl, .parquet, .txt.gz, .jsonl.gz. "
+            "Patterns such as *.jsonl work too.",
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder for the shards.")],
-    model: Annotated[str, typer.Option(help="Model whose vocabulary to use.")] = "",
+    out: Annotated[Path, typer.Option(help="Folder for the output files (shards).")],
+    model: Annotated[
+        str, typer.Option(help="Model that has the vocabulary; default: the default model.")
+    ] = "",
     vocabulary: Annotated[
-        Path | None, typer.Option(help="A tokenizer.json or .gguf file instead of a model.")
+        Path | None, typer.Option(help="A tokenizer.json or .gguf file, instead of a model.")
     ] = None,
     backend: Annotated[
-        str, typer.Option(help="auto, tokenizers (the reference), or a fast package.")
+        str,
+        typer.Option(help="`auto`, `tokenizers` (the reference), or the name of a fast package."),
     ] = "auto",
     field: Annotated[
-        str, typer.Option(help="Field of JSON objects, or Parquet column, with the text.")
+        str, typer.Option(help="Field of JSON objects, or Parquet column, that has the text.")
     ] = "text",
-    format: Annotated[Format, typer.Option(help="Of the shards.")] = Format.parquet,
-    compression: Annotated[Compression, typer.Option(help="Of the shards.")] = Compression.none,
+    format: Annotated[Format, typer.Option(help="Format of the shards.")] = Format.parquet,
+    compression: Annotated[
+        Compression, typer.Option(help="Compression of the shards.")
+    ] = Compression.none,
     shard_mb: Annotated[
         float | None,
         typer.Option(
             min=0.001,
             max=4096,
-            help="Text in a shard, MiB, about; longer texts are cut. Without it 16, and less where "
-            "that would be fewer than 16 shards.",
+            help="Approximate text in a shard, in MiB; longer texts are split. Default: 16, or "
+            "less if that would make fewer than 16 shards.",
         ),
     ] = None,
     token_offsets: Annotated[
-        bool, typer.Option("--token-offsets", help="Add each token's first byte.")
+        bool, typer.Option("--token-offsets", help="Add the position of each token's first byte.")
     ] = False,
     workers: Annotated[
-        int, typer.Option(min=0, max=1024, help="Worker processes; 0: one per core.")
+        int, typer.Option(min=0, max=1024, help="Number of worker processes; 0: one per core.")
     ] = 0,
     executor: ExecutorOption = ExecutorName.local,
     ray_address: RayAddress = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on where an earlier run ended.")
+        bool, typer.Option("--resume", help="Continue where an earlier run ended.")
     ] = False,
-    stats: Annotated[bool, typer.Option("--stats", help="Print how long documents are.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Print the lengths of the documents, in tokens.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Encode files in bulk, on all cores; the output is the same with any executor.
+    """Turn files of text into token ids, on all cores.
 
-    Exit status: 0 if every text is in the output, 1 if not (what is missing is listed), 130 after
-    Ctrl-C; then, and after anything else that ends it, --resume goes on.
+    Exit status: 0 if every text is in the output, 1 if some are missing (they are listed), 130
+    after Ctrl-C. --resume continues a run that was interrupted.
     """
     configure_logging("tokenize", "warning")
     _check_pyarrow()
@@ -161,7 +169,7 @@ def _run(request: RunRequest, make: Callable[[BulkJob], Executor], *, quiet: boo
         with shown("tokenizing", quiet=quiet) as show:
             return run(request, make, show)
     except KeyboardInterrupt:
-        message = f"stopped; finished shards are kept in {request.folder}: go on with --resume"
+        message = f"stopped; finished shards are kept in {request.folder}: continue with --resume"
         print(f"outrider tokenize: {message}", file=sys.stderr)
         raise
 

@@ -73,8 +73,16 @@ class ClientConnection(QuicConnectionProtocol):
     machine may be on another network now (QUIC migration, RFC 9000, section 9).
     """
 
-    def __init__(self, quic: QuicConnection, edge: str, peer: Peer) -> None:
+    def __init__(
+        self, quic: QuicConnection, edge: str, peer: Peer, process_name: bytes = b""
+    ) -> None:
+        """`process_name`: which of the edge's processes is asked for (protocol.process_name)."""
         super().__init__(quic)
+        # The connection ID of the first packet is the client's to choose (RFC 9000, section 7.2),
+        # and its beginning says to the edge's machine which process is to get it. aioquic takes
+        # none.
+        cid = process_name + quic._peer_cid.cid[len(process_name) :]
+        quic._peer_cid.cid = quic._original_destination_connection_id = cid
         quic._ack_delay = ACK_DELAY_S  # aioquic has no public setting for it
         self._edge = edge
         self._peer = peer
@@ -131,7 +139,9 @@ class ClientConnection(QuicConnectionProtocol):
         try:
             transport = await self._open_socket()
         except OSError as error:
-            raise UnavailableError(f"there is no way to {self._edge} now ({error})") from error
+            raise UnavailableError(
+                f"{self._edge} cannot be reached now ({error}); try again"
+            ) from error
         try:
             self._check_lost()  # meanwhile
         except OutriderError:
@@ -304,7 +314,7 @@ class ClientConnection(QuicConnectionProtocol):
             case LinkAction.MIGRATE:
                 self._move()
             case LinkAction.GIVE_UP:
-                error = UnavailableError(f"{self._edge} is not heard any more; connect again")
+                error = UnavailableError(f"{self._edge} no longer answers; connect again")
                 self._quic.close(CloseCode.COMING_BACK)
                 self._lose(error)
             case LinkAction.WAIT:

@@ -1,5 +1,5 @@
 """Names that several services record: metrics, spans, attributes and their values; and histogram
-boundaries. Names that one module alone records are declared there (services.edge.telemetry.edge).
+boundaries. Names that only one module records are declared there (services.edge.telemetry.edge).
 
 A new metric is called `outrider_AREA_WHAT`, by the conventions of Prometheus
 (outrider.telemetry.families). The `gen_ai_*` names, units and boundaries are those of the

@@ -7,7 +7,7 @@ import secrets
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 from outrider.access.api_keys import ALL_MODELS, check_listed
 from outrider.bounds import (
@@ -20,6 +20,7 @@ from outrider.bounds import (
     check_bounds,
 )
 from outrider.errors import ConfigError
+from outrider.load_table import LoadLimits
 from outrider.mirrors.config import MirrorConfig
 from outrider.models.definitions import ModelCatalog, ModelSpec
 from outrider.peers.health import HealthPolicy
@@ -55,11 +56,11 @@ from services.edge.http3.limits import Http3Limits
 from services.edge.limits import memory
 from services.edge.limits.listener import ListenerLimits
 from services.edge.models.keys import EdgeModel
-from services.edge.models.table import LoadLimits
+from services.edge.models.settings import ModelSettings
 from services.edge.session.display import DisplayPolicy
 from services.edge.session.draft_chain import DraftLimits
+from services.edge.session.reopening import ReopenPolicy
 from services.edge.session.reply import ReplyPolicy
-from services.edge.session.typeahead_plan import TypeaheadPolicy
 from services.edge.session.upload_control import UploadPolicy, Uploads
 from services.edge.upstream.link import LinkPolicy
 from services.edge.upstream.pool import RouterPoolPolicy
@@ -71,11 +72,6 @@ def default_state_dir() -> Path:
     return Path(base).expanduser() / "outrider" / "edge"
 
 
-DEFAULT_CONTEXT_TOKENS: Final = 8192
-"""Of a model whose definition does not say how many it has. An edge does not read weights, and a
-chat's ids and what is copied from them take memory in proportion."""
-
-
 @dataclass(frozen=True, slots=True)
 class EdgeConfig:
     """Settings of an edge; section `[edge]`. Raises ConfigError for values that cannot work."""
@@ -85,22 +81,21 @@ class EdgeConfig:
     port: Port = 4433
     """UDP port of the QUIC listener; 0: any free one."""
     processes: Annotated[int, between(1, MAX_PROCESSES)] = 1
-    """Processes that serve this port and that of HTTP together, where one core is not enough
+    """Processes that serve this port and that of HTTP together, if one core is not enough
     (docs/guides/processes.md); more than 1 needs Linux."""
     tls: TlsConfig = field(default_factory=TlsConfig)
     """Mutual TLS with routers, in the role edge; clients see `certificate`."""
     admin: AdminConfig = field(default_factory=AdminConfig)
-    """Where /metrics, /health and /ready are served."""
+    """Address of /metrics, /health and /ready."""
     name: str = "edge"
     """The name clients are given."""
     region: str = ""
-    """Where this edge stands, for placement; empty: unknown."""
+    """Region of this edge, for placement; empty: unknown."""
     tenant: str = ""
     """Tenant of chats without a key; empty: none. A router's queue takes turns between tenants:
     such chats count as this one, and without it each address prefix counts by itself."""
     tenants: tuple[TenantConfig, ...] = ()
-    """What credentials are good for, by tenant: `[[edge.tenants]]`. Followed while the edge
-    runs."""
+    """Permissions and limits of tenants: `[[edge.tenants]]`. Followed while the edge runs."""
     access: AccessConfig = field(default_factory=AccessConfig)
     """API keys."""
     jwt: JwtConfig = field(default_factory=JwtConfig)
@@ -110,10 +105,9 @@ class EdgeConfig:
     anonymous: bool = False
     """Whether clients without a key are served over QUIC."""
     trust: str = "connection"
-    """Who among clients without a key shares what is learned from chats and kept of them, in drafts
-    and caches. `connection`: each client by itself; `chat`: each chat by itself, so that none is
-    faster for what another one asked; `tenant`: all of them, where clients may know of each
-    other."""
+    """Which clients without a key share what is learned from chats and kept of them, in drafts and
+    caches. `connection`: each client by itself; `chat`: each chat by itself, so that none is faster
+    because of another; `tenant`: all of them, if clients may know of each other."""
     max_priority: str = "medium"
     """The highest priority that clients without a key may ask for: low, medium or high."""
     trust_trace: bool = False
@@ -124,10 +118,10 @@ class EdgeConfig:
     cached prefixes of a group, and recognize a chat that moves between them; empty: a random one
     per process."""
     models: tuple[str, ...] = ()
-    """The models served; the first is what a request that names none gets. Empty: the default
-    model alone."""
+    """The models served; the first is the default of requests that name none. Empty: only the
+    default model."""
     anonymous_models: tuple[str, ...] = ALL_MODELS
-    """Those of `models` that clients without a key may use; "*": all; empty: none."""
+    """Models of `models` that clients without a key may use; "*": all; empty: none."""
     max_loaded_models: PositiveInt = 4
     """Models loaded at a time, each with its vocabulary, its tokenization threads and its drafter.
     A chat that asks for another one waits while the least recently used one without a chat gives
@@ -146,9 +140,9 @@ class EdgeConfig:
     suspect_s: PositiveFloat = 2.0
     """A router that does not answer for so much longer loses its sessions to others."""
     model_store: Path | None = None
-    """Where vocabularies come from; None: the machine's default store."""
+    """Source of vocabularies; None: the machine's default store."""
     mirrors: MirrorConfig = field(default_factory=MirrorConfig)
-    """Where models and draft models that the store lacks are fetched from, before their own
+    """Mirrors for models and draft models that are not in the store, asked before their own
     source."""
     state_dir: Path = field(default_factory=default_state_dir)
     """Keeps the development certificate, tls/cert.pem, and its key, tls/key.pem, and what chats
@@ -162,46 +156,46 @@ class EdgeConfig:
     log_level: str = "info"
 
     quic: ListenerLimits = field(default_factory=ListenerLimits)
-    """What clients may use of the QUIC listener, together and each; chats and connections that come
-    over HTTP count too."""
+    """Limits of clients of the QUIC listener, together and each; chats and connections over HTTP
+    count too."""
     http: HttpConfig = field(default_factory=HttpConfig)
-    """Where and how HTTP is served over TCP."""
+    """How HTTP is served over TCP."""
     http3: Http3Limits = field(default_factory=Http3Limits)
-    """What clients of HTTP/3, on the QUIC port, may use besides."""
+    """Additional limits of clients of HTTP/3, on the QUIC port."""
     reopen_s: NonNegativeFloat = 20.0
-    """A chat whose router or replica was lost fails after so long without a token from another."""
+    """A chat whose router or replica was lost fails after this time without a token from
+    another."""
     resumption: ResumeLimits = field(default_factory=ResumeLimits)
-    """What is kept for clients that may come back."""
+    """What is kept for clients that may resume."""
     min_prefill_tokens: NonNegativeInt = 16
     """Least new tokens of a prompt being typed that a region is asked to prefill; 0: no prefill."""
     request_timeout_s: NonNegativeFloat = 10.0
     """How long a stream may be open before its request has come."""
     drain_s: NonNegativeFloat = 10.0
-    """How long chats under way may go on when the edge stops."""
+    """How long running chats may continue when the edge stops."""
 
     max_context_tokens: NonNegativeInt = 0
-    """Tokens of prompt and reply together, no more than a model's definition says; prompts that
-    leave no room for a reply are refused. 0: as many as the definition says, 8,192 where it says
-    nothing."""
+    """Most tokens of prompt and reply together, within the model definition's limit; prompts that
+    leave no room for a reply are refused. 0: the definition's limit, or 8,192 without one."""
     rewriting: RewritingPolicy = AS_IT_IS
-    """What is done to chats before they are tokenized (docs/guides/tokens.md)."""
+    """How chats are rewritten before they are tokenized (docs/guides/tokens.md)."""
     tokenization: TokenizationConfig = field(default_factory=TokenizationConfig)
-    """Where and how prompts are tokenized, for each loaded model."""
+    """How prompts are tokenized, for each loaded model."""
     max_queued_frames: PositiveInt = 4096
     """Frames that may wait for one router."""
     prompt_memory_bytes: NonNegativeInt = 16 << 20
-    """For prompts that a router was sent, for each router that is connected: what goes on from one
-    is sent without it. 0: prompts are sent whole."""
+    """Memory for prompts that a router was sent, for each connected router: prompts that continue
+    one of them are sent without it. 0: prompts are sent whole."""
 
     drafter: DrafterConfig = field(default_factory=DrafterConfig)
-    """The draft model and its process, of which each loaded model has one. `drafter.model` is for
-    the first model; others draft as their definitions say. "none" is for all."""
+    """The draft model and its process, one for each loaded model. `drafter.model` is for the first
+    model; others draft by their definitions. "none" is for all."""
     prefixes: tuple[StaticPrefixConfig, ...] = ()
-    """What many chats begin with (docs/guides/static-prefixes.md): drafters compute it before they
-    are ready, and keep it, in half of their KV pool at most."""
+    """Common beginnings of chats (docs/guides/static-prefixes.md): drafters compute them before
+    they are ready, and keep them, in half of their KV pool at most."""
     learnt: LearntConfig = field(default_factory=LearntConfig)
-    """What is kept of what chats taught, for drafts after the next start; without cache_salt_key
-    nothing is."""
+    """How statistics of chats are kept for drafts after the next start; without cache_salt_key none
+    are."""
     drafts: DraftLimits = field(default_factory=DraftLimits)
     """How far ahead and how boldly replies are drafted."""
     coalesce_ms: NonNegativeFloat = 1.0
@@ -216,7 +210,7 @@ class EdgeConfig:
         check_bounds(self)
         if self.quic.max_frame_bytes > _MAX_FRAME_BYTES:
             raise ConfigError(
-                f"quic.max_frame_bytes is {self.quic.max_frame_bytes}: use 1 to {_MAX_FRAME_BYTES}"
+                f"quic.max_frame_bytes is {self.quic.max_frame_bytes}; use 1 to {_MAX_FRAME_BYTES}"
             )
         if (self.certificate is None) != (self.private_key is None):
             raise ConfigError("certificate and private_key go together; give both or neither")
@@ -228,7 +222,7 @@ class EdgeConfig:
         if self.uploads not in {kind.value for kind in Uploads}:
             raise ConfigError(f"uploads is auto, always or never, not {self.uploads!r}")
         if trust_of(self.trust, "trust") is Trust.USER:
-            raise ConfigError("trust is chat, connection or tenant: users have a tenant's key")
+            raise ConfigError("trust is chat, connection or tenant; users have a tenant's key")
         self._check_models()
         self.identities()
 
@@ -240,7 +234,7 @@ class EdgeConfig:
 
     @property
     def keys_file(self) -> Path:
-        """Where API keys are."""
+        """Path of the API keys."""
         return self.access.keys_file or self.state_dir / "keys.json"
 
     def listener_limits(self) -> ListenerLimits:
@@ -250,14 +244,14 @@ class EdgeConfig:
 
     @property
     def tls_folder(self) -> Path:
-        """Where the development certificate is."""
+        """Folder of the development certificate."""
         return self.state_dir / "tls"
 
     def identities(
         self, tokens: TokenChecker | None = None, salt_key: bytes | None = None
     ) -> Identities:
-        """Whose chats are; nobody has an API key yet. `salt_key` stands for `cache_salt_key` where
-        that is empty. Raises ConfigError."""
+        """Identifies the owners of chats; no API keys are set yet. `salt_key` replaces an empty
+        `cache_salt_key`. Raises ConfigError."""
         anonymous = AccessPolicy(
             self.tenant,
             trust_of(self.trust, "trust"),
@@ -292,22 +286,30 @@ class EdgeConfig:
         """The models that make vectors, the default first. Raises UnknownModelError."""
         return tuple(spec for name in self.models if (spec := catalog.lookup(name)).embeds)
 
-    def context_tokens(self, spec: ModelSpec) -> int:
-        """Tokens of prompt and reply together, in a chat with this model."""
-        limits = [limit for limit in (self.max_context_tokens, spec.max_context_tokens) if limit]
-        return min(limits, default=DEFAULT_CONTEXT_TOKENS)
+    def model_settings(self) -> ModelSettings:
+        """How models are loaded and chatted with."""
+        return ModelSettings(
+            store=self.model_store,
+            mirrors=self.mirrors,
+            max_loaded=self.max_loaded_models,
+            loading=self.loading,
+            max_context_tokens=self.max_context_tokens,
+            tokenization=self.tokenization,
+            rewriting=self.rewriting,
+            prefixes=self.prefixes,
+            drafter=self._drafter_settings(),
+            learnt=self.kept_learnt,
+            learnt_folder=self.learnt_folder,
+            request_timeout_s=self.request_timeout_s,
+            reply=self._reply_policy(),
+            reopen=ReopenPolicy(give_up_after_s=self.reopen_s),
+            min_prefill_tokens=self.min_prefill_tokens,
+        )
 
-    def drafter_settings(
-        self, model: str, draft: str, definitions_file: str = "", prefixes_file: str = ""
-    ) -> DrafterSettings:
-        """What a drafter for replies of `model` is set up with, that uses `draft`, as in
-        DrafterConfig.model. `definitions_file`: where both are defined, if not everywhere.
-        `prefixes_file`: as in DrafterSettings."""
+    def _drafter_settings(self) -> DrafterSettings:
         return DrafterSettings(
-            model=model,
-            definitions_file=definitions_file,
-            prefixes_file=prefixes_file,
-            drafter=replace(self.drafter, model=draft),
+            model="",
+            drafter=self.drafter,
             learnt=self.kept_learnt,
             learnt_folder=str(self.learnt_folder),
             model_store=str(self.model_store or ""),
@@ -323,6 +325,14 @@ class EdgeConfig:
             ),
         )
 
+    def _reply_policy(self) -> ReplyPolicy:
+        return ReplyPolicy(
+            drafts=self.drafts,
+            display=self.display,
+            upload=UploadPolicy(uploads=Uploads(self.uploads)),
+            coalesce_s=self.coalesce_ms / 1000,
+        )
+
     @property
     def kept_learnt(self) -> LearntConfig:
         """`learnt`, as far as groups' names last."""
@@ -330,7 +340,7 @@ class EdgeConfig:
 
     @property
     def learnt_folder(self) -> Path:
-        """Where what chats taught is kept."""
+        """Folder of kept statistics."""
         return self.state_dir / "learnt"
 
     def upstream_policy(self) -> RouterPoolPolicy:
@@ -348,28 +358,11 @@ class EdgeConfig:
             return_s=self.reopen_s,
         )
 
-    def typeahead_policy(self, max_context_tokens: int) -> TypeaheadPolicy:
-        """When prompts are computed while they are typed, for a model of this context."""
-        return TypeaheadPolicy(
-            min_new_tokens=self.min_prefill_tokens,
-            max_context_tokens=max_context_tokens,
-            is_on=bool(self.min_prefill_tokens),
-        )
-
     def resume_limits(self) -> ResumeLimits:
-        """What is kept for clients that may come back: nothing without a window."""
+        """What is kept for clients that may resume: nothing without a window."""
         if self.resumption.window_s:
             return self.resumption
         return replace(self.resumption, max_detached=0, max_bytes=0)
-
-    def reply_policy(self) -> ReplyPolicy:
-        """How replies are drafted and shown."""
-        return ReplyPolicy(
-            drafts=self.drafts,
-            display=self.display,
-            upload=UploadPolicy(uploads=Uploads(self.uploads)),
-            coalesce_s=self.coalesce_ms / 1000,
-        )
 
 
 _MAX_FRAME_BYTES = MAX_MESSAGE_BYTES - (1 << 16)

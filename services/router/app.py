@@ -14,7 +14,7 @@ import structlog
 
 from outrider.config_following import ConfigSource, Update, following
 from outrider.models.catalog import SHIPPED
-from outrider.peers.health import HealthPolicy, PeerState
+from outrider.peers.health import PeerState
 from outrider.peers.membership import parse_target
 from outrider.peers.stall_free_clock import StallFreeClock
 from outrider.process import Ports
@@ -26,37 +26,19 @@ from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import embedding_pb2_grpc, router_pb2, router_pb2_grpc
 from outrider.workers.worker import this_worker
-from services.router.admission.admission import Admission
-from services.router.admission.routing import LiveFleetView
-from services.router.autoscale.advisor import AutoscaleAdvisor
 from services.router.config import RouterConfig
+from services.router.core import RouterCore
 from services.router.embedding.machine import EmbeddingFleet
 from services.router.embedding.placement import EmbeddingPlacement
 from services.router.embedding.relay import EmbeddingRelay, EmbeddingRouterService
 from services.router.explain import Explainer
-from services.router.fleet.geography import Geography
-from services.router.fleet.registry import FleetPolicy, Registry
 from services.router.metrics import (
     AdmissionMetrics,
     AutoscaleMetrics,
     EmbeddingMetrics,
     ReplicaMetrics,
 )
-from services.router.placement.history import PlacementHistory
-from services.router.placement.placement import Placement
-from services.router.prefix_index.index import PrefixIndex
-from services.router.prefix_index.prompt import TokenIdReader
 from services.router.processes.share import share_of
-from services.router.recent_replies import RecentReplies
-from services.router.relay.dispatch import Dispatch, PromptCache
-from services.router.relay.failover import Failover
-from services.router.relay.frames import Up
-from services.router.relay.intake import Intake
-from services.router.relay.received_prompts import ReceivedPrompts
-from services.router.relay.replica_monitor import ReplicaMonitor
-from services.router.relay.sessions import RelayLimits, SessionTable
-from services.router.relay.switch import Switch
-from services.router.relay.telemetry import SessionTelemetry
 from services.router.service import RouterService
 from services.router.upstream.draining import drain_replica
 from services.router.upstream.kv_events import KvEventSubscriber
@@ -92,102 +74,39 @@ class Router:
         self.idle = asyncio.Event()
         """Set by the next tick that finds no session."""
 
-        # Where sessions go.
-        self.registry = _registry(config, self.clock())
-        self.prefix_index = PrefixIndex(config.prefix_index)
-        ids = TokenIdReader()
-        self.prompts = PromptCache(self.prefix_index, ids)
-        self.placement = Placement(
-            self.registry,
-            self.prefix_index,
-            config.placement,
-            self.rng,
-            report_ms=config.load_interval_ms,
-        )
-        self.history = PlacementHistory(config.history)
-
-        # The relay.
-        self.table: SessionTable[Up] = SessionTable(_relay_limits(config))
-        self.telemetry = SessionTelemetry(self.metrics, time.perf_counter, self.history)
-        dispatch = Dispatch(
-            self.table,
-            self.registry,
-            self.telemetry,
-            self.placement,
-            self.prompts,
-            time.perf_counter,
-        )
-        self.admission = admission = Admission(
-            config.admission, config.tenants, config.lengths, config.price_table()
-        )
-        fleet_view = LiveFleetView(dispatch.decide, config.region, config.return_s)
-        autoscale = AutoscaleAdvisor(config.autoscale)
-        self.recent = RecentReplies()
-        intake = Intake(
-            self.table, dispatch, self.registry, admission, fleet_view, autoscale, self.recent
-        )
-        failover = Failover(self.table, dispatch, self.telemetry, config.failover)
-        self.switch = Switch(
-            self.table,
-            dispatch,
-            self.registry,
-            admission,
-            self.telemetry,
-            intake,
-            ReplicaMonitor(self.table, dispatch, self.registry, failover, config.hang),
-            failover,
-            ReceivedPrompts(config.prompt_memory_bytes, ids),
-            default_model=lambda: self.config.default_model,
-            tokenize=lambda session: self.tokenization.start(self.switch, session),
-            schedule_retry=self.retry_scheduled.set,
-            tokenize_s=longest_wait_s(config.tokenize_timeout_s),
-        )
-
-        # Tokenizers and replicas.
-        self.tokenizers = _tokenizer_pool(config, self.clock, self.rng, tls)
-        self.tokenization = PromptTokenization(self.tokenizers, self.registry, clock=self.clock)
-        self.replicas = ReplicaPool(
+        self.core = core = RouterCore(
             config,
-            self.registry,
-            self.switch,
-            lambda: KvEventSubscriber(self.prefix_index, ids, self.placement.owner),
-            clock=self.clock,
-            rng=self.rng,
-            tls=tls,
+            self.metrics,
+            self.rng,
+            self.clock(),
+            timer=time.perf_counter,
+            default_model=lambda: self.config.default_model,
+            tokenize=lambda session: self.tokenization.start(core.switch, session),
+            tokenize_s=longest_wait_s(config.tokenize_timeout_s),
+            schedule_retry=self.retry_scheduled.set,
         )
-
-        self.embeddings = EmbeddingRelay(
-            EmbeddingFleet(
-                self.registry,
-                EmbeddingPlacement(self.rng),
-                config.embedding,
-                autoscale,
-                config.return_s,
-            ),
-            admission,
-            config.price_table(),
-            clock=self.clock,
-            max_message_bytes=config.max_message_bytes,
-            tls=tls,
-        )
+        self.tokenizers = _tokenizer_pool(config, self.clock, self.rng, tls)
+        self.tokenization = PromptTokenization(self.tokenizers, core.registry, clock=self.clock)
+        self.replicas = _replica_pool(config, core, self.clock, self.rng, tls)
+        self.embeddings = _embedding_relay(config, core, self.clock, self.rng, tls)
 
         self._housekeeping_at = 0.0
         self._export_at = 0.0
         self.replica_metrics = ReplicaMetrics(self.metrics)
         self.embedding_metrics = EmbeddingMetrics(self.metrics, self.embeddings.fleet)
-        self.admission_metrics = AdmissionMetrics(self.metrics, admission, self.registry)
+        self.admission_metrics = AdmissionMetrics(self.metrics, core.admission, core.registry)
         self.autoscale_metrics = AutoscaleMetrics(
             self.metrics,
-            self.registry,
-            intake,
-            fleet_view,
-            autoscale,
+            core.registry,
+            core.intake,
+            core.fleet_view,
+            core.autoscale,
             config.autoscale.slo_ttft_ms,
         )
 
     def readiness(self) -> tuple[bool, str]:
         """For the admin port: ready while one replica is."""
-        counts = self.registry.count()
+        counts = self.core.registry.count()
         text = ", ".join(f"{count} {state.name}" for state, count in counts.items() if count)
         return counts[PeerState.READY] > 0, f"replicas: {text or 'none configured'}"
 
@@ -195,11 +114,11 @@ class Router:
         """What passes with time alone."""
         now = self.clock()
         if self.clock.stalled_recently:
-            self.registry.was_late()
-        self.registry.expire(now)
-        self.replica_metrics.tick(self.registry, now)
-        self.prefix_index.sweep(now, _MAX_SWEPT_ROWS)
-        self.switch.expire(now)
+            self.core.registry.was_late()
+        self.core.registry.expire(now)
+        self.replica_metrics.tick(self.core.registry, now)
+        self.core.prefix_index.sweep(now, _MAX_SWEPT_ROWS)
+        self.core.switch.expire(now)
         if now >= self._housekeeping_at:
             self._housekeeping_at = now + _HOUSEKEEPING_S
             self.replicas.tick()
@@ -207,7 +126,7 @@ class Router:
             self.autoscale_metrics.tick(now)
         if not self.settled.is_set() and self.replicas.is_settled and self.tokenizers.is_settled:
             self.settled.set()
-        if not len(self.table) and not self.embeddings.num_requests:
+        if not len(self.core.table) and not self.embeddings.num_requests:
             self.idle.set()
         if now >= self._export_at:
             self.export()
@@ -218,7 +137,7 @@ class Router:
         self._export_at = self.clock() + _EXPORT_S
         self.admission_metrics.tick()
         self.embedding_metrics.tick()
-        self.telemetry.flush(len(self.table), self.registry.count())
+        self.core.telemetry.flush(len(self.core.table), self.core.registry.count())
 
     async def apply(self, update: Update[RouterConfig]) -> None:
         """The configuration file has changed."""
@@ -228,12 +147,12 @@ class Router:
 
     async def drain(self) -> None:
         """Take no new sessions, wait for the running ones within the limit, end the streams."""
-        self.switch.drain()
+        self.core.switch.drain()
         self.idle.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(self.config.drain_s):
                 await self.idle.wait()
-        self.switch.close_edges()
+        self.core.switch.close_edges()
 
     async def ticking(self) -> None:
         """Tick for ever."""
@@ -246,7 +165,7 @@ class Router:
         while True:
             await self.retry_scheduled.wait()
             self.retry_scheduled.clear()
-            self.switch.retry(self.clock())
+            self.core.switch.retry(self.clock())
             await asyncio.sleep(0)  # other tasks run in between
 
 
@@ -325,29 +244,23 @@ async def _listening(
 
 def _service(router: Router, health: HealthControl) -> RouterService:
     explainer = Explainer(
-        router.placement,
-        router.history,
-        router.prompts,
+        router.core.placement,
+        router.core.history,
+        router.core.prompt_cache,
         router.tokenization.tokenize,
         default_model=lambda: router.config.default_model,
         clock=router.clock,
         timer=time.perf_counter,
     )
     return RouterService(
-        router.switch,
-        router.registry,
+        router.core,
+        router.config,
         explainer,
-        router.placement.statuses,
-        router.admission.num_waiting_by_model,
+        lambda: router.autoscale_metrics.advice,
+        partial(drain_replica, tls=router.tls),
         default_model=lambda: router.config.default_model,
         clock=router.clock,
-        buffer_frames=router.config.edge_buffer_frames,
-        max_sessions_per_stream=router.config.max_sessions_per_stream,
-        region=router.config.region,
         serving=lambda: health.serving,
-        recent=router.recent,
-        advice=lambda: router.autoscale_metrics.advice,
-        drain_replica=partial(drain_replica, tls=router.tls),
     )
 
 
@@ -381,27 +294,6 @@ async def _stopped(stop: asyncio.Event, jobs: list[asyncio.Task[None]]) -> None:
         waiting.cancel()
 
 
-def _registry(config: RouterConfig, now: float) -> Registry:
-    geography = Geography(config.region, config.regions, config.default_rtt_ms)
-    health = HealthPolicy(config.connect_timeout_s, config.suspect_s, config.quarantine)
-    return Registry(
-        config.replicas,
-        rtt_ms=geography.rtt_ms,
-        policy=FleetPolicy(health, config.silence_s),
-        now=now,
-    )
-
-
-def _relay_limits(config: RouterConfig) -> RelayLimits:
-    return RelayLimits(
-        max_sessions=config.max_sessions,
-        max_sessions_per_edge=config.max_sessions_per_stream,
-        max_early_frames=config.max_early_frames,
-        max_kept_bytes=config.max_kept_bytes,
-        cancel_timeout_s=config.cancel_timeout_s,
-    )
-
-
 def _tokenizer_pool(
     config: RouterConfig, clock: StallFreeClock, rng: Random, tls: Tls
 ) -> TokenizerPool:
@@ -414,5 +306,39 @@ def _tokenizer_pool(
         max_waiting=config.max_tokenizing,
         # An edge's largest open has to fit into the request made of it.
         max_message_bytes=config.max_message_bytes + (1 << 16),
+        tls=tls,
+    )
+
+
+def _replica_pool(
+    config: RouterConfig, core: RouterCore, clock: StallFreeClock, rng: Random, tls: Tls
+) -> ReplicaPool:
+    return ReplicaPool(
+        config,
+        core.registry,
+        core.switch,
+        lambda: KvEventSubscriber(core.prefix_index, core.token_ids, core.placement.owner),
+        clock=clock,
+        rng=rng,
+        tls=tls,
+    )
+
+
+def _embedding_relay(
+    config: RouterConfig, core: RouterCore, clock: StallFreeClock, rng: Random, tls: Tls
+) -> EmbeddingRelay:
+    fleet = EmbeddingFleet(
+        core.registry,
+        EmbeddingPlacement(rng),
+        config.embedding,
+        core.autoscale,
+        config.return_s,
+    )
+    return EmbeddingRelay(
+        fleet,
+        core.admission,
+        config.price_table(),
+        clock=clock,
+        max_message_bytes=config.max_message_bytes,
         tls=tls,
     )

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Final, Protocol
 
 from outrider.errors import EmptyPromptError
-from outrider.session.types import Priority
 from outrider.v1 import common_pb2, inference_pb2, router_pb2
 from services.router.placement.history import PlacementHistory, PlacementRecord
 from services.router.placement.placement import Placement
-from services.router.placement.types import Candidate, Decision, PlacementRequest
+from services.router.placement.types import Candidate, Decision
 from services.router.relay.dispatch import PromptCache
+from services.router.relay.frames import read_request
 
 _DEFAULT_PLACEMENTS: Final = 16
 
@@ -68,22 +69,15 @@ class Explainer:
             answer = await self._tokenize(opening)
             opening.ids.tail.CopyFrom(answer.ids)
             opening.vocabulary_digest = answer.vocabulary_digest
-        num_tokens = opening.ids.tail.count
-        if not num_tokens:
-            raise EmptyPromptError("The session has no prompt: send messages or token ids.")
         now, started_s = self._clock(), self._timer()
-        asked = PlacementRequest(
-            model=opening.model,
-            vocabulary_digest=opening.vocabulary_digest,
-            prompt_tokens=num_tokens,
-            residency=tuple(opening.residency),
-            priority=opening.priority or Priority.MEDIUM,
-            prompt=self._prompts.read(opening),
-        )
+        asked = read_request(opening, now, allows_inexact=False)
+        if not asked.prompt_tokens:
+            raise EmptyPromptError("the session has no prompt; send messages or token ids")
+        asked = replace(asked, prompt=self._prompts.read(opening))
         decision = self._placement.decide(asked, now)
         decision_ms = (self._timer() - started_s) * 1000.0
         return PlacementRecord(
-            opening.request_id, asked.model, num_tokens, decision, now, decision_ms
+            opening.request_id, asked.model, asked.prefill_tokens, decision, now, decision_ms
         )
 
 

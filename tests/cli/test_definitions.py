@@ -143,7 +143,7 @@ def test_what_is_forgotten_stays_in_the_store(weights: Path, store: ModelStore) 
         (("add", "Mine", "file:/m"), 2, "cannot name a model"),
         (("add", "mine", "ftp://m"), 2, "write pypi:"),
         (("add", "mine", "m"), 2, "write pypi:"),
-        (("add", "mine", "./gone.gguf"), 3, "is not there"),
+        (("add", "mine", "./gone.gguf"), 3, "does not exist"),
         (("add", "mine", "file:/m", "--sha256", "ab"), 2, "64 lower-case"),
         (("add", "mine", "file:/m", "--context", "-1"), 2, "'--context'"),
         (("add", "mine", "file:/m", "--draft", "who"), 2, "'who', the draft of mine"),
@@ -152,7 +152,7 @@ def test_what_is_forgotten_stays_in_the_store(weights: Path, store: ModelStore) 
         (("add", "mine", "file:/m", "--tool-parser", "xml"), 2, "one of hermes, llama3_json"),
         (("add", "mine", "file:/m", "--chat-template", "/gone"), 3, "cannot read /gone"),
         (("forget", "mine"), 2, "does not define 'mine'"),
-        (("forget", DEFAULT_MODEL.name), 2, "comes with Outrider"),
+        (("forget", DEFAULT_MODEL.name), 2, "is shipped with Outrider"),
     ],
 )
 def test_what_cannot_be_done_is_said_and_nothing_is_written(

@@ -79,7 +79,7 @@ async def test_an_interrupt_ends_it_though_requests_are_under_way(
         finally:
             process.kill()
     assert process.returncode == 130
-    assert b"go on with --resume" in told
+    assert b"continue with --resume" in told
 
 
 def test_what_cannot_be_embedded_is_named_by_its_line(
@@ -120,4 +120,4 @@ def test_what_it_refuses(endpoint: EmbeddingEndpoint, tmp_path: Path) -> None:
         assert done.exit_code == 1 and (why or "there is no file") in str(done.exception)
     there = tmp_path / "there.parquet"
     there.write_bytes(b"")
-    assert "is there already" in str(invoke(flags(endpoint, file, there)).exception)
+    assert "exists already" in str(invoke(flags(endpoint, file, there)).exception)

@@ -117,8 +117,8 @@ def test_a_source_gets_one_too() -> None:
 @pytest.mark.parametrize(
     ("model", "error", "says"),
     [
-        ("gone.gguf", ArtifactMissingError, "gone.gguf is not there"),
-        ("./gone", ArtifactMissingError, "./gone is not there"),
+        ("gone.gguf", ArtifactMissingError, "gone.gguf does not exist"),
+        ("./gone", ArtifactMissingError, "./gone does not exist"),
         ("hf:nothing", ConfigError, "write hf:"),
         ("ftp://host/m", ConfigError, "write pypi:"),
     ],
@@ -172,7 +172,7 @@ def test_a_mesh_is_asked_by_names_only(weights: Path, tmp_path: Path) -> None:
     for model in (str(weights), "hf:o/r@main#f"):
         result = invoke(["chat", "--edge", "localhost:1", "--model", model, "hello"])
         assert isinstance(result.exception, InvalidRequestError)
-        assert "a model is named" in str(result.exception)
+        assert "give a model's name" in str(result.exception)
 
 
 def test_up_fetches_model_and_draft_and_pins_them(

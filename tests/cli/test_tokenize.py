@@ -69,7 +69,7 @@ def test_a_command_that_is_ended_can_go_on(
     process.send_signal(number)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == status
-    assert ("go on with --resume" in errors) == (number == signal.SIGINT)
+    assert ("continue with --resume" in errors) == (number == signal.SIGINT)
     finished = {path: path.stat().st_mtime_ns for path in tmp_path.glob("shard-*.parquet")}
     assert len(finished) < len(list(whole.glob("shard-*")))
     assert run(file, tmp_path, "--resume").returncode == 0

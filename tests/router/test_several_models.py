@@ -18,11 +18,12 @@ from services.router.admission.routing import Route
 from services.router.autoscale.advisor import AutoscaleAdvisor, FleetKey, fleet_usage
 from services.router.autoscale.policy import AutoscalePolicy
 from services.router.config import ReplicaConfig
-from services.router.fleet.model_fleets import Load, RegionFleet, model_fleets
+from services.router.fleet.model_fleets import PredictedLoad, RegionFleet, model_fleets
 from services.router.fleet.registry import Registry
 from services.router.fleet.replica import ServedModel
-from services.router.placement.types import Decision, PlacementRequest
+from services.router.placement.types import Decision
 from services.router.prefix_index.prompt import TokenIdReader
+from services.router.session_request import SessionRequest
 from services.router.upstream.kv_events import KvEventSubscriber
 from tests.router.admission.fakes import FakeFleetView, Region, asking
 from tests.router.placement.fleet import DIGEST, LOAD, MODEL, Town, replica
@@ -74,16 +75,16 @@ class TwoModels:
     def __init__(self, **regions: Region) -> None:
         self.views = {name: FakeFleetView({"us": region}) for name, region in regions.items()}
 
-    def home(self, request: PlacementRequest) -> str:
+    def home(self, request: SessionRequest) -> str:
         return self.views[request.model].home(request)
 
-    def replica_set(self, request: PlacementRequest) -> Hashable:
+    def replica_set(self, request: SessionRequest) -> Hashable:
         return self.views[request.model].replica_set(request)
 
-    def may_return(self, request: PlacementRequest) -> bool:
+    def may_return(self, request: SessionRequest) -> bool:
         return self.views[request.model].may_return(request)
 
-    def quote(self, request: PlacementRequest, region: str, now: float) -> Decision:
+    def quote(self, request: SessionRequest, region: str, now: float) -> Decision:
         return self.views[request.model].quote(request, region, now)
 
 
@@ -93,15 +94,15 @@ def test_waits_are_predicted_by_model() -> None:
     now = 0.0
     for session in range(MIN_SAMPLES):
         # A replica of "m" gets free every 30 s.
-        assert admission.open(asking(session, Priority.LOW), fleet, now) is None
+        assert admission.open(*asking(session, Priority.LOW), fleet, now) is None
         now += 30.0
         fleet.views["m"].fleet["us"].is_full = False
         assert [type(it.outcome) for it in admission.dequeue(fleet, now)] == [Route]
         fleet.views["m"].fleet["us"].is_full = True
 
     with pytest.raises(OverloadedError, match="would pass before a replica had room"):
-        admission.open(asking(100), fleet, now)
-    assert admission.open(asking(101, model="twin"), fleet, now) is None
+        admission.open(*asking(100), fleet, now)
+    assert admission.open(*asking(101, model="twin"), fleet, now) is None
 
 
 # --- fleet and advice ---
@@ -156,8 +157,8 @@ def test_which_models_are_served_where() -> None:
         replica("e", model=None),
     ]
 
-    def load(name: str) -> Load:
-        return Load(num_sessions=len(name), predicted_wait_ms=float(ord(name)))
+    def load(name: str) -> PredictedLoad:
+        return PredictedLoad(num_sessions=len(name), predicted_wait_ms=float(ord(name)))
 
     mine, twins = model_fleets(replicas, load)
 

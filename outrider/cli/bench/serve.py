@@ -22,9 +22,9 @@ from outrider.cli.bench import plot as plotting
 from outrider.cli.bench.arrivals import arrival_times, made_prompts
 from outrider.cli.bench.report import GOALS, Measured, Reply, as_dict, lines
 from outrider.cli.bench.targets import (
-    Asked,
     Endpoint,
     RequestFailedError,
+    RequestSettings,
     Target,
     edge_target,
     endpoint_target,
@@ -35,36 +35,50 @@ from outrider.cli.prompting import options
 from outrider.errors import InvalidRequestError, OutriderError, UnavailableError
 
 app = typer.Typer(
-    no_args_is_help=True, help="Load a mesh, or any endpoint of the OpenAI API, and measure."
+    no_args_is_help=True,
+    help="Send load to a mesh, or to any endpoint of the OpenAI API, and measure it.",
 )
 _MAX_REQUESTS: Final = 100_000
 _PROGRESS_S: Final = 0.5
 
 _Url = Annotated[
-    str, typer.Option(help="Load this endpoint of the OpenAI API instead: http://HOST:PORT/v1.")
+    str, typer.Option(help="Send the load to this OpenAI endpoint: http://HOST:PORT/v1.")
 ]
 _Rate = Annotated[
-    str, typer.Option(help="Requests per second; inf: all at once.", metavar="NUMBER|inf")
+    str, typer.Option(help="Requests per second; `inf`: all at once.", metavar="NUMBER|inf")
 ]
-_Requests = Annotated[int, typer.Option(min=1, max=_MAX_REQUESTS, help="Requests to send.")]
+_Requests = Annotated[
+    int, typer.Option(min=1, max=_MAX_REQUESTS, help="Number of requests to send.")
+]
 _Burstiness = Annotated[
     float,
-    typer.Option(min=0.01, max=1000, help="1: Poisson arrivals; less: bursts; more: more even."),
+    typer.Option(
+        min=0.01, max=1000, help="Shape of the arrivals: 1: Poisson; less: bursts; more: evener."
+    ),
 ]
 _Concurrency = Annotated[
     int,
     typer.Option(
-        min=0, max=10_000, help="Most at once; others wait, which counts. 0: as they come."
+        min=0,
+        max=10_000,
+        help="Most requests at once; the others wait, and their wait counts. 0: no limit.",
     ),
 ]
-_Words = Annotated[int, typer.Option(min=4, max=100_000, help="Words of prompts that are made.")]
-_Warmup = Annotated[int, typer.Option(min=0, max=1000, help="Requests before, not counted.")]
-_Timeout = Annotated[float, typer.Option(min=0.1, max=86_400, help="Seconds for each request.")]
+_Words = Annotated[
+    int, typer.Option(min=4, max=100_000, help="Length of generated prompts, in words.")
+]
+_Warmup = Annotated[
+    int,
+    typer.Option(min=0, max=1000, help="Number of requests to send first, without counting them."),
+]
+_Timeout = Annotated[
+    float, typer.Option(min=0.1, max=86_400, help="Longest time for a request, in seconds.")
+]
 _Goodput = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME:MS",
-        help="Count requests within ttft, tpot or e2e of so many milliseconds. Repeatable.",
+        help="Count the requests with `ttft`, `tpot` or `e2e` within MS milliseconds. Repeatable.",
     ),
 ]
 
@@ -72,7 +86,10 @@ _Goodput = Annotated[
 @app.command()
 def serve(
     url: _Url = "",
-    model: Annotated[str, typer.Option(help="Its name there; empty: the default.")] = "",
+    model: Annotated[
+        str,
+        typer.Option(help="Name of the model at the endpoint; default: the endpoint's own choice."),
+    ] = "",
     rate: _Rate = "1",
     requests: _Requests = 50,
     burstiness: _Burstiness = 1.0,
@@ -80,15 +97,19 @@ def serve(
     prompt_file: options.PromptFile = None,
     prompt_words: _Words = 50,
     max_tokens: Annotated[
-        int, typer.Option(min=1, max=100_000, help="Most tokens of a reply.")
+        int, typer.Option(min=1, max=100_000, help="Longest reply, in tokens.")
     ] = 64,
-    temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.0,
+    temperature: Annotated[
+        float, typer.Option(min=0, max=2, help="Sampling temperature; 0 is greedy.")
+    ] = 0.0,
     seed: options.Seed = 0,
     warmup: _Warmup = 1,
     timeout: _Timeout = 300.0,
     goodput: _Goodput = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw the distributions: a .png.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the distributions to this .png file.")
+    ] = None,
     edge: edge_choice.Edge = None,
     ca: edge_choice.Ca = None,
     insecure: edge_choice.Insecure = False,
@@ -97,23 +118,23 @@ def serve(
     user: edge_choice.User = "",
     state_dir: StateDir = None,
 ) -> None:
-    """Send requests at a rate, whether replies come or not, and measure: to an edge by our own
-    protocol (by default the mesh here), or with --url to any endpoint of the OpenAI chat API.
+    """Send chat requests at a fixed rate (open loop) and measure the replies.
 
-    Times count from when a request was to arrive. Ctrl-C ends it and shows what there is; exit
-    status 1 if no request went well.
+    The requests go over QUIC to an edge, by default the edge of the mesh here, or with --url to any
+    OpenAI chat endpoint. Times count from each request's planned arrival. Ctrl-C stops early and
+    prints the results so far. Exit status 1 if no request succeeded.
     """
     goals_ms = read_goals(goodput or [])
     if plot is not None:
         plotting.check(plot)
     times = arrival_times(requests, read_rate(rate), burstiness, seed)
     prompts = _prompts(prompt_file, prompt_words, seed)
-    asked = Asked(model, max_tokens, temperature, seed)
-    load = Load(times, prompts, max_concurrency, warmup, timeout, goals_ms)
+    asked = RequestSettings(model, max_tokens, temperature, seed)
+    load = LoadTest(times, prompts, max_concurrency, warmup, timeout, goals_ms)
     target: AbstractAsyncContextManager[Target]
     if url:
         if edge is not None:
-            raise InvalidRequestError("give one of --url and --edge")
+            raise InvalidRequestError("give either --url or --edge")
         endpoint = Endpoint.parse(url)
         key = _key_of(endpoint, key_file, api_key, state_dir)
         where, target = url, endpoint_target(replace(endpoint, key=key), asked)
@@ -159,7 +180,7 @@ def read_goals(texts: Sequence[str]) -> dict[str, float]:
 
 
 def _prompts(file: Path | None, num_words: int, seed: int) -> Iterator[str]:
-    """Endless: those of a file come again and again. Raises InvalidRequestError."""
+    """An endless iterator of prompts; those of a file repeat. Raises InvalidRequestError."""
     if file is None:
         return made_prompts(num_words, seed)
     found = options.read_prompts(None, None, file)
@@ -172,8 +193,8 @@ def _prompts(file: Path | None, num_words: int, seed: int) -> Iterator[str]:
 def _key_of(
     endpoint: Endpoint, key_file: Path | None, api_key: str | None, state_dir: Path | None
 ) -> str:
-    """For an endpoint: the key that flags give; the development key goes to the mesh here alone,
-    and that of the environment to nobody's endpoint. Raises InvalidRequestError."""
+    """Key for an endpoint: the flags', else the development key if the endpoint is the local mesh.
+    The key of the environment is never sent to an endpoint. Raises InvalidRequestError."""
     if key_file is not None or api_key is not None:
         return edge_choice.given_key(key_file, api_key)
     folder = (state_dir or default_state_dir()).resolve()
@@ -183,8 +204,8 @@ def _key_of(
     return development_key.read(folder) if is_here else ""
 
 
-class Load:
-    """One test: requests at their times, whatever comes back."""
+class LoadTest:
+    """One load test: requests at planned times, however the replies turn out."""
 
     def __init__(
         self,

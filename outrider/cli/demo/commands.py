@@ -10,7 +10,7 @@ from outrider.cli.demo.wan import wan
 app = typer.Typer(
     name="demo",
     no_args_is_help=True,
-    help="See what Outrider is for, on a mesh that is started for it and stopped afterwards.",
+    help="Show what Outrider does, on a mesh that is started for the demo and stopped after it.",
 )
 app.command()(kill)
 app.command()(wan)

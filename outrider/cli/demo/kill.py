@@ -1,4 +1,4 @@
-"""`outrider demo kill`: a replica dies in the middle of a sentence, and the text goes on."""
+"""`outrider demo kill`: a replica dies in the middle of a sentence, and the text continues."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TIMEOUT_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Killing:
-    """What became of the chat whose replica was killed."""
+    """Result of the chat whose replica was killed."""
 
     text: str
     killed: str
@@ -46,22 +46,23 @@ class Killing:
 
 
 def kill(
-    prompt: Annotated[str, typer.Option(help="What is asked.")] = PROMPT,
+    prompt: Annotated[str, typer.Option(help="The prompt.")] = PROMPT,
     model: options.Model = "",
     temperature: options.Temperature = 0.8,
     seed: options.Seed = 7,
     max_tokens: Annotated[
-        int, typer.Option(min=2, max=1 << 20, help="Length of the reply in tokens, at most.")
+        int, typer.Option(min=2, max=1 << 20, help="Longest reply, in tokens.")
     ] = 120,
     after: Annotated[
-        int, typer.Option(min=1, max=1 << 20, help="Kill when so many tokens are final.")
+        int,
+        typer.Option(min=1, max=1 << 20, help="Kill the replica when this many tokens are final."),
     ] = 30,
 ) -> None:
-    """Kill a replica (SIGKILL) in the middle of a reply, and compare the whole with `outrider
+    """Kill a replica (SIGKILL) in the middle of a reply, and compare the reply with `outrider
     reference`.
 
-    Starts a mesh of two regions of its own for it, and stops it. Exit status 1 if the text differs
-    by a byte, or if the reply was over before its replica could be killed.
+    The demo starts a mesh of two regions and stops it afterwards. Exit status 1 if the text differs
+    by a byte, or if the reply ended before the replica could be killed.
     """
     params = options.sampling(temperature, 1.0, 0, seed, max_tokens)
     _say("starting a mesh of two regions with a replica each")
@@ -69,8 +70,8 @@ def kill(
         seen = asyncio.run(_Demo(folder).run(prompt, params, after))
     if not seen.killed:
         raise OutriderError(
-            f"the reply was over before its replica could be killed; give a larger --max-tokens, "
-            f"or --after below {after}"
+            "the reply ended before its replica could be killed; give a larger --max-tokens, or "
+            f"--after below {after}"
         )
     _say(
         f"{seen.killed} was killed (signal 9); {seen.finished_by} wrote the end, "
@@ -113,14 +114,14 @@ class _Demo:
     def __init__(self, folder: Path) -> None:
         mesh = running_mesh(folder)
         if mesh is None:
-            raise UnavailableError("the demo's mesh has gone away")
+            raise UnavailableError("the demo's mesh has ended")
         self._mesh: RunningMesh = mesh
         self._folder = folder
         self._width, self._height = shutil.get_terminal_size()
         self._painter = Painter(self._width, self._height)
 
     async def run(self, prompt: str, params: SamplingParams, after: int) -> Killing:
-        """Stream the reply; kill who computes it once `after` tokens are final."""
+        """Stream the reply; kill its replica once `after` tokens are final."""
         from outrider.client import Accepted, Committed, connect
 
         mesh, killed, last_at, pause_s = self._mesh, "", 0.0, 0.0

@@ -31,21 +31,24 @@ _FRAMES_PER_S: Final = 20
 
 def wan(
     rtt: Annotated[
-        float, typer.Option(min=0, max=MAX_RTT_MS, help="Round trip from edge to region, in ms.")
+        float,
+        typer.Option(
+            min=0, max=MAX_RTT_MS, help="Round trip from edge to region, in milliseconds."
+        ),
     ] = 150.0,
-    prompt: Annotated[str, typer.Option(help="What is asked.")] = PROMPT,
+    prompt: Annotated[str, typer.Option(help="The prompt.")] = PROMPT,
     model: options.Model = "",
     temperature: options.Temperature = 0.0,
     seed: options.Seed = 0,
     max_tokens: Annotated[
-        int, typer.Option(min=1, max=1 << 20, help="Length of the replies in tokens, at most.")
+        int, typer.Option(min=1, max=1 << 20, help="Longest reply, in tokens.")
     ] = 120,
 ) -> None:
-    """Stream one prompt twice at once, split screen: plainly (left), and by Outrider (right).
+    """Stream one prompt twice, side by side: by plain streaming (left) and by Outrider (right).
 
-    Starts a mesh of its own, with that round trip between its edge and its router, and stops it.
-    Both replies share this machine's cores. Provisional text is dimmed. Exit status 1 if the texts
-    differ.
+    The demo starts a mesh with this round trip between edge and router, and stops it afterwards.
+    Both replies share this machine's cores. Text that is not final is dimmed. Exit status 1 if the
+    texts differ.
     """
     params = options.sampling(temperature, 1.0, 0, seed, max_tokens)
     print(
@@ -101,7 +104,7 @@ async def _both(folder: Path, prompt: str, params: SamplingParams) -> tuple[_Sid
 
     mesh = running_mesh(folder)
     if mesh is None:
-        raise UnavailableError("the demo's mesh has gone away")
+        raise UnavailableError("the demo's mesh has ended")
     port, ca = mesh.service("edge")["port"], folder / "tls" / "cert.pem"
     plain = _Side("plain streaming", Transcript())
     ours = _Side("Outrider", Transcript())

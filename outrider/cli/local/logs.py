@@ -1,7 +1,8 @@
-"""`outrider logs`: what the services of the mesh on this machine wrote, by time, and as they write.
+"""`outrider logs`: the log lines of the services of the mesh on this machine, by time, and as they
+are written.
 
-Every service has a file `logs/NAME.log` in the state folder, which stays when the service, or the
-mesh, has ended. One that is restarted goes on in the same file.
+Every service has a file `logs/NAME.log` in the state folder, which stays when the service or the
+mesh has ended. A restarted service appends to the same file.
 """
 
 from __future__ import annotations
@@ -23,20 +24,25 @@ from outrider.errors import InvalidRequestError, UnavailableError
 
 _POLL_S: Final = 0.2
 _READ_BYTES: Final = 1 << 20
-"""Most that is read of a file at once; what is behind it comes at the next look."""
+"""Most bytes read of a file at once; the rest follows at the next look."""
 _MAX_LINE_BYTES: Final = 1 << 16
 """A longer line is shown in pieces."""
 
 _Services = Annotated[
     list[str] | None,
-    typer.Argument(help="Names as in `outrider status`; all without.", show_default=False),
+    typer.Argument(
+        help="Names of services, as `outrider status` shows them; default: all.", show_default=False
+    ),
 ]
 _Follow = Annotated[
-    bool, typer.Option("--follow", "-f", help="Go on with what they write, until the mesh ends.")
+    bool, typer.Option("--follow", "-f", help="Keep showing new lines until the mesh ends.")
 ]
-_Json = Annotated[bool, typer.Option("--json", help="The lines as they were written.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print the lines as the services wrote them.")]
 _Lines = Annotated[
-    int, typer.Option("--lines", "-n", min=0, max=100_000, help="Latest lines of each service.")
+    int,
+    typer.Option(
+        "--lines", "-n", min=0, max=100_000, help="Number of latest lines to show of each service."
+    ),
 ]
 
 
@@ -47,8 +53,8 @@ def logs(
     as_json: _Json = False,
     state_dir: StateDir = None,
 ) -> None:
-    """Show the logs of the mesh on this machine, also after it ended. Lines of several services
-    are in order of time, each behind its service's name."""
+    """Show the logs of the mesh on this machine, also after it has ended. Lines of several services
+    are sorted by time and preceded by the service's name."""
     folder = (state_dir or default_state_dir()).resolve()
     shown = unchanged if as_json else readable
     files = [LogFile(path) for path in _paths(folder, services or [])]
@@ -97,15 +103,15 @@ class LogFile:
         self._file.close()
 
     def skip_to_last(self, num_lines: int) -> None:
-        """Go on with the last lines; bytes behind the last newline count as a line."""
+        """Move to the start of the last lines; bytes behind the last newline count as a line."""
         starts: deque[int] = deque([0], maxlen=num_lines + 1)
         while self._file.readline():
             starts.append(self._file.tell())
         self._file.seek(starts[0])
 
     def read_lines(self, *, to_end: bool) -> list[str]:
-        """New lines that are whole, at most about 1 MiB of them; with `to_end`, all that there is,
-        also a last one without a newline."""
+        """New whole lines, at most about 1 MiB of them; with `to_end` all lines, including a last
+        one without newline."""
         if os.fstat(self._file.fileno()).st_size < self._file.tell():
             self._file.seek(0)
             self._rest = b""

@@ -26,10 +26,10 @@ _MIN_INTERVAL_S: Final = 0.1
 
 _Show: TypeAlias = Callable[[str], None]
 
-_Watch = Annotated[bool, typer.Option("--watch", "-w", help="Show it anew until Ctrl-C.")]
+_Watch = Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C.")]
 _Interval = Annotated[
     float,
-    typer.Option(min=_MIN_INTERVAL_S, max=3600, help="With --watch: seconds between two looks."),
+    typer.Option(min=_MIN_INTERVAL_S, max=3600, help="With --watch: seconds between refreshes."),
 ]
 
 
@@ -45,8 +45,11 @@ def status(
     trust_domain: operator.TrustDomain = operator.TRUST_DOMAIN,
     plaintext: operator.Plaintext = False,
 ) -> None:
-    """Show the services of the running mesh, its models by region (replicas, queue, and of the last
-    minute TTFT, tokens and accepted drafts), and its replicas (state, round trip, load, KV)."""
+    """Show the services, models and replicas of a running mesh.
+
+    For each model and region: replicas, queue, and the last minute's time to first token (TTFT),
+    tokens and accepted drafts. For each replica: state, round trip, load and KV cache.
+    """
     folder = (state_dir or default_state_dir()).resolve()
     flags = (certificate, private_key, ca, trust_domain, plaintext)
     asked = router_choice.choose(state_dir, router, flags)
@@ -79,8 +82,8 @@ def _text(state: State, *, as_json: bool) -> str:
 
 
 def _watch(look: Callable[[], State], interval_s: float, *, as_json: bool) -> None:
-    """Without an end. A mesh or a router that does not answer is shown as that, and looked for
-    again."""
+    """Show the state again and again, without end. A mesh or router that does not answer is shown
+    as such and asked again."""
     screen, show = _screen() if sys.stdout.isatty() and not as_json else (nullcontext(), _print)
     with screen:
         while True:

@@ -63,82 +63,104 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _Models = Annotated[
     list[str] | None,
     typer.Option(
-        help=f"{MODEL_HELP} Repeatable; the first is that of requests that name none.",
+        help=f"{MODEL_HELP} Repeatable; requests that name no model get the first.",
         show_default=DEFAULT_MODEL.name,
     ),
 ]
-_Regions = Annotated[str, typer.Option(help="Region names, comma-separated.")]
+_Regions = Annotated[str, typer.Option(help="Names of the regions, separated by commas.")]
 _Replicas = Annotated[
     int,
-    typer.Option(
-        min=1, max=MAX_REPLICAS_PER_REGION, help="Inference replicas of each model per region."
-    ),
+    typer.Option(min=1, max=MAX_REPLICAS_PER_REGION, help="Replicas of each model in each region."),
 ]
 _Routers = Annotated[
-    int, typer.Option(min=1, max=MAX_PER_ROLE, help="Routers; they stand in the regions in turn.")
+    int,
+    typer.Option(
+        min=1, max=MAX_PER_ROLE, help="Number of routers, spread over the regions in turn."
+    ),
 ]
 _Edges = Annotated[
     int,
-    typer.Option(min=1, max=MAX_PER_ROLE, help="Edges; the second has the next ports, and so on."),
+    typer.Option(
+        min=1,
+        max=MAX_PER_ROLE,
+        help="Number of edges; each further one takes the next port numbers.",
+    ),
 ]
 _RouterProcesses = Annotated[
     int,
-    typer.Option(min=1, max=MAX_PER_ROLE, help="Processes of each router; Linux alone has more."),
+    typer.Option(
+        min=1, max=MAX_PER_ROLE, help="Processes of each router; more than one needs Linux."
+    ),
 ]
 _EdgeProcesses = Annotated[
     int,
     typer.Option(
-        min=1, max=MAX_PER_ROLE, help="Processes of each edge, behind its port; Linux alone."
+        min=1,
+        max=MAX_PER_ROLE,
+        help="Processes of each edge, sharing its port; more than one needs Linux.",
     ),
 ]
 _Rtt = Annotated[
     float,
     typer.Option(
-        min=0, max=MAX_RTT_MS, metavar="MS", help="Round trip to put between edges and routers."
+        min=0,
+        max=MAX_RTT_MS,
+        metavar="MS",
+        help="Round trip to simulate between edges and routers, in milliseconds.",
     ),
 ]
 _Threads = Annotated[
-    int, typer.Option(min=0, max=1024, help="Engine threads per replica; 0: a fair share.")
+    int,
+    typer.Option(
+        min=0, max=1024, help="Engine threads of each replica; 0: an equal share of the cores."
+    ),
 ]
-_Engine = Annotated[str, typer.Option(help="openvino, or fake for trying things out.")]
-_Port = Annotated[int, typer.Option(min=0, max=65535, help="The edge's UDP port; 0: any free one.")]
+_Engine = Annotated[
+    str, typer.Option(help="`openvino`, or `fake` (made-up text, for trying things out).")
+]
+_Port = Annotated[
+    int, typer.Option(min=0, max=65535, help="UDP port of the edge; 0: any free one.")
+]
 _HttpPort = Annotated[
     int,
     typer.Option(
-        min=-1, max=65535, help="The edge's TCP port for HTTP; 0: any free one; -1: no HTTP."
+        min=-1, max=65535, help="TCP port of the edge for HTTP; 0: any free one; -1: no HTTP."
     ),
 ]
 _Draft = Annotated[
     str,
     typer.Option(
-        help='What the edge drafts with for the first model: a GGUF file, a model name, "none"; '
-        '"": as the model is defined, or what is shipped for it.'
+        help="Draft model of the edge for the first model: a GGUF file, a model name, or `none`. "
+        "Without it: as the model is defined, or the one shipped with the package."
     ),
 ]
 _Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="ROLE.KEY=VALUE", help="A config key of every such service."),
+    typer.Option(
+        "--set",
+        metavar="ROLE.KEY=VALUE",
+        help="Set a configuration key of every service of that role. Repeatable.",
+    ),
 ]
 _Config = Annotated[
     Path | None,
     typer.Option(
-        help="TOML file with a table for each role, such as edge: keys of every such service, and "
-        "[models.NAME] tables."
+        help="TOML file with a table for each role, such as [edge], and tables [models.NAME]."
     ),
 ]
 _Plaintext = Annotated[
-    bool, typer.Option("--plaintext", help="No certificates between the services.")
+    bool, typer.Option("--plaintext", help="Use no certificates between the services.")
 ]
 _PrefixStore = Annotated[
     str,
     typer.Option(
         metavar="redis",
-        help="Start a Redis that keeps KV of prompts' beginnings over restarts of replicas, and "
-        "shares it between them.",
+        help="Start a Redis that shares computed prompt prefixes (KV) between replicas and keeps "
+        "them when a replica restarts.",
     ),
 ]
 _Detached = Annotated[
-    bool, typer.Option("--detach", help="Return when ready; `outrider down` stops it.")
+    bool, typer.Option("--detach", help="Return once the mesh is ready; `outrider down` stops it.")
 ]
 
 
@@ -163,11 +185,12 @@ def up(
     state_dir: StateDir = None,
     detach: _Detached = False,
 ) -> None:
-    """Start a whole mesh on this machine: replicas in two regions, tokenizer, router and edge.
+    """Start a whole mesh on this machine: replicas in two regions, a tokenizer, a router, an edge.
 
-    Every service is a process of its own with a log under the state folder; one that dies is
-    started again. Ctrl-C stops all, a second Ctrl-C at once.
-    Then: outrider chat "hello", or any client of the OpenAI API at http://127.0.0.1:8080/v1
+    Every service is a process of its own, with a log in the state folder, and is restarted if it
+    dies. Ctrl-C stops the mesh; a second Ctrl-C stops it at once.
+
+    Then run `outrider chat "hello"`, or point any OpenAI client at `http://127.0.0.1:8080/v1`.
     """
     folder = (state_dir or default_state_dir()).resolve()
     if supervisor_pid(folder) is not None:
@@ -220,28 +243,28 @@ def up(
 
 
 def _await_killed(folder: Path) -> None:
-    """Says that the last mesh here was killed, and waits until nothing of it runs any more: it may
-    have the ports. Raises UnavailableError if that does not end."""
+    """Report that the last mesh here was killed, and wait until all its processes have ended: they
+    may hold the ports. Raises UnavailableError if they do not end."""
     killed = killed_mesh(folder)
     if killed is None:
         return
     _console().print(
         f"the last mesh here (process {killed.supervisor_pid}) was killed, not stopped; starting "
-        "anew"
+        "a new one"
     )
     limit = time.monotonic() + STOP_LIMIT_S
     while left := left_running(killed, folder):
         if time.monotonic() > limit:
             pids = ", ".join(str(pid) for pid in left)
             raise UnavailableError(
-                f"of the killed mesh, these processes have not ended: {pids}; wait until their "
-                "chats have, or end them with kill -9"
+                f"these processes of the killed mesh still run: {pids}; wait until their chats "
+                "end, or end them with kill -9"
             )
         time.sleep(_POLL_S)
 
 
 def _check_ports(options: MeshOptions) -> None:
-    """Of the edges, as far as flags say which; raises UnavailableError."""
+    """Raises UnavailableError if a port of the edges is taken, as far as flags give the ports."""
     own = {**options.tables.get("edge", {}), **told.typed("edge", options.settings_of("edge"))}
     if "host" in own:
         return
@@ -267,7 +290,7 @@ def _prepared(options: MeshOptions, specs: Sequence[ModelSpec]) -> MeshOptions:
 
 
 def _inference_settings(options: MeshOptions) -> dict[str, object]:
-    """Of each replica, where they are given; --set wins over the configuration file."""
+    """Configured settings of each replica; --set overrides the configuration file."""
     tables = options.tables.get("inference", {})
     return {**tables, **told.typed("inference", options.settings_of("inference"))}
 
@@ -296,7 +319,7 @@ def _detach(options: MeshOptions, state_dir: Path) -> RunningMesh:
 def _wait_ready(
     child: subprocess.Popen[bytes], state_dir: Path, log: Path, console: Console
 ) -> RunningMesh:
-    """The mesh, when all of it is up; what its process says until then is shown as it comes."""
+    """Wait until all of the mesh is up; its output is shown meanwhile."""
     limit = time.monotonic() + 2 * START_LIMIT_S
     with log.open(encoding="utf-8", errors="replace") as said, console.status(_STARTING):
         while (mesh := running_mesh(state_dir)) is None or mesh.supervisor_pid != child.pid:
@@ -314,7 +337,7 @@ def _pass_on(said: TextIO, console: Console) -> None:
 
 
 def _ready(mesh: RunningMesh, state_dir: Path) -> Iterator[str]:
-    """What a user is told when all of a mesh is up."""
+    """Lines for the user when all of a mesh is up."""
     first = "embed TEXT" if mesh.models[0]["embeds"] else "chat"
     yield f"ready; logs in {state_dir / 'logs'}; try: {command_for(first, state_dir)}"
     for row in mesh.services:
@@ -324,7 +347,7 @@ def _ready(mesh: RunningMesh, state_dir: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _taken_along(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Whatever ends the wait for a mesh before it is ready, Ctrl-C or SIGTERM too, stops it."""
+    """Stop the mesh if anything ends the wait before it is ready, including Ctrl-C and SIGTERM."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -347,8 +370,8 @@ def _console() -> Console:
 
 
 async def run(options: MeshOptions, state_dir: Path, welcome: Welcome | None = None) -> None:
-    """Run a mesh from a folder until it is told to stop; `welcome`: what to say when it is up.
-    Raises UnavailableError."""
+    """Run a mesh from a folder until it is stopped; `welcome` returns the lines to print when it is
+    up. Raises UnavailableError."""
     console = _console()
     stop = asyncio.Event()
     supervisor = Supervisor(options, state_dir, console.print)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class SpeculationMode(StrEnum):
-    """Where drafts come from."""
+    """Source of drafts."""
 
     on = "on"
     off = "off"
@@ -53,7 +53,7 @@ class Wanted:
     thin: bool
     caller: Caller = field(default_factory=Caller)
     prediction: str = ""
-    """What the replies are expected to be."""
+    """Expected text of the replies."""
     tools: tuple[str, ...] = ()
     tool_choice: str = ""
 
@@ -61,36 +61,41 @@ class Wanted:
 _AcceptanceThreshold = Annotated[
     float,
     typer.Option(
-        min=0, max=1, help="Lossy: let drafts at least this likely pass, counted; 0: exact."
+        min=0,
+        max=1,
+        help="Lossy mode: also accept drafts at least this likely, and count them; 0: exact.",
     ),
 ]
 _Provisional = Annotated[
-    bool, typer.Option(help="Show text before it is final, dimmed, and correct it in place.")
+    bool, typer.Option(help="Show likely text before it is final, dimmed, and correct it in place.")
 ]
 _Speculation = Annotated[
-    SpeculationMode, typer.Option(help="Who drafts: edge and region, the region alone, nobody.")
+    SpeculationMode,
+    typer.Option(
+        help="Make drafts at edge and region (`on`), in the region alone, or not at all (`off`)."
+    ),
 ]
-_Thin = Annotated[bool, typer.Option("--thin", help="Let the region tokenize.")]
+_Thin = Annotated[bool, typer.Option("--thin", help="Send text and let the region tokenize it.")]
 _Prediction = Annotated[
     Path | None,
     typer.Option(
-        help="File with the text that the reply is expected to be: right parts of it "
-        "come faster, nothing else changes."
+        help="File with the expected reply, such as a text to edit: the parts that are right "
+        "arrive faster, and the reply stays the same."
     ),
 ]
 _ToolChoice = Annotated[
-    str, typer.Option(help="auto, none, required, or the name of the tool to call.")
+    str, typer.Option(help="`auto`, `none`, `required`, or the name of the tool to call.")
 ]
 _History = Annotated[
-    bool, typer.Option(help="Keep what is typed, for the arrow keys of later conversations.")
+    bool, typer.Option(help="Keep typed messages, for the arrow keys in later conversations.")
 ]
 _Parallel = Annotated[
-    int, typer.Option(min=1, max=1024, help="Prompts of --prompt-file answered at once.")
+    int, typer.Option(min=1, max=1024, help="Prompts of --prompt-file to answer at once.")
 ]
 
 
 def chat(
-    text: Annotated[str | None, typer.Argument(help="One prompt, like --prompt.")] = None,
+    text: Annotated[str | None, typer.Argument(help="A prompt, as --prompt.")] = None,
     prompt: options.Prompt = None,
     prompt_file: options.PromptFile = None,
     system: options.System = None,
@@ -123,11 +128,11 @@ def chat(
     tool_choice: _ToolChoice = "auto",
     state_dir: StateDir = None,
 ) -> None:
-    """Chat with a mesh. Without a prompt it is a conversation; with one, one answer. What is piped
-    in is one prompt.
+    """Chat with a mesh: hold a conversation, or get one answer to a prompt.
 
-    Final text goes to standard output, timings to standard error. Provisional text is dimmed and
-    only shown on a terminal. With tools, a conversation asks for the result of each call.
+    Piped input is a prompt. Final text goes to standard output, timings go to standard error. A
+    terminal also shows likely text, dimmed, before it is final. With tools, a conversation asks you
+    for the result of each call.
     """
     state = (state_dir or default_state_dir()).resolve()
     chosen = edge_choice.choose(edge, ca, key_file, api_key, user, state_dir, insecure=insecure)
@@ -169,7 +174,9 @@ def _name_to_ask(model: str, state: Path, *, is_here: bool) -> str:
     if is_here:
         return served_name(model, state / "config" / "edge.toml")
     if not is_name(model):
-        raise InvalidRequestError("with --edge, a model is named: a mesh elsewhere knows no files")
+        raise InvalidRequestError(
+            "with --edge, give a model's name; a mesh elsewhere has no access to your files"
+        )
     return model
 
 
@@ -208,9 +215,9 @@ class ChatCommand:
         as_json: bool,
         parallel: int,
     ) -> int:
-        """Answer every prompt; output keeps their order. A prompt that is refused is told, and the
-        others go on. The exit status: 1 if one has no answer. Raises what refused the only one, and
-        UnavailableError for a mesh that cannot be reached any more."""
+        """Answer every prompt; output keeps their order. A refused prompt is reported, and the
+        others continue. Returns the exit status: 1 if a prompt has no answer. Raises the error of
+        an only prompt, and UnavailableError if the mesh can no longer be reached."""
         show = not as_json and parallel == 1
         gate = asyncio.Semaphore(parallel)
         status = 0
@@ -253,8 +260,9 @@ class ChatCommand:
         *,
         is_suggested: bool,
     ) -> int:
-        """Talk with the person at the terminal; `history` keeps what was typed. `is_suggested`:
-        replies are sampled as suits the model, and not as the settings say. The exit status: 0."""
+        """Hold a conversation at the terminal; `history` keeps the lines typed. `is_suggested`:
+        replies are sampled by the model's suggestion rather than `settings`. Returns the exit
+        status 0."""
         prompts = Prompts(history)
         with typing_hidden(), self._interrupts.listening():
             async with self._client() as client:

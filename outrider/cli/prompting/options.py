@@ -21,65 +21,81 @@ from outrider.session.types import ScoredToken, TokenLogprobs
 OnText: TypeAlias = Callable[[str], None] | None
 """Gets text as it becomes final."""
 
-Prompt = Annotated[str | None, typer.Option(help="One prompt; `-` reads standard input.")]
+Prompt = Annotated[str | None, typer.Option(help="A prompt; `-` reads it from standard input.")]
 PromptFile = Annotated[
-    Path | None, typer.Option(help="One JSON string per line; answered in order.")
+    Path | None,
+    typer.Option(help="File with a prompt per line, each a JSON string; answered in order."),
 ]
-System = Annotated[str | None, typer.Option(help="System message.")]
-Model = Annotated[str, typer.Option(help=f"{MODEL_HELP} Empty: the default.")]
-Temperature = Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")]
+System = Annotated[str | None, typer.Option(help="The system message.")]
+Model = Annotated[str, typer.Option(help=f"{MODEL_HELP} Without it: the default model.")]
+Temperature = Annotated[
+    float, typer.Option(min=0, max=2, help="Sampling temperature; 0 is greedy.")
+]
 TopP = Annotated[
-    float, typer.Option(min=0, max=1, help="Keep the likeliest ids up to this probability.")
+    float,
+    typer.Option(min=0, max=1, help="Sample from the most likely tokens up to this probability."),
 ]
 TopK = Annotated[
-    int, typer.Option(min=0, max=(1 << 31) - 1, help="Keep the k likeliest ids; 0: all.")
+    int,
+    typer.Option(min=0, max=(1 << 31) - 1, help="Sample from the k most likely tokens; 0: all."),
 ]
 _IN_CONVERSATION = (
-    "With none of --temperature, --top-p, --top-k, a conversation is sampled as the model's makers "
-    "suggest (/stats tells), and all else is greedy."
+    "Without --temperature, --top-p and --top-k, a conversation uses the model's own settings "
+    "(`/stats` shows them), and single prompts are greedy."
 )
 TemperatureOrSuggested = Annotated[
-    float | None, typer.Option(min=0, max=2, help=f"0 is greedy. {_IN_CONVERSATION}")
+    float | None,
+    typer.Option(min=0, max=2, help=f"Sampling temperature; 0 is greedy. {_IN_CONVERSATION}"),
 ]
 TopPOrSuggested = Annotated[
     float | None,
-    typer.Option(min=0, max=1, help="Keep the likeliest ids up to this probability."),
+    typer.Option(min=0, max=1, help="Sample from the most likely tokens up to this probability."),
 ]
 TopKOrSuggested = Annotated[
-    int | None, typer.Option(min=0, max=(1 << 31) - 1, help="Keep the k likeliest ids; 0: all.")
+    int | None,
+    typer.Option(min=0, max=(1 << 31) - 1, help="Sample from the k most likely tokens; 0: all."),
 ]
-Seed = Annotated[int, typer.Option(min=0, max=(1 << 64) - 1, help="Same seed, same text.")]
-MaxTokens = Annotated[int, typer.Option(min=1, max=(1 << 31) - 1, help="Most tokens of a reply.")]
+Seed = Annotated[
+    int,
+    typer.Option(
+        min=0, max=(1 << 64) - 1, help="Seed of sampled replies: the same seed gives the same text."
+    ),
+]
+MaxTokens = Annotated[int, typer.Option(min=1, max=(1 << 31) - 1, help="Longest reply, in tokens.")]
 JsonSchema = Annotated[
-    Path | None, typer.Option(help="File with the JSON schema that replies follow.")
+    Path | None, typer.Option(help="Make replies follow the JSON schema in this file.")
 ]
-JsonObject = Annotated[bool, typer.Option("--json-object", help="Replies are JSON objects.")]
-Regex = Annotated[str | None, typer.Option(help="Replies match this regular expression.")]
-Lark = Annotated[Path | None, typer.Option(help="File with the Lark grammar that replies follow.")]
+JsonObject = Annotated[bool, typer.Option("--json-object", help="Make replies JSON objects.")]
+Regex = Annotated[str | None, typer.Option(help="Make replies match this regular expression.")]
+Lark = Annotated[
+    Path | None, typer.Option(help="Make replies follow the Lark grammar in this file.")
+]
 Tools = Annotated[
     Path | None,
     typer.Option(
-        help="JSON file with what the model may call: a list of objects with name, description and "
-        "parameters, or in OpenAI's shape."
+        help="JSON file with the tools that the model may call: a list of objects with name, "
+        "description and parameters, or the list that OpenAI's API takes."
     ),
 ]
 Json = Annotated[
     bool,
-    typer.Option("--json", help="One object per prompt: text, ids, finish_reason, timings."),
+    typer.Option(
+        "--json", help="Print a JSON object per prompt, with text, ids, finish_reason and timings."
+    ),
 ]
 Logprobs = Annotated[
     int,
     typer.Option(
         min=-1,
         max=MAX_LOGPROBS,
-        help=f"With --json: each token's log probability and those of so many likely ones, "
-        f"0..{MAX_LOGPROBS}; -1: none.",
+        help="With --json: print the log probability of each token, and of this many likely "
+        "alternatives; -1: none.",
     ),
 ]
 
 
 NoPrompt: TypeAlias = InvalidRequestError
-"""Stands for a line of --prompt-file that holds no prompt, and says why."""
+"""Stands for a line of --prompt-file without a valid prompt; its message gives the reason."""
 
 
 def read_prompts(
@@ -103,8 +119,8 @@ def piped_prompt() -> str:
     text = _from_stdin().removesuffix("\n")
     if not text.strip():
         raise InvalidRequestError(
-            "there is nothing to ask: give a prompt as argument, with --prompt or --prompt-file, "
-            "or pipe one in; a conversation needs a terminal"
+            "no prompt was given; give a prompt as argument, with --prompt or --prompt-file, or "
+            "pipe one in; a conversation needs a terminal"
         )
     check_text(text)
     return text
@@ -119,9 +135,9 @@ def read_tools(path: Path | None) -> tuple[str, ...]:
     except OSError as error:
         raise InvalidRequestError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"{path} is no JSON: {error}") from error
+        raise InvalidRequestError(f"{path} is not JSON: {error}") from error
     if not isinstance(found, list) or not found:
-        raise InvalidRequestError(f"{path} holds no list of tools; put them in [ and ]")
+        raise InvalidRequestError(f"{path} does not hold a list of tools; put them in [ and ]")
     return check_tools([tool_text(tool) for tool in found])
 
 
@@ -155,17 +171,17 @@ def _from_line(line: str, where: str) -> str | NoPrompt:
     try:
         prompt = json.loads(line)
         if not isinstance(prompt, str):
-            return NoPrompt(f"{where} is JSON, but no string; put the prompt in quotes")
+            return NoPrompt(f"{where} is JSON, but not a string; put the prompt in quotes")
         check_text(prompt)
     except (ValueError, RecursionError) as error:
-        return NoPrompt(f"{where} is no JSON string: {error}")
+        return NoPrompt(f"{where} is not a JSON string: {error}")
     except InvalidRequestError as error:
         return NoPrompt(f"{where}: {error.message}")
     return prompt
 
 
 def report_failure(prompt: str | NoPrompt, error: OutriderError, *, as_json: bool) -> None:
-    """One of several prompts has no answer; the others go on."""
+    """Report that one of several prompts has no answer."""
     print(f"outrider: {error.message}", file=sys.stderr, flush=True)
     if as_json:
         told = {"reason": error.reason, "message": error.message}
@@ -205,7 +221,7 @@ def sampling(
 def check_logprobs(num_logprobs: int, *, as_json: bool) -> None:
     """Log probabilities have no place in plain text. Raises InvalidRequestError."""
     if num_logprobs >= 0 and not as_json:
-        raise InvalidRequestError("--logprobs are told in JSON; add --json")
+        raise InvalidRequestError("--logprobs needs --json")
 
 
 def logprobs_as_objects(logprobs: Iterable[TokenLogprobs | None]) -> list[object]:
@@ -219,7 +235,8 @@ def logprobs_as_objects(logprobs: Iterable[TokenLogprobs | None]) -> list[object
 
 
 def _as_object(token: ScoredToken) -> dict[str, object]:
-    """`token` is for people: of half a character there is no text, but there are bytes."""
+    """A token as printed by --json. `token` is for people: half a character has bytes but no
+    text."""
     return {
         "id": token.id,
         "token": token.text.decode(errors="replace"),
@@ -231,7 +248,7 @@ def _as_object(token: ScoredToken) -> dict[str, object]:
 def grammar(
     json_schema: Path | None, regex: str | None, lark: Path | None, *, json_object: bool
 ) -> Grammar | None:
-    """The grammar of the flags, of which one may be given. Raises InvalidRequestError."""
+    """The grammar of the flags, of which at most one may be given. Raises InvalidRequestError."""
     if sum((json_schema is not None, regex is not None, lark is not None, json_object)) > 1:
         raise InvalidRequestError("give one of: --json-schema, --json-object, --regex, --lark")
     if json_schema is not None:

@@ -6,7 +6,7 @@ from rich.cells import cell_len
 
 _DIM, _PLAIN, _ERASE_BELOW = "\x1b[2m", "\x1b[22m", "\x1b[J"
 _CLEAR = "\x1b[H\x1b[J"
-"""The screen alone: what has scrolled away stays, and nothing is added to it."""
+"""Clears the screen only: lines that have scrolled away stay, and nothing is added to them."""
 
 
 class Painter:
@@ -61,7 +61,7 @@ class Painter:
         return _CLEAR + above + shown
 
     def _beginning_of_last_rows(self, text: str, num_rows: int) -> int:
-        """Which character of `text` begins the last so many rows."""
+        """Index of the character of `text` that begins its last `num_rows` rows."""
         begins, column = [0], 0
         for at, char in enumerate(text):
             if char == "\n":

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def reference(
-    text: Annotated[str | None, typer.Argument(help="One prompt, like --prompt.")] = None,
+    text: Annotated[str | None, typer.Argument(help="A prompt, as --prompt.")] = None,
     prompt: options.Prompt = None,
     prompt_file: options.PromptFile = None,
     system: options.System = None,
@@ -53,10 +53,10 @@ def reference(
     logprobs: options.Logprobs = -1,
     tools: options.Tools = None,
     threads: Annotated[
-        int, typer.Option(min=0, max=1024, help="Engine threads; 0: all cores.")
+        int, typer.Option(min=0, max=1024, help="Number of engine threads; 0: one per core.")
     ] = 0,
 ) -> None:
-    """Answer prompts with the engine alone: the text every mesh must equal, byte for byte."""
+    """Answer prompts with the engine alone; a mesh gives the same text, byte for byte."""
     options.check_logprobs(logprobs, as_json=as_json)
     grammar = options.grammar(json_schema, regex, lark, json_object=json_object)
     params = options.sampling(
@@ -88,7 +88,7 @@ class _Runner:
     compiled: CompiledGrammar | None
     tools: tuple[str, ...] = ()
     reply_format: ReplyFormat | None = None
-    """With tools, of a model whose calls can be read."""
+    """How to read tool calls; None without tools."""
 
     def answer(
         self, system: str | None, prompt: str, params: SamplingParams, on_text: options.OnText
@@ -167,7 +167,7 @@ def _answer(
 
 
 def _read(text: str, reply_format: ReplyFormat | None) -> dict[str, object]:
-    """What a reply with tools holds. Ids of calls are the mesh's to give."""
+    """Parts of a reply with tools. Ids of calls are left out: a mesh assigns them."""
     if reply_format is None:
         return {}
     read = read_reply(text, reply_format, seed="")

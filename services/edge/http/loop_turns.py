@@ -1,59 +1,32 @@
-"""TCP connections take turns at the event loop: what they cost is charged to their address prefix,
-and their next bytes are parsed when a fair queue says so."""
+"""TCP connections take turns at the event loop: their cost is charged to their address prefix, and
+a fair queue decides when their next bytes are parsed."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Generator
-from types import coroutine
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from services.edge.limits.fair_queue import ENTRY_BYTES, FairQueue, LoopUses
 
-ResultT = TypeVar("ResultT")
-
 TURN_S: Final = 0.0003
-"""What the connections of one pass of the event loop may take; a chat needs several passes until
-its first token is out, and in each its datagrams may take as long again."""
+"""Most time for connections in one pass of the event loop; a chat needs several passes until its
+first token is sent, and in each its datagrams may take as long again."""
 _MAX_PER_PASS: Final = 4
-"""Connections that go on in one pass. Each takes 0.3 ms at most on average; after a pass in which
-they took more than TURN_S, one goes on in the next."""
+"""Most connections that continue in one pass. Each takes at most 0.3 ms on average; after a pass in
+which they took more than TURN_S, only one continues in the next."""
 
 
 class Meter:
-    """Loop time that one connection took and that its prefix was not charged for yet."""
+    """Loop time of one connection that was not charged to its prefix yet."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
         self.unbilled_s = 0.0
 
-    @coroutine
-    def run(
-        self, work: Coroutine[Any, Any, ResultT], while_: Callable[[], bool] = lambda: True
-    ) -> Generator[Any, Any, ResultT]:
-        """Await `work` and measure it while `while_` holds: in the thread's own time, so that what
-        other processes take of the core is not charged."""
-        error: BaseException | None = None
-        try:
-            while True:
-                began = time.thread_time() if while_() else None
-                try:
-                    waited = work.send(None) if error is None else work.throw(error)
-                except StopIteration as end:
-                    result: ResultT = end.value
-                    return result
-                finally:
-                    if began is not None:
-                        self.unbilled_s += time.thread_time() - began
-                error = None
-                try:
-                    yield waited
-                except BaseException as thrown:
-                    error = thrown
-        finally:
-            error = None  # or it and its traceback would hold each other until a collection
-            work.close()
+    def add(self, seconds: float) -> None:
+        """It took so much more."""
+        self.unbilled_s += seconds
 
 
 class LoopTurns:
@@ -80,14 +53,14 @@ class LoopTurns:
         return self._queue.num_bytes > 0
 
     def bill(self, meter: Meter) -> None:
-        """Charge its prefix for what it took."""
+        """Charge the prefix for the meter's time."""
         if meter.unbilled_s:
             self._uses.spend(meter.prefix, meter.unbilled_s, time.perf_counter())
             self._used_s += meter.unbilled_s
             meter.unbilled_s = 0.0
 
     async def take(self, meter: Meter) -> None:
-        """Return when it is the connection's turn: at once if nobody waits."""
+        """Return when it is the connection's turn: at once if no other waits."""
         self.bill(meter)
         has_room = self._num_passed < _MAX_PER_PASS and self._used_s < TURN_S
         if has_room and self._queue.may_pass(meter.prefix, time.perf_counter()):
@@ -101,7 +74,7 @@ class LoopTurns:
         await turn
 
     def close(self) -> None:
-        """Nothing waits any more."""
+        """Stop the timer; no connection waits any more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

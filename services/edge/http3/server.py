@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-import types
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from email.utils import formatdate
 from typing import Any, Final, TypeAlias
 
 from outrider.client.protocol import CloseCode
+from services.edge.http3.application import Application, ApplicationCall
 from services.edge.http3.exchange import H3Code
 from services.edge.http3.framing import ConnectionFault
 from services.edge.http3.limits import Http3Limits
-from services.edge.http3.messages import Message, Refusal, Request, scope_of
+from services.edge.http3.messages import Refusal, Request
 from services.edge.http3.session import Http3Session, RequestStream
-from services.edge.limits.listener import MemoryBudget
 from services.edge.quic.aioquic_shim import ProtocolLimits
 from services.edge.quic.alpn import Connection
 
@@ -25,24 +24,17 @@ ALPN: Final = "h3"
 _STREAM_WINDOW_BYTES: Final = 256 << 10
 _UNIDIRECTIONAL_WINDOW_BYTES: Final = 64 << 10
 _MAX_UNIDIRECTIONAL: Final = 8
-"""Control, QPACK's encoder and decoder, and some of types that are to be ignored (RFC 9114, section
-6.2)."""
+"""Unidirectional streams: control, QPACK's encoder and decoder, and some of unknown types, which
+are ignored (RFC 9114, section 6.2)."""
 _STARTS_PER_TURN: Final = 4
 """Applications begun in one turn of the event loop: a datagram may hold fifty requests."""
-_PIECE_BYTES: Final = 64 << 10
-"""Of a response's body, sent before its client has to have read others."""
 _EXCESSIVE_LOAD: Final[int] = H3Code.EXCESSIVE_LOAD.value
 _NO_ERROR: Final[int] = H3Code.NO_ERROR.value
-_UNBOUNDED: Final = 1 << 62
 _CHECKS_PER_TIMEOUT: Final = 10
 _END_S: Final = 1.0
 """How long, when the edge stops, applications may take to end and responses to arrive."""
 _MAX_CHECK_S: Final = 1.0
 
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
-Application: TypeAlias = Callable[[Message, Receive, Send], Awaitable[None]]
-"""ASGI 3; any object that can be called so."""
 Word: TypeAlias = Callable[[Refusal, Request], Refusal]
 """How refusals of a request are worded."""
 
@@ -69,9 +61,9 @@ class Http3Service:
         state: Mapping[str, Any] | None = None,
         word: Word = _plainly,
     ) -> None:
-        """`word`: how what is refused without the application is worded; `state`: what the
-        application's lifespan left for its requests. Whoever serves it over TCP runs the lifespan,
-        for there is one of it."""
+        """`word` chooses the wording of refusals made without the application. `state`: state left
+        by the application's lifespan for its requests. The listener over TCP runs the lifespan,
+        which exists only once."""
         self.application = application
         self.word = word
         self.http_limits = limits
@@ -99,13 +91,13 @@ class Http3Service:
         return opened
 
     def progressed(self, connection: Http3Connection, *, has_ended: bool) -> None:
-        """Its client acknowledged something, or is gone."""
+        """The client acknowledged something, or is gone."""
         if has_ended:
             self._connections.discard(connection)
         self._progressed.set()
 
     def close_code(self, code: CloseCode) -> int:
-        """As ApplicationService."""
+        """Error code for closing a connection; see ApplicationService."""
         is_overload = code is CloseCode.OVERLOADED
         return _EXCESSIVE_LOAD if is_overload else _NO_ERROR
 
@@ -135,7 +127,7 @@ class Http3Service:
 
     async def stop(self) -> None:
         """Give applications that were told to end, and responses on their way, a moment; then
-        cancel what is still at work."""
+        cancel the rest."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_END_S):
                 await self.idle()
@@ -178,7 +170,7 @@ class Http3Connection:
         self._connection = connection
         self._loop = asyncio.get_running_loop()
         self._limits = service.http_limits
-        self._requests: dict[RequestStream, _Request] = {}
+        self._calls: dict[RequestStream, ApplicationCall] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._has_ended = False
         self._is_at_fault = False
@@ -196,65 +188,66 @@ class Http3Connection:
         return not self._session.num_requests
 
     def received(self, stream_id: int, data: bytes, end_stream: bool) -> None:
-        """As StreamService."""
+        """Data arrived on a stream; see StreamService."""
         self._guarded(lambda now: self._session.received(stream_id, data, end_stream, now))
 
     def reset(self, stream_id: int) -> None:
-        """As StreamService."""
+        """The client reset a stream; see StreamService."""
         self._guarded(lambda now: self._session.reset(stream_id, now))
 
     def stopped(self, stream_id: int) -> None:
-        """As StreamService."""
+        """The client stopped reading a stream; see StreamService."""
         self._guarded(lambda now: self._session.stopped(stream_id, now))
 
     def acknowledged(self) -> None:
-        """As StreamService."""
+        """The client acknowledged data; see StreamService."""
         if not self._has_ended:
             self._session.acknowledged(self._loop.time())
             self._service.progressed(self, has_ended=False)
 
     def drain(self) -> None:
-        """As StreamService."""
+        """Take no new requests; see StreamService."""
         if not self._has_ended:
             self._session.drain()
             self._connection.transmit_soon()
 
     def lost(self) -> None:
-        """As StreamService. Applications learn it, and have a little time to come to an end."""
+        """The connection was lost; see StreamService. Applications are told, and have a little time
+        to end."""
         self._has_ended = True
         if self._timer is not None:
             self._timer.cancel()
-        for request in self._requests.values():
-            request.budget.close()
-            self._loop.call_later(self._limits.cancel_grace_s, request.cancel)
+        for call in self._calls.values():
+            call.client_lost()
+            self._loop.call_later(self._limits.cancel_grace_s, call.cancel)
         self._session.lost()
         self._service.progressed(self, has_ended=True)
 
     # For the session.
 
     def hold_stream(self) -> bool:
-        """As RequestHost."""
+        """Count a stream; see RequestHost."""
         self._watch()
         return self._connection.hold_stream()
 
     def release_stream(self) -> None:
-        """As RequestHost."""
+        """Release a stream; see RequestHost."""
         self._connection.release_stream()
 
     def may_begin(self) -> bool:
-        """As RequestHost."""
+        """Whether one more request fits; see RequestHost."""
         return self._service.num_requests < self._limits.max_requests
 
     def date(self) -> bytes:
-        """As RequestHost."""
+        """Value of the Date header; see RequestHost."""
         return self._service.date()
 
     def worded(self, refusal: Refusal, request: Request) -> Refusal:
-        """As RequestHost."""
+        """The wording of a refusal; see RequestHost."""
         return self._service.word(refusal, request)
 
     def begin(self, stream: RequestStream) -> None:
-        """As RequestHost."""
+        """Run the application for a request; see RequestHost."""
         self._service.start(lambda: self._start(stream))
 
     # Requests.
@@ -263,12 +256,13 @@ class Http3Connection:
         if stream.gone_since is not None or self._has_ended:  # reset before its turn came
             self._session.returned(stream, self._loop.time())
             return
-        request = self._requests[stream] = _Request(self, stream)
-        request.task = self._service.run(request.run())
-        request.task.add_done_callback(lambda _: self._ended(stream))
+        call = ApplicationCall(self._service.application, self._session, stream, self._connection)
+        self._calls[stream] = call
+        call.task = self._service.run(call.run(self._service.state))
+        call.task.add_done_callback(lambda _: self._ended(stream))
 
     def _ended(self, stream: RequestStream) -> None:
-        self._requests.pop(stream).budget.close()
+        self._calls.pop(stream).close()
         self._session.returned(stream, self._loop.time())
         if not self._has_ended:
             self._connection.transmit_soon()
@@ -288,7 +282,9 @@ class Http3Connection:
         if self._timer is None and not self._has_ended:
             limits = self._limits
             shortest = min(
-                *(limits.header_timeout_s, limits.body_timeout_s, limits.write_timeout_s),
+                limits.header_timeout_s,
+                limits.body_timeout_s,
+                limits.write_timeout_s,
                 limits.cancel_grace_s,
             )
             wait_s = min(_MAX_CHECK_S, shortest / _CHECKS_PER_TIMEOUT)
@@ -297,135 +293,8 @@ class Http3Connection:
     def _check(self) -> None:
         self._timer = None
         for stream in self._session.expire(self._loop.time()):
-            if (request := self._requests.get(stream)) is not None:
-                request.cancel()
+            if (call := self._calls.get(stream)) is not None:
+                call.cancel()
         if self._session.num_requests:
             self._watch()
         self._connection.transmit_soon()
-
-
-class _Request:
-    """The application's two callables, and its call."""
-
-    def __init__(self, owner: Http3Connection, stream: RequestStream) -> None:
-        self._owner = owner
-        self._stream = stream
-        self._session = owner._session
-        self._loop = asyncio.get_running_loop()
-        self._changed = asyncio.Event()
-        self.budget = MemoryBudget(_UNBOUNDED, owner._connection.budget)
-        """For what the application keeps of what its client sent."""
-        self.task: asyncio.Task[None] | None = None
-        stream.wake = self._changed.set
-
-    def cancel(self) -> None:
-        """The application was given its time."""
-        if self.task is not None and not self.task.cancelling():
-            self.task.cancel()
-
-    async def run(self) -> None:
-        """Call the application. Whatever it raises ends this request alone."""
-        owner, exchange = self._owner, self._stream.exchange
-        assert exchange is not None
-        connection, service = owner._connection, owner._service
-        scope = scope_of(
-            exchange.request,
-            client=connection.peer,
-            server=connection.local,
-            state=service.state,
-            connection={
-                "secret": connection.secret,
-                "budget": self.budget,
-                "abort": self._abort,
-                "push": self._push,
-            },
-        )
-        try:
-            await _billed(self._called(service.application, scope), self._bill)
-        except Exception as failure:
-            connection.context.telemetry.refused("application", error=repr(failure))
-
-    async def _called(self, application: Application, scope: Message) -> None:
-        await application(scope, self._receive, self._send)
-
-    async def _receive(self) -> Message:
-        exchange = self._stream.exchange
-        assert exchange is not None
-        while True:
-            self._changed.clear()
-            message = self._session.receive(self._stream, self._loop.time())
-            if message is not None:
-                self._transmit()  # what was read makes room
-                return message
-            try:
-                await self._changed.wait()
-            finally:
-                exchange.stop_waiting(self._loop.time())
-
-    async def _send(self, message: Message) -> None:
-        body = message.get("body", b"")
-        if message["type"] == "http.response.body" and len(body) > _PIECE_BYTES:
-            last = (len(body) - 1) // _PIECE_BYTES * _PIECE_BYTES
-            for at in range(0, last, _PIECE_BYTES):
-                piece = body[at : at + _PIECE_BYTES]
-                await self._send_piece({**message, "body": piece, "more_body": True})
-            message = {**message, "body": body[last:]}
-        await self._send_piece(message)
-
-    async def _send_piece(self, message: Message) -> None:
-        self._session.send(self._stream, message, self._loop.time())
-        self._transmit()
-        if self._stream.gone_since is not None or self._owner._has_ended:
-            await asyncio.sleep(0)  # so that one who goes on sending can be cancelled
-        while self._session.must_wait(self._stream):
-            self._changed.clear()
-            await self._changed.wait()
-
-    def _push(self, data: bytes) -> bool:
-        """Send a piece of the body at once; False: nothing was sent, for its client does not
-        read."""
-        if len(data) > _PIECE_BYTES or self._session.must_wait(self._stream):
-            return False
-        if self._stream.gone_since is not None or self._owner._has_ended:
-            return False
-        message = {"type": "http.response.body", "body": data, "more_body": True}
-        self._session.send(self._stream, message, self._loop.time())
-        self._transmit()
-        return True
-
-    def _abort(self) -> None:
-        self._session.abort(self._stream, self._loop.time())
-        self._transmit()
-
-    def _transmit(self) -> None:
-        if not self._owner._has_ended:
-            self._owner._connection.transmit_soon()
-
-    def _bill(self, seconds: float) -> None:
-        self._owner._connection.unbilled_s += seconds
-
-
-@types.coroutine
-def _billed(
-    work: Coroutine[Any, Any, None], bill: Callable[[float], None]
-) -> Generator[Any, Any, None]:
-    """Await `work`, and bill the time of each of its steps: an address prefix has a share of the
-    loop's time, whatever it is used for."""
-    step: Callable[[Any], Any] = work.send
-    given: Any = None
-    while True:
-        began = time.thread_time()
-        try:
-            awaited = step(given)
-        except StopIteration:
-            return
-        finally:
-            bill(time.thread_time() - began)
-        try:
-            given = yield awaited
-            step = work.send
-        except GeneratorExit:
-            work.close()
-            raise
-        except BaseException as error:
-            step, given = work.throw, error

@@ -8,7 +8,8 @@ to. RFC 9000, section 21 describes the attacks (21.6 on commitment of streams, 2
 reassembly). What aioquic bounds itself is not repeated here: ranges to acknowledge, answers to
 PATH_CHALLENGE, paths, connection IDs in use and to be retired.
 
-This module overrides private methods, so it works with one version of aioquic (`check_version`).
+This module overrides private methods, so it works with one version of aioquic (`check_version`);
+`python -m tools.library_internals --try aioquic` says what a newer one changes for it.
 """
 
 from __future__ import annotations
@@ -76,10 +77,6 @@ _STREAM_WITH_OFFSET: Final = _STREAM | 4
 """Frames that say how long they are."""
 _STREAMS: Final = RateLimit(per_s=200.0, burst=1000.0)
 _FRAMES: Final = RateLimit(per_s=10_000.0, burst=30_000.0)
-
-# Its members are singletons, and keys of what aioquic looks up for every packet; enum hashes their
-# names, in Python.
-setattr(Epoch, "__hash__", object.__hash__)  # noqa: B010 (a method of another's class)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +260,7 @@ class BoundedConnection(QuicConnection):
         out."""
         if not self._handshake_confirmed or not self._is_plain(self._network_paths[0]):
             return True
-        space = self._spaces[Epoch.ONE_RTT]
+        space = self._application_space
         return space.ack_at is not None or self._has_limits_to_write or bool(self._waiting())
 
     def break_cycles(self) -> None:
@@ -302,7 +299,7 @@ class BoundedConnection(QuicConnection):
             or self._retire_connection_ids
             or not path.is_validated
             or path.remote_challenges
-            or not self._crypto_streams[Epoch.ONE_RTT].sender.buffer_is_empty
+            or not self._application_crypto.sender.buffer_is_empty
         ):
             return False
         for cid in self._host_cids:
@@ -343,7 +340,7 @@ class BoundedConnection(QuicConnection):
         if not self._is_plain(network_path):
             super()._write_application(builder, network_path, now)
             return
-        space, crypto = self._spaces[Epoch.ONE_RTT], self._cryptos[Epoch.ONE_RTT]
+        space, crypto = self._application_space, self._cryptos[Epoch.ONE_RTT]
         waiting = self._waiting()
         while True:
             # Acknowledgements are not paced.
@@ -455,6 +452,9 @@ class BoundedConnection(QuicConnection):
         for stream in self._crypto_streams.values():
             # CRYPTO frames do not count in flow control.
             stream.receiver = CryptoReceiver(ReceiveState(self._receiving.budget))
+        # Found here once: a lookup by Epoch hashes its name, in Python.
+        self._application_space = self._spaces[Epoch.ONE_RTT]
+        self._application_crypto = self._crypto_streams[Epoch.ONE_RTT]
 
     def _get_or_create_stream(self, frame_type: int, stream_id: int) -> QuicStream:
         num_opened = self._num_opened

@@ -9,9 +9,9 @@ from typing import Annotated, Final, NamedTuple
 from outrider.bounds import NonNegativeInt, between
 from outrider.errors import MalformedFrameError
 from outrider.session.region import Draft
-from services.edge.drafter.settings import MAX_LEAD
 from services.edge.session.acceptance import DraftOutcome
 from services.edge.session.draft_sources import Drafter, Guess
+from services.edge.session.events import MAX_LEAD
 
 
 @dataclass(frozen=True, slots=True)

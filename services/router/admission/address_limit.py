@@ -20,7 +20,7 @@ MAX_REMEMBERED: Final = 1024
 
 
 class AddressLimit:
-    """Sessions by flow (AdmissionRequest.flow) and by hash of the address prefix. Every `open` is
+    """Sessions by flow (`SessionRequest.flow`) and by hash of the address prefix. Every `open` is
     followed by one `close`. Times in seconds."""
 
     def __init__(self, max_above_low: int) -> None:

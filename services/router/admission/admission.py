@@ -21,8 +21,9 @@ from services.router.admission.policy import AdmissionPolicy, LengthPolicy, Queu
 from services.router.admission.pricing import ChatCharges, PriceTable
 from services.router.admission.queue import AdmissionQueue, Head, QueueRate
 from services.router.admission.routing import FleetView, Route, choose_route
-from services.router.admission.session import AdmissionRequest, AdmittedSession
+from services.router.admission.session import AdmittedSession
 from services.router.admission.tenants import TenantPolicy, Tenants, delay_ms
+from services.router.session_request import SessionRequest
 
 MAX_WAITS: Final = 4096
 """Waits kept between two calls of AdmissionStats.take, the latest ones."""
@@ -110,26 +111,28 @@ class Admission:
         """Sessions in the queue by model; models without any are left out."""
         return {model: sum(it.values()) for model, it in self._queue.num_waiting().items()}
 
-    def grant(self, asked: AdmissionRequest, now: float) -> Priority:
+    def grant(self, request: SessionRequest, now: float) -> Priority:
         """The class that a session gets: the one it asks for, as far as its tenant, the length of
         its prompt and, for a client without a key, the limit of its address allow."""
-        prompt_tokens = asked.request.prompt_tokens - asked.num_resumed_tokens
         return min(
-            self.tenants.grant(asked.tenant, asked.priority),
-            self._lengths.highest(prompt_tokens),
-            self._address_limit.highest(asked.flow, asked.address_hash, now),
+            self.tenants.grant(request.tenant, request.priority),
+            self._lengths.highest(request.prompt_tokens),
+            self._address_limit.highest(request.flow, request.address_hash, now),
         )
 
-    def open(self, asked: AdmissionRequest, fleet: FleetView, now: float) -> Route | None:
-        """Let a session in: where it goes now; None if it waits for `dequeue`.
+    def open(
+        self, session_id: int, asked: SessionRequest, fleet: FleetView, now: float
+    ) -> Route | None:
+        """Let a session in, with the class of `grant`: where it goes now; None if it waits for
+        `dequeue`. Its id is unique among the router's live sessions.
 
         Raises OverloadedError with `cause` in its metadata (tenant_sessions, tenant_tokens, queue,
         slo), InvalidRequestError, and what placement raises; then the session does not count as
         open.
         """
-        priority = self.grant(asked, now)
+        request = replace(asked, priority=self.grant(asked, now))
         try:
-            session = self._reserve(asked, priority, fleet.replica_set(asked.request), now)
+            session = self._reserve(session_id, request, fleet.replica_set(request), now)
             try:
                 route = self._route_at_once(session, fleet, now)
                 if route is None:
@@ -139,11 +142,15 @@ class Admission:
                 raise
         except OverloadedError as error:
             cause = error.metadata["cause"]
-            model = "" if cause.startswith("tenant_") else asked.request.model
-            self._count_refusal(asked.tenant, priority, cause, model)
+            model = "" if cause.startswith("tenant_") else request.model
+            self._count_refusal(request, cause, model)
             raise
-        self.stats.sessions[self.tenants.label(asked.tenant), "admitted"] += 1
+        self.stats.sessions[self.tenants.label(request.tenant), "admitted"] += 1
         return route
+
+    def priority(self, session_id: int) -> Priority:
+        """The class of a session that was let in."""
+        return self._sessions[session_id].request.priority
 
     def dequeue(self, fleet: FleetView, now: float) -> Iterator[Dequeued]:
         """Sessions that leave the queue now. The caller places each before it asks for the next,
@@ -167,19 +174,20 @@ class Admission:
         session = self._sessions.pop(session_id, None)
         if session is None:
             return
-        self._address_limit.close(session.flow, session.address_hash, session.priority, now)
+        request = session.request
+        self._address_limit.close(request.flow, request.address_hash, request.priority, now)
         session.is_placed &= was_taken
         if session.is_waiting:
             self._give_up(session)
         used_tokens = session.used_tokens(upto)
         self.tenants.close(
-            session.tenant,
+            request.tenant,
             session.reservation_id,
             unused_tokens=max(0, session.reserved_tokens - used_tokens),
             duration_s=now - session.arrived_at,
             now=now,
         )
-        self.stats.tokens[(self.tenants.label(session.tenant),)] += used_tokens
+        self.stats.tokens[(self.tenants.label(request.tenant),)] += used_tokens
         if session.is_placed:
             self._charge(session, upto)
 
@@ -192,9 +200,10 @@ class Admission:
         """Refuse sessions that have waited too long; `take_refused` returns them."""
         for session in self._queue.expire(now):
             self._give_up(session)
-            if session.deadline_at is not None and session.deadline_at <= now:
+            deadline_at = session.request.deadline_at
+            if deadline_at is not None and deadline_at <= now:
                 error: OutriderError = DeadlineError(
-                    "The deadline passed before a replica had room: leave the session more time."
+                    "the deadline passed before a replica had room; leave the session more time"
                 )
                 self._refused.append((session.session_id, error))
             else:
@@ -208,49 +217,42 @@ class Admission:
         return refused
 
     def _cost(self, session: AdmittedSession, upto: int) -> Cost | None:
-        reply_tokens = max(upto, session.num_resumed_tokens)
-        model = session.request.model
-        return self._prices.cost(session.tenant, model, session.prompt_tokens, reply_tokens)
+        request = session.request
+        reply_tokens = max(upto, request.num_committed)
+        return self._prices.cost(request.tenant, request.model, request.prompt_tokens, reply_tokens)
 
     def _charge(self, session: AdmittedSession, upto: int) -> None:
         cost = self._cost(session, upto)
         if cost is None:
             return
-        nanos = self._charges.charge(session.chat_digest, cost.amount_nanos)
+        request = session.request
+        nanos = self._charges.charge(request.chat_digest, cost.amount_nanos)
         if nanos:
-            label = self.tenants.label(session.tenant)
-            self.stats.costs_nanos[label, session.request.model] += nanos
+            self.stats.costs_nanos[self.tenants.label(request.tenant), request.model] += nanos
 
     def _reserve(
-        self, asked: AdmissionRequest, priority: Priority, replica_set: Hashable, now: float
+        self, session_id: int, request: SessionRequest, replica_set: Hashable, now: float
     ) -> AdmittedSession:
         """Count the session in at its tenant and its address. Raises OverloadedError,
         InvalidRequestError."""
-        # The request's prompt includes the tokens that it resumes after, however many these are.
-        num_left = max(0, asked.max_tokens - asked.num_resumed_tokens)
-        tokens = asked.request.prompt_tokens + num_left
-        reservation = self.tenants.open(asked.tenant, tokens, now, is_resumed=asked.is_resumed)
-        wait_priority = Priority.LOW if asked.is_resumed else priority
-        expires_at = now + self.policy.max_wait_s(wait_priority)
-        session = self._sessions[asked.session_id] = AdmittedSession(
-            session_id=asked.session_id,
-            request=asked.request,
-            tenant=asked.tenant,
-            flow=asked.flow,
-            address_hash=asked.address_hash,
-            priority=priority,
-            queue_priority=(QueuePriority.RESUMED if asked.is_resumed else QueuePriority(priority)),
+        # All that it resumes after is computed, however much that is.
+        num_left = max(0, request.max_tokens - request.num_committed)
+        tokens = request.prefill_tokens + num_left
+        is_resumed, priority = request.is_resumed, request.priority
+        reservation = self.tenants.open(request.tenant, tokens, now, is_resumed=is_resumed)
+        expires_at = now + self.policy.max_wait_s(Priority.LOW if is_resumed else priority)
+        session = self._sessions[session_id] = AdmittedSession(
+            session_id=session_id,
+            request=request,
+            queue_priority=QueuePriority.RESUMED if is_resumed else QueuePriority(priority),
             reserved_tokens=tokens,
-            weight=self.tenants.policy(asked.tenant).weight,
+            weight=self.tenants.policy(request.tenant).weight,
             reservation_id=reservation,
             arrived_at=now,
-            deadline_at=asked.deadline_at,
-            expires_at=min(expires_at, asked.deadline_at or expires_at),
-            num_resumed_tokens=asked.num_resumed_tokens,
-            chat_digest=asked.chat_digest,
+            expires_at=min(expires_at, request.deadline_at or expires_at),
             replica_set=replica_set,
         )
-        self._address_limit.open(session.flow, session.address_hash, priority)
+        self._address_limit.open(request.flow, request.address_hash, priority)
         return session
 
     def _route_at_once(
@@ -281,11 +283,12 @@ class Admission:
         sub_queue = self._queue.find(session)
         num_ahead = sub_queue.num_ahead(session.queue_priority, session.flow) if sub_queue else 0
         wait_s = rate.interval_s(now) * (num_ahead + 1)
-        limit_s = self.policy.max_wait_s(session.priority)
+        priority = session.request.priority
+        limit_s = self.policy.max_wait_s(priority)
         if rate.is_known and wait_s > limit_s:
             raise OverloadedError(
-                f"About {wait_s:.1f} s would pass before a replica had room, and "
-                f"{session.priority.name} sessions wait {limit_s:g} s at most: try again later.",
+                f"about {wait_s:.1f} s would pass before a replica had room, and "
+                f"{priority.name} sessions wait {limit_s:g} s at most; try again later",
                 retry_delay_ms=delay_ms(rate.retry_delay_s(wait_s - limit_s, now)),
                 metadata={"cause": "slo"},
             )
@@ -300,8 +303,9 @@ class Admission:
         victim = self._queue.victim(model, shed, session.queue_priority, session.flow)
         if victim is None:
             raise OverloadedError(
-                f"{self._queue.length(model)} sessions wait already for model {model}, and "
-                f"{session.priority.name} ones have their share of the queue: try again later.",
+                f"{self._queue.length(model)} sessions already wait for model {model}, and "
+                f"{session.request.priority.name} ones have their share of the queue; try again "
+                "later",
                 retry_delay_ms=delay_ms(rate.retry_delay_s(0.0, now)),
                 metadata={"cause": "queue"},
             )
@@ -329,26 +333,27 @@ class Admission:
         self._rates[session.request.model].gave_up()
 
     def _refuse_waiting(self, session: AdmittedSession, cause: str, now: float) -> None:
-        rate = self._rates[session.request.model]
+        request = session.request
+        rate = self._rates[request.model]
         waited_s = now - session.arrived_at
         error = OverloadedError(
-            f"After {waited_s:.1f} s in the queue no replica had room for this "
-            f"{session.priority.name} session: try again later.",
+            f"after {waited_s:.1f} s in the queue no replica had room for this "
+            f"{request.priority.name} session; try again later",
             retry_delay_ms=delay_ms(rate.retry_delay_s(0.0, now)),
             metadata={"cause": cause},
         )
-        self._count_refusal(session.tenant, session.priority, cause, session.request.model)
+        self._count_refusal(request, cause, request.model)
         self._refused.append((session.session_id, error))
 
     def _count_route(self, session: AdmittedSession, route: Route, now: float) -> None:
         session.is_placed = True
         # Ids and hashes of a long prompt, which nobody asks for any more.
-        session.request = replace(session.request, prompt=None)
+        request = session.request = replace(session.request, prompt=None)
         wait_ms = (now - session.arrived_at) * 1000.0
-        self.stats.waits_ms.append((session.priority, session.request.model, wait_ms))
+        self.stats.waits_ms.append((request.priority, request.model, wait_ms))
         if route.spill_cause:
             self.stats.spilled[route.home, route.decision.region, route.spill_cause] += 1
 
-    def _count_refusal(self, tenant: str, priority: Priority, cause: str, model: str) -> None:
-        self.stats.refused[priority.name, cause, model] += 1
-        self.stats.sessions[self.tenants.label(tenant), "refused"] += 1
+    def _count_refusal(self, request: SessionRequest, cause: str, model: str) -> None:
+        self.stats.refused[request.priority.name, cause, model] += 1
+        self.stats.sessions[self.tenants.label(request.tenant), "refused"] += 1

@@ -19,29 +19,30 @@ from outrider.model_identity import same_model
 from services.router.admission.policy import AdmissionPolicy, QueuePriority
 from services.router.admission.session import AdmittedSession
 from services.router.fleet.replica import Replica
-from services.router.placement.types import Decision, PlacementRequest
+from services.router.placement.types import Decision
+from services.router.session_request import SessionRequest
 
 
 class FleetView(Protocol):
     """Placement and fleet, as admission sees them."""
 
-    def home(self, request: PlacementRequest) -> str:
+    def home(self, request: SessionRequest) -> str:
         """The session's home region: the router's own, if it has replicas of the model, in service
         or not, and may hold the prompt; otherwise the nearest one that could have the session; ""
         if none could."""
         ...
 
-    def replica_set(self, request: PlacementRequest) -> Hashable:
+    def replica_set(self, request: SessionRequest) -> Hashable:
         """Equal for requests that the same replicas can serve, whatever their clients wrote: there
         are no more of these than the fleet has parts."""
         ...
 
-    def may_return(self, request: PlacementRequest) -> bool:
+    def may_return(self, request: SessionRequest) -> bool:
         """Whether a replica that could serve it takes no sessions now but may soon again: it is
         silent, in quarantine, or was lost a moment ago."""
         ...
 
-    def quote(self, request: PlacementRequest, region: str, now: float) -> Decision:
+    def quote(self, request: SessionRequest, region: str, now: float) -> Decision:
         """The best replica in a region; "": in any that the request allows. Raises what placement
         raises."""
         ...
@@ -51,7 +52,7 @@ class LiveFleetView:
     """The replica registry's regions and round trips, and placement's quotes. As FleetView."""
 
     def __init__(
-        self, decide: Callable[[PlacementRequest, float], Decision], region: str, return_s: float
+        self, decide: Callable[[SessionRequest, float], Decision], region: str, return_s: float
     ) -> None:
         """`decide` is placement's, `region` the router's own; a replica that was lost less than
         `return_s` ago counts as one that may soon be back."""
@@ -86,21 +87,21 @@ class LiveFleetView:
                 nearest = rtt_ms.get(replica.region, replica.rtt.min_ms)
                 rtt_ms[replica.region] = min(nearest, replica.rtt.min_ms)
 
-    def home(self, request: PlacementRequest) -> str:
+    def home(self, request: SessionRequest) -> str:
         """The router's own region where it has replicas of the model, in service or not, and may
         hold the prompt; otherwise the nearest region with one in service, "" without any."""
         regions = self._regions.get(request.model, ())
-        if self._region in regions and _allows(request, self._region):
+        if self._region in regions and request.allows_region(self._region):
             return self._region
         known = self._rtt_ms.get(request.model, {})
-        allowed = [region for region in known if _allows(request, region)]
+        allowed = [region for region in known if request.allows_region(region)]
         return min(allowed, key=lambda region: (known[region], region), default="")
 
-    def replica_set(self, request: PlacementRequest) -> Hashable:
+    def replica_set(self, request: SessionRequest) -> Hashable:
         """Model, vocabulary, those of the model's regions that may have it, and the identity that
         has to go on with it. What names no part of the fleet makes no difference."""
         regions = self._regions.get(request.model, ())
-        allowed = frozenset(region for region in regions if _allows(request, region))
+        allowed = frozenset(region for region in regions if request.allows_region(region))
         identity = request.identity
         if identity is None:
             return request.model, request.vocabulary_digest, allowed
@@ -110,14 +111,14 @@ class LiveFleetView:
         begun = identity, request.allows_inexact
         return request.model, request.vocabulary_digest, allowed, begun
 
-    def may_return(self, request: PlacementRequest) -> bool:
+    def may_return(self, request: SessionRequest) -> bool:
         """Whether a replica that may serve it takes no sessions now but may soon."""
         return any(
-            _allows(request, region) and _is_fit(request, identity)
+            request.allows_region(region) and request.may_continue_at(identity)
             for region, identity in self._returning.get(request.model, ())
         )
 
-    def quote(self, request: PlacementRequest, region: str, now: float) -> Decision:
+    def quote(self, request: SessionRequest, region: str, now: float) -> Decision:
         """The best replica in a region; "": in any that the request allows. Raises what placement
         raises."""
         narrowed = replace(request, residency=(region,)) if region else request
@@ -157,7 +158,7 @@ def choose_route(
         if fleet.may_return(session.request):
             return None  # a process that gets no CPU time is silent for a while, then goes on
         raise
-    left_ms = policy.slo_ms(session.priority) - (now - session.arrived_at) * 1000.0
+    left_ms = policy.slo_ms(session.request.priority) - (now - session.arrived_at) * 1000.0
     max_backlog_ms = policy.max_backlog_ms(backlog_priority)
     if decision.wait.total_ms > left_ms and not _has_room(decision, max_backlog_ms):
         return None
@@ -175,7 +176,7 @@ def _has_room(decision: Decision, max_backlog_ms: float) -> bool:
 
 
 def _spill_cause(
-    request: PlacementRequest,
+    request: SessionRequest,
     home: str,
     fleet: FleetView,
     left_ms: float,
@@ -192,13 +193,3 @@ def _spill_cause(
     if decision.wait.total_ms <= left_ms:
         return ""
     return "slow" if _has_room(decision, max_backlog_ms) else "full"
-
-
-def _is_fit(request: PlacementRequest, identity: bytes) -> bool:
-    """Whether a replica that computes this may go on with it."""
-    has_choice = request.identity is None or request.allows_inexact
-    return has_choice or same_model(request.identity or b"", identity)
-
-
-def _allows(request: PlacementRequest, region: str) -> bool:
-    return not request.residency or region in request.residency

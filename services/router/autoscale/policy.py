@@ -48,10 +48,10 @@ class AutoscalePolicy:
         if self.idle_utilization >= self.target_utilization:
             raise ConfigError(
                 f"autoscale.idle_utilization is {self.idle_utilization} and target_utilization "
-                f"{self.target_utilization}: leave room between, or the number swings."
+                f"{self.target_utilization}; leave room between, or the number swings"
             )
         if self.max_replicas < self.min_replicas:
             raise ConfigError(
                 f"autoscale.max_replicas is {self.max_replicas}, below min_replicas "
-                f"{self.min_replicas}: raise it."
+                f"{self.min_replicas}; raise it"
             )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable
-from dataclasses import replace
+from collections.abc import Collection, Container, Iterable
 from typing import Final
 
 import numpy as np
@@ -20,7 +19,8 @@ from outrider.model_identity import same_model, short_form
 from outrider.session.types import Priority
 from services.router.fleet.replica import Replica
 from services.router.placement.replica_table import Bools, ReplicaTable
-from services.router.placement.types import RETRY_DELAY_MS, PlacementPolicy, PlacementRequest
+from services.router.placement.types import RETRY_DELAY_MS, PlacementPolicy
+from services.router.session_request import SessionRequest
 
 _OTHER_IDENTITY: Final = "model_identity"
 """Cause in the metadata of a refusal."""
@@ -28,25 +28,30 @@ _MAX_LISTED: Final = 4
 """Identities named in a refusal, the most frequent ones."""
 
 
-def able(table: ReplicaTable, request: PlacementRequest, policy: PlacementPolicy) -> Bools:
-    """[rows] whether a replica meets every constraint."""
-    found = in_reach(table, request)
+def able(
+    table: ReplicaTable,
+    request: SessionRequest,
+    policy: PlacementPolicy,
+    exclude: Collection[str] = (),
+) -> Bools:
+    """[rows] whether a replica meets every constraint and is none of `exclude`."""
+    found = in_reach(table, request, exclude)
     found &= table.counts["min_priority"] <= request.priority
     found &= table.num_excess[request.priority - 1] <= policy.max_queued
     return found
 
 
-def may_differ(table: ReplicaTable, request: PlacementRequest) -> bool:
+def may_differ(table: ReplicaTable, request: SessionRequest) -> bool:
     """Whether a replica of another model identity may have a session that has tokens: it is
     allowed, and none of its own identity could have it if it were idle."""
     if request.identity is None or not request.allows_inexact:
         return False
     # One that was tried and refused the session may be full for a moment.
-    return not in_reach(table, replace(request, exclude=frozenset())).any()
+    return not in_reach(table, request).any()
 
 
-def in_reach(table: ReplicaTable, request: PlacementRequest) -> Bools:
-    """[rows] whether a replica could have the session if it were idle."""
+def in_reach(table: ReplicaTable, request: SessionRequest, exclude: Collection[str] = ()) -> Bools:
+    """[rows] whether a replica could have the session if it were idle; none of `exclude` could."""
     model = table.models.find((request.model, request.vocabulary_digest))
     found: Bools = table.schedulable & (table.counts["model"] == model)
     if request.residency:
@@ -55,8 +60,8 @@ def in_reach(table: ReplicaTable, request: PlacementRequest) -> Bools:
         for region in request.residency:
             allowed |= regions == table.regions.find(region)
         found &= allowed
-    if request.exclude:
-        found[table.rows(request.exclude)] = False
+    if exclude:
+        found[table.rows(exclude)] = False
     if request.identity is not None:
         # Few sessions have tokens when they are placed: a column of codes would seldom be read.
         identity = request.identity
@@ -65,9 +70,13 @@ def in_reach(table: ReplicaTable, request: PlacementRequest) -> Bools:
 
 
 def refusal(
-    request: PlacementRequest, replicas: Iterable[Replica], table: ReplicaTable
+    request: SessionRequest,
+    replicas: Iterable[Replica],
+    table: ReplicaTable,
+    exclude: Collection[str] = (),
 ) -> OutriderError:
-    """Why no replica may have the session: the first of these reasons that applies."""
+    """Why no replica may have the session: the first of these reasons that applies. `exclude`:
+    replicas already tried for it."""
     known = list(replicas)
     found = [replica for replica in known if replica.model_name in ("", request.model)]
     if not found:
@@ -79,20 +88,19 @@ def refusal(
     allowed = [r for r in fitting if not request.residency or r.region in request.residency]
     if not allowed:
         return _outside_residency(request, fitting)
-    if rows := np.flatnonzero(in_reach(table, request)).tolist():
+    if rows := np.flatnonzero(in_reach(table, request, exclude)).tolist():
         return OverloadedError(
-            f"Every replica of model {request.model} is full ({_occupancy(table, rows)}): "
-            "try again later.",
+            f"every replica of model {request.model} is full ({_occupancy(table, rows)}); try "
+            "again later",
             retry_delay_ms=RETRY_DELAY_MS,
         )
-    anew = replace(request, exclude=frozenset())
-    if request.identity is not None and not in_reach(table, anew).any():
-        others = [it for it in allowed if it.takes_sessions and it.name not in request.exclude]
+    if request.identity is not None and not in_reach(table, request).any():
+        others = [it for it in allowed if it.takes_sessions and it.name not in exclude]
         if others:
             return _other_identities(request, others)
     return NoReplicaError(
-        f"No replica can serve model {request.model} now ({_states(allowed, request.exclude)}): "
-        "try again in a moment.",
+        f"no replica can serve model {request.model} now ({_states(allowed, exclude)}); try again "
+        "in a moment",
         retry_delay_ms=RETRY_DELAY_MS,
     )
 
@@ -102,41 +110,41 @@ def is_other_identity(error: OutriderError) -> bool:
     return error.metadata.get("cause") == _OTHER_IDENTITY
 
 
-def _other_identities(request: PlacementRequest, others: list[Replica]) -> OutriderError:
+def _other_identities(request: SessionRequest, others: list[Replica]) -> OutriderError:
     counts = Counter(short_form(replica.model_identity) for replica in others)
     listed = ", ".join(f"{count} as {it}" for it, count in counts.most_common(_MAX_LISTED))
     return NoReplicaError(
-        f"The reply was begun by a replica of model {request.model} that computes as "
-        f"{short_form(request.identity or b'')}, and none of these is in service; the others "
-        f"compute differently ({listed}), so their text would not be its continuation: ask again "
-        "for a new reply, or set allow_inexact_failover in [[router.tenants]].",
+        f"the reply was begun by a replica of model {request.model} that computes as "
+        f"{short_form(request.identity or b'')} and is not in service, and the others compute "
+        f"differently ({listed}), so their text would not continue it; ask again for a new reply, "
+        "or set allow_inexact_failover in [[router.tenants]]",
         retry_delay_ms=RETRY_DELAY_MS,
         metadata={"cause": _OTHER_IDENTITY},
     )
 
 
-def _unknown_model(request: PlacementRequest, known: list[Replica]) -> OutriderError:
+def _unknown_model(request: SessionRequest, known: list[Replica]) -> OutriderError:
     if not known:
-        return NoReplicaError("This router has no replicas: list them in [[router.replicas]].")
+        return NoReplicaError("this router has no replicas; list them in [[router.replicas]]")
     names = ", ".join(sorted({replica.model_name for replica in known}))
-    return UnknownModelError(f"No replica serves model {request.model}: use one of {names}.")
+    return UnknownModelError(f"no replica serves model {request.model}; use one of {names}")
 
 
-def _wrong_vocabulary(request: PlacementRequest, found: list[Replica]) -> OutriderError:
+def _wrong_vocabulary(request: SessionRequest, found: list[Replica]) -> OutriderError:
     ours = sorted({r.model.vocabulary_digest.hex() for r in found if r.model})
     theirs = request.vocabulary_digest.hex()
     return VocabularyMismatchError(
-        f"The ids are of vocabulary {theirs or '(none)'} but model {request.model} has "
-        f"{', '.join(ours)}: send messages, or use that vocabulary.",
+        f"the ids are of vocabulary {theirs or '(none)'} but model {request.model} has "
+        f"{', '.join(ours)}; send messages, or use that vocabulary",
         metadata={"ours": ",".join(ours), "theirs": theirs},
     )
 
 
-def _outside_residency(request: PlacementRequest, fitting: list[Replica]) -> OutriderError:
+def _outside_residency(request: SessionRequest, fitting: list[Replica]) -> OutriderError:
     held = ", ".join(sorted({replica.region for replica in fitting}))
     return NoReplicaError(
-        f"Model {request.model} has no replica in {', '.join(request.residency)}, where the "
-        f"prompt may be held, only in {held}: widen the residency."
+        f"model {request.model} has no replica in {', '.join(request.residency)}, where the "
+        f"prompt may be held, only in {held}; widen the residency"
     )
 
 

@@ -12,7 +12,7 @@ the same replica. docs/guides/placement.md explains the terms.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from random import Random
 from typing import Protocol
@@ -30,10 +30,10 @@ from services.router.placement.types import (
     Decision,
     KvSource,
     PlacementPolicy,
-    PlacementRequest,
     ReplicaStatus,
 )
 from services.router.prefix_index.index import PrefixIndex, mask_of, tokens_by_owner
+from services.router.session_request import SessionRequest
 
 MAX_CONSIDERED = 8
 """Replicas listed in a Decision."""
@@ -77,8 +77,11 @@ class Placement:
         """By session, the row of its replica."""
         fleet.changed.update(replica.name for replica in fleet)
 
-    def decide(self, request: PlacementRequest, now: float) -> Decision:
-        """Choose a replica. Counts nothing: `put` says that the session was sent there.
+    def decide(
+        self, request: SessionRequest, now: float, exclude: Collection[str] = ()
+    ) -> Decision:
+        """Choose a replica that is none of `exclude`, those already tried for the session. Counts
+        nothing: `put` says that the session was sent there.
 
         Raises UnknownModelError, VocabularyMismatchError, NoReplicaError or OverloadedError; the
         message names the replicas and their states.
@@ -86,10 +89,10 @@ class Placement:
         self._refresh()
         if constraints.may_differ(self._table, request):
             request = replace(request, identity=None)
-        able = constraints.able(self._table, request, self._policy)
+        able = constraints.able(self._table, request, self._policy, exclude)
         num_able = int(np.count_nonzero(able))
         if not num_able:
-            raise constraints.refusal(request, self._fleet, self._table)
+            raise constraints.refusal(request, self._fleet, self._table, exclude)
         cached = self._cached(request, able)
         holder = longest_holder(self._table, cached) if request.prompt is not None else None
         waits = prediction.predict(self._table, request, cached, self._report_ms, now, holder)
@@ -100,7 +103,7 @@ class Placement:
         found = self._explained(costs, waits, cached, num_able, float(backlog_ms))
         return found._replace(kv_source=self._kv_source(found, holder))
 
-    def put(self, session: int, request: PlacementRequest, decision: Decision, now: float) -> None:
+    def put(self, session: int, request: SessionRequest, decision: Decision, now: float) -> None:
         """A session was sent to the chosen replica. `session` is an id of the caller's choice."""
         row = self._table.row(decision.replica)
         if row < 0:
@@ -122,7 +125,7 @@ class Placement:
     def statuses(self, now: float) -> dict[str, ReplicaStatus]:
         """The status of every replica by name, schedulable or not."""
         self._refresh()
-        empty = PlacementRequest("", b"", 0, priority=Priority.LOW)
+        empty = SessionRequest("", priority=Priority.LOW)
         cached = np.zeros(len(self._table), dtype=np.int64)
         waits = prediction.predict(self._table, empty, cached, self._report_ms, now)
         counts = self._table.num_sessions[0]
@@ -155,7 +158,7 @@ class Placement:
             if replica is not None:
                 self._table.update(replica)
 
-    def _cached(self, request: PlacementRequest, able: Bools) -> Ints:
+    def _cached(self, request: SessionRequest, able: Bools) -> Ints:
         """[rows] prompt tokens that replicas have cached which are able, or may be asked for KV."""
         cached = np.zeros(len(self._table), dtype=np.int64)
         if request.prompt is None:

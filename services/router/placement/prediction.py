@@ -14,7 +14,8 @@ import numpy as np
 from services.router.placement import transfer
 from services.router.placement.replica_table import Floats, Ints, ReplicaTable
 from services.router.placement.transfer import Holder
-from services.router.placement.types import PlacementRequest, PredictedWait
+from services.router.placement.types import PredictedWait
+from services.router.session_request import SessionRequest
 
 
 class PredictedWaits(NamedTuple):
@@ -43,7 +44,7 @@ class PredictedWaits(NamedTuple):
 
 def predict(
     table: ReplicaTable,
-    request: PlacementRequest,
+    request: SessionRequest,
     cached_tokens: Ints,
     report_ms: float,
     now: float,
@@ -54,7 +55,7 @@ def predict(
     has more than some of them."""
     columns = table.columns
     # At least one token is computed: the last of the prompt gives the first of the reply.
-    left = np.maximum(float(request.prompt_tokens) - cached_tokens, 1.0)
+    left = np.maximum(float(request.prefill_tokens) - cached_tokens, 1.0)
     queue_ms = _queue_ms(table, request.priority, report_ms, now * 1000.0)
     transfer_ms = slot_ms = table.zeros
     prefill_ms = _prefill_ms(table, left)
@@ -62,7 +63,8 @@ def predict(
     num_calls = np.ceil(left / columns["max_chunk_tokens"])
     work_ms = left * columns["row_ms"] + num_calls * columns["fixed_ms"]
     if holder is not None:
-        behind = np.maximum(np.minimum(left, float(request.prompt_tokens - holder.num_tokens)), 1.0)
+        num_behind = float(request.prefill_tokens - holder.num_tokens)
+        behind = np.maximum(np.minimum(left, num_behind), 1.0)
         behind_ms = _prefill_ms(table, behind)
         compute_ms = prefill_ms - behind_ms
         moved_ms = transfer.moved_ms(table, holder, cached_tokens, compute_ms)

@@ -1,13 +1,11 @@
-"""What placement is asked and what it answers. Pure."""
+"""How placement compares replicas, and what it answers. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from outrider.bounds import NonNegativeFloat, NonNegativeInt
-from outrider.session.types import Priority
-from services.router.prefix_index.prompt import HashedPrompt
 
 RETRY_DELAY_MS = 250
 
@@ -27,27 +25,6 @@ class PlacementPolicy:
     busy_work_weight: NonNegativeFloat = 4.0
     """The same while all replicas of that region have prompts waiting; between the two in
     proportion to their share."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlacementRequest:
-    """What placement needs to know of a session."""
-
-    model: str
-    vocabulary_digest: bytes
-    prompt_tokens: int
-    residency: tuple[str, ...] = ()
-    """Regions that may hold the prompt; empty: any."""
-    exclude: frozenset[str] = field(default_factory=frozenset)
-    """Replicas already tried for this session."""
-    priority: int = Priority.MEDIUM
-    identity: bytes | None = None
-    """The model identity that computed its tokens so far: only a replica of the same one may have
-    it. Empty: nobody knows it, and no replica is the same. None: it has no tokens."""
-    allows_inexact: bool = False
-    """Whether a replica of another identity may have it where none of this one can."""
-    prompt: HashedPrompt | None = None
-    """Its ids, to be looked up in the prefix index; None: unknown, and taken as cached nowhere."""
 
 
 class PredictedWait(NamedTuple):

@@ -5,29 +5,29 @@ No I/O, no clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from outrider.errors import EmptyPromptError, NoReplicaError, OutriderError, OverloadedError
-from outrider.session.types import Priority
+from outrider.errors import NoReplicaError, OutriderError, OverloadedError
+from outrider.lru_map import LruMap
 from outrider.v1 import common_pb2, inference_pb2
 from services.router.fleet.registry import Registry
 from services.router.placement.placement import Placement
-from services.router.placement.types import RETRY_DELAY_MS, Decision, PlacementRequest
+from services.router.placement.types import RETRY_DELAY_MS, Decision
 from services.router.prefix_index.index import PrefixIndex
 from services.router.prefix_index.prompt import HashedPrompt, TokenIdReader
-from services.router.recent_map import RecentMap
 from services.router.relay import frames
 from services.router.relay.frames import RelayedSession, Up
 from services.router.relay.sessions import SessionTable
+from services.router.session_request import SessionRequest
 
 if TYPE_CHECKING:
     from outrider.rpc import Outbox
     from services.router.relay.telemetry import SessionTelemetry
 
 _MAX_CACHED_PROMPTS: Final = 64
-"""Prompts kept as ids, twice over in the worst case."""
+"""Prompts kept as ids."""
 
 
 class PromptCache:
@@ -36,22 +36,20 @@ class PromptCache:
     def __init__(self, index: PrefixIndex, ids: TokenIdReader) -> None:
         self._index = index
         self._ids = ids
-        self._prompts: RecentMap[tuple[int, int], HashedPrompt] = RecentMap(_MAX_CACHED_PROMPTS)
+        self._prompts: LruMap[tuple[int, int], HashedPrompt] = LruMap(_MAX_CACHED_PROMPTS)
         """By session and number of committed tokens."""
 
-    def put(self, session: RelayedSession, ids: bytes) -> None:
-        """The prompt of a session that has no reply yet; it was read already."""
-        prompt = self._index.prompt(ids, session.open_frame.open.cache_salt)
-        if not session.num_committed:
-            self._prompts.put((session.router_session_id, 0), prompt)
-
-    def of(self, session: RelayedSession) -> HashedPrompt:
-        """What can be known of the prompt and the reply so far: the part that replicas may hold."""
+    def of(self, session: RelayedSession, ids: bytes | None = None) -> HashedPrompt:
+        """What can be known of the prompt and the reply so far: the part that replicas may hold.
+        `ids`: those of the prompt, where they were read already."""
         opening = session.open_frame.open
         key = session.router_session_id, session.num_committed
         found = self._prompts.get(key)
         if found is None:
-            found = self._read(opening, frames.committed_blocks(session))
+            if ids is None or session.num_committed:
+                found = self._read(opening, frames.committed_blocks(session))
+            else:
+                found = self._index.prompt(ids, opening.cache_salt)
             self._prompts.put(key, found)
         return found
 
@@ -74,7 +72,6 @@ class PromptCache:
 @dataclass(frozen=True, slots=True)
 class _ReplicaStream:
     replica: str
-    region: str
     outbox: Outbox[Up]
 
 
@@ -100,17 +97,14 @@ class Dispatch:
         self._streams: dict[int, _ReplicaStream] = {}
         self._stream_of: dict[str, int] = {}
         """By replica."""
-        self._regions: frozenset[str] = frozenset()
-        """Those of the replicas that are up."""
         self._decision_ms = 0.0
         """Of the latest decision."""
 
     def attach(self, replica: str, outbox: Outbox[Up]) -> int:
         """A replica's stream is up."""
         stream = self._table.attach_replica()
-        self._streams[stream] = _ReplicaStream(replica, self._registry[replica].region, outbox)
+        self._streams[stream] = _ReplicaStream(replica, outbox)
         self._stream_of[replica] = stream
-        self._regions |= {self._registry[replica].region}
         return stream
 
     def detach(self, stream: int) -> None:
@@ -118,7 +112,6 @@ class Dispatch:
         replica = self._streams.pop(stream).replica
         if self._stream_of.get(replica) == stream:
             del self._stream_of[replica]
-        self._regions = frozenset(it.region for it in self._streams.values())
 
     @property
     def streams(self) -> dict[int, str]:
@@ -147,14 +140,14 @@ class Dispatch:
         """Find a replica and send it the open and the kept drafts.
 
         `refusal` is why the replica before did not do. Raises what `Placement.decide` raises,
-        EmptyPromptError, DeadlineError, or `refusal` where no other replica is left.
+        DeadlineError, or `refusal` where no other replica is left.
         """
         excluded = set(session.tried_replicas)
         try:
+            request = self.request_of(session)
             while True:
                 frames.renew_deadline(session, now)
-                request = replace(self.request_of(session), exclude=frozenset(excluded))
-                decision = self.decide(request, now)
+                decision = self.decide(request, now, excluded)
                 if self.put(session, decision, now):
                     return
                 excluded.add(decision.replica)
@@ -163,39 +156,19 @@ class Dispatch:
             # That no other replica is left explains less than what the first one said.
             raise refusal or error from None
 
-    def decide(self, request: PlacementRequest, now: float) -> Decision:
+    def decide(
+        self, request: SessionRequest, now: float, exclude: Collection[str] = ()
+    ) -> Decision:
         """As `Placement.decide`, with the time it takes."""
         started_s = self._timer()
-        decision = self._placement.decide(request, now)
+        decision = self._placement.decide(request, now, exclude)
         self._decision_ms = (self._timer() - started_s) * 1000.0
         return decision
 
-    def read(self, session: RelayedSession, ids: bytes) -> None:
-        """The ids of its prompt are known, and are not to be read again."""
-        self._prompts.put(session, ids)
-
-    def request_of(self, session: RelayedSession) -> PlacementRequest:
-        """What placement has to know of a session whose prompt is ids. Raises EmptyPromptError."""
-        return replace(self.constraints_of(session), prompt=self._prompts.of(session))
-
-    def constraints_of(self, session: RelayedSession) -> PlacementRequest:
-        """The same without the prompt, which takes long to read: enough to know which replicas may
-        have it. Raises EmptyPromptError."""
-        opening = session.open_frame.open
-        prompt_tokens = opening.ids.tail.count
-        if not prompt_tokens:
-            raise EmptyPromptError("The session has no prompt: send messages or token ids.")
-        identity = session.model_identity if session.num_committed else None
-        return PlacementRequest(
-            model=opening.model,
-            vocabulary_digest=opening.vocabulary_digest,
-            # Tokens to resume after are prefilled like the prompt.
-            prompt_tokens=prompt_tokens + session.num_committed,
-            residency=tuple(opening.residency),
-            priority=opening.priority or Priority.MEDIUM,
-            identity=identity,
-            allows_inexact=identity is not None and session.allows_inexact,
-        )
+    def request_of(self, session: RelayedSession, ids: bytes | None = None) -> SessionRequest:
+        """What a session, whose prompt is ids, asks of its next replica, with the prompt. `ids`: as
+        in `PromptCache.of`."""
+        return replace(session.current_request, prompt=self._prompts.of(session, ids))
 
     def _name_holder(self, opening: inference_pb2.OpenSession, decision: Decision) -> None:
         """Tell the replica whom it may ask for KV. What the edge says of it, or what was said for
@@ -208,15 +181,6 @@ class Dispatch:
             opening.kv_holder.region = holder.region
             opening.kv_holder.address = holder.address
             opening.kv_holder.num_tokens = source.num_tokens
-
-    def replica_set(self, session: RelayedSession) -> Hashable:
-        """Equal for sessions under way that the same replicas could go on with."""
-        opening = session.open_frame.open
-        identity = session.model_identity if session.num_committed else None
-        allows_inexact = identity is not None and session.allows_inexact
-        # What names no region makes no difference.
-        regions = self._regions.intersection(opening.residency) if opening.residency else None
-        return opening.model, opening.vocabulary_digest, regions, identity, allows_inexact
 
     def put(self, session: RelayedSession, decision: Decision, now: float) -> bool:
         """Send the open and the kept drafts; False if that replica's buffer is full."""
@@ -247,6 +211,6 @@ def shared_prefix_tokens(decision: Decision) -> int:
 
 def _full(replica: str) -> OverloadedError:
     return OverloadedError(
-        f"The buffer towards replica {replica} is full: try again later.",
+        f"the buffer towards replica {replica} is full; try again later",
         retry_delay_ms=RETRY_DELAY_MS,
     )

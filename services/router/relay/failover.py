@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from outrider.bounds import PositiveFloat, PositiveInt
 from outrider.engine_calls import Crash
 from outrider.errors import (
     NoReplicaError,
@@ -28,8 +26,10 @@ from services.router.relay.poison import (
     PoisonDetector,
     poisonous_request_error,
 )
+from services.router.relay.policy import FailoverPolicy
 
 if TYPE_CHECKING:
+    from services.router.admission.routing import FleetView
     from services.router.relay.dispatch import Dispatch
     from services.router.relay.frames import RelayedSession, Up
     from services.router.relay.sessions import SessionTable
@@ -42,22 +42,6 @@ _MAX_FAILED_PLACEMENTS: Final = 4
 rest of these waits for the next one, and holds up nobody else."""
 _MAX_FAILURES: Final = 64
 """The same among all sessions of one model: another model's may have room."""
-
-
-@dataclass(frozen=True, slots=True)
-class FailoverPolicy:
-    """When sessions may move to another replica."""
-
-    share: float = 1.0
-    """Moves of one model's sessions allowed within the window, for each live session of it."""
-    min_moves: PositiveInt = 64
-    """Moves of one model's sessions allowed within the window in addition."""
-    window_s: PositiveFloat = 10.0
-    timeout_s: PositiveFloat = 30.0
-    """A session that finds no other replica within this time is ended."""
-    max_crashes: PositiveInt = 2
-    """A request is ended when this many replicas crashed in an engine call with it, one of them
-    with it alone in the call."""
 
 
 class RetryBudget:
@@ -95,11 +79,13 @@ class Failover:
         self,
         table: SessionTable[Up],
         dispatch: Dispatch,
+        fleet_view: FleetView,
         telemetry: SessionTelemetry,
         policy: FailoverPolicy | None = None,
     ) -> None:
         self._table = table
         self._dispatch = dispatch
+        self._fleet_view = fleet_view
         self._telemetry = telemetry
         self._policy = policy or FailoverPolicy()
         self._budgets: dict[str, RetryBudget] = {}
@@ -198,7 +184,7 @@ class Failover:
             if left_at is not None and now - left_at >= self._policy.timeout_s:
                 over.append((session, _given_up(why)))
                 continue
-            replica_set = self._dispatch.replica_set(session)
+            replica_set = self._fleet_view.replica_set(session.current_request)
             model = session.model
             poison, budget = self._poison_of(model), self._budget_of(model, now)
             has_failed = failed[replica_set] >= _MAX_FAILED_PLACEMENTS
@@ -252,7 +238,8 @@ class Failover:
     def _may_move(
         self, session: RelayedSession, poison: PoisonDetector, budget: RetryBudget, now: float
     ) -> bool:
-        is_late = session.deadline_at is not None and session.deadline_at <= now
+        deadline_at = session.request.deadline_at
+        is_late = deadline_at is not None and deadline_at <= now
         has_budget = budget.allows(self._table.num_sessions(session.model), now)
         return is_late or (has_budget and poison.may_open(session.losses))
 
@@ -260,7 +247,7 @@ class Failover:
 def replica_lost_error(replica: str, what: str) -> ReplicaLostError:
     """Why sessions leave a replica."""
     return ReplicaLostError(
-        f"Replica {replica} {what} while it served the session: open it again.",
+        f"replica {replica} {what} while it served the session; open it again",
         retry_delay_ms=RETRY_DELAY_MS,
     )
 
@@ -269,6 +256,6 @@ def _given_up(why: OutriderError) -> OutriderError:
     if is_other_identity(why):
         return why
     return ReplicaLostError(
-        f"No other replica could take the session in time; before: {why.message}",
+        f"no other replica could take the session in time; before: {why.message}",
         retry_delay_ms=RETRY_DELAY_MS,
     )

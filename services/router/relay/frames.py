@@ -1,5 +1,7 @@
 """What the relay reads from frames and writes into them. No I/O, no clock.
 
+What an open asks for is read once, by `read_request`: placement and admission see no frame.
+
 Edges and replicas speak the same frames, so a frame is renumbered in place and forwarded as it is:
 no token block is ever decoded or encoded anew.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
 from typing import Final, TypeAlias
@@ -17,38 +20,69 @@ from google.protobuf.message import DecodeError
 
 from outrider.codec.tokens import TokenCodec
 from outrider.cost import Cost
+from outrider.engine_calls import request_key
 from outrider.errors import CancelledError, DeadlineError, MalformedFrameError
-from outrider.session.types import FinishReason
+from outrider.model_identity import check_model_identity
+from outrider.session.types import FinishReason, Priority
 from outrider.v1 import common_pb2, inference_pb2
-from outrider.wire import finish_reason_to_proto, set_cost
+from outrider.wire import DEFAULT_MAX_TOKENS, finish_reason_to_proto, set_cost
 from services.router.relay.sessions import Session
+from services.router.session_request import SessionRequest, flow_of
 
 Up: TypeAlias = inference_pb2.SessionUp
 Down: TypeAlias = inference_pb2.SessionDown
 RelayedSession: TypeAlias = Session[Up]
 
+_PRIORITIES: Final[dict[int, Priority]] = {int(priority): priority for priority in Priority}
 _CUT_SHORT: Final = {finish_reason_to_proto(it): it.error_reason for it in FinishReason}
 
 
-def num_resumed(opening: inference_pb2.OpenSession) -> int:
-    """Tokens of the reply that an earlier run committed."""
-    return opening.resume.count + sum(block.count for block in opening.resumed)
-
-
-def deadline_at(opening: inference_pb2.OpenSession, now: float) -> float | None:
-    """When the session has to be over, on this router's clock; None without a deadline."""
+def read_request(
+    opening: inference_pb2.OpenSession, now: float, *, allows_inexact: bool
+) -> SessionRequest:
+    """What an open that came now asks for; `allows_inexact` is its tenant's. Raises
+    MalformedFrameError."""
+    num_committed = opening.resume.count + sum(block.count for block in opening.resumed)
+    identity = check_model_identity(opening.model_identity)
     left_ms = opening.deadline_ms
-    return now + left_ms / 1000.0 if left_ms else None
+    return SessionRequest(
+        model=opening.model,
+        vocabulary_digest=opening.vocabulary_digest,
+        prompt_tokens=opening.ids.tail.count,
+        num_committed=num_committed,
+        identity=identity if num_committed else None,
+        allows_inexact=allows_inexact,
+        residency=tuple(opening.residency),
+        priority=_PRIORITIES.get(opening.priority, Priority.MEDIUM),
+        max_tokens=opening.sampling.max_tokens or DEFAULT_MAX_TOKENS,
+        tenant=opening.tenant,
+        flow=flow_of(opening.tenant, opening.address_hash, opening.cache_salt),
+        address_hash=opening.address_hash,
+        deadline_at=now + left_ms / 1000.0 if left_ms else None,
+        chat_digest=chat_key(opening),
+        call_key=request_key(opening.tenant, opening.request_id),
+    )
+
+
+def with_prompt(request: SessionRequest, opening: inference_pb2.OpenSession) -> SessionRequest:
+    """The same request once its open has the prompt's ids."""
+    return replace(
+        request,
+        vocabulary_digest=opening.vocabulary_digest,
+        prompt_tokens=opening.ids.tail.count,
+        chat_digest=chat_key(opening),
+    )
 
 
 def renew_deadline(session: RelayedSession, now: float) -> None:
     """State the time that is left in the open, which is less than on arrival. Raises
     DeadlineError."""
-    if session.deadline_at is None:
+    deadline_at = session.request.deadline_at
+    if deadline_at is None:
         return
-    left_ms = round((session.deadline_at - now) * 1000.0)
+    left_ms = round((deadline_at - now) * 1000.0)
     if left_ms <= 0:
-        raise DeadlineError("The deadline passed before a replica could be found.")
+        raise DeadlineError("the deadline passed before a replica was found")
     session.open_frame.open.deadline_ms = left_ms
 
 
@@ -69,9 +103,9 @@ def open_for_replica(session: RelayedSession) -> Up:
         opening.MergeFromString(bytes(session.replay.committed))
     except DecodeError as error:
         raise MalformedFrameError(
-            "A replica committed bytes that are no token block: open the session again."
+            "a replica committed bytes that are no token block; open the session again"
         ) from error
-    opening.model_identity = b"" if session.allows_inexact else session.model_identity
+    opening.model_identity = b"" if session.request.allows_inexact else session.model_identity
     opening.echo = 0  # the time since then is not that of one way
     return request
 
@@ -138,9 +172,10 @@ def chat_key(opening: inference_pb2.OpenSession) -> bytes:
     return digest.digest()
 
 
-def run_key(opening: inference_pb2.OpenSession) -> tuple[str, str, bytes]:
+def run_key(session: RelayedSession) -> tuple[str, str, bytes]:
     """Tenant, request id, and a digest of what was asked for, messages included."""
-    digest = hashlib.blake2b(chat_key(opening), digest_size=16)
+    opening = session.open_frame.open
+    digest = hashlib.blake2b(session.request.chat_digest, digest_size=16)
     if opening.HasField("messages"):
         digest.update(opening.messages.SerializeToString(deterministic=True))
     return opening.tenant, opening.request_id, digest.digest()

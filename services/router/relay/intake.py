@@ -9,24 +9,25 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final, TypeAlias
 
-from outrider.engine_calls import request_key
-from outrider.errors import DrainingError, OutriderError, OverloadedError, PromptTooLongError
-from outrider.model_identity import check_model_identity
-from outrider.session.types import Priority
+from outrider.errors import (
+    DrainingError,
+    EmptyPromptError,
+    OutriderError,
+    OverloadedError,
+    PromptTooLongError,
+)
 from outrider.v1 import common_pb2
-from outrider.wire import DEFAULT_MAX_TOKENS
 from services.router.admission.admission import Admission
 from services.router.admission.routing import LiveFleetView, Route
-from services.router.admission.session import AdmissionRequest
 from services.router.autoscale.advisor import AutoscaleAdvisor, FleetKey
 from services.router.fleet.registry import Registry
-from services.router.placement.types import PlacementRequest
 from services.router.recent_replies import RecentReplies, Reply
 from services.router.relay import frames
 from services.router.relay.dispatch import Dispatch
 from services.router.relay.frames import RelayedSession, Up
 from services.router.relay.poison import poisonous_request_error
 from services.router.relay.sessions import SessionInput, SessionTable
+from services.router.session_request import SessionRequest
 
 Ending: TypeAlias = tuple[RelayedSession, OutriderError]
 """A session to end, and why."""
@@ -38,7 +39,6 @@ _SHORT_TOKENS: Final = 1024
 for them, or says that it has not."""
 _CAPACITY_CAUSES: Final = frozenset({"queue", "slo", "shed"})
 """Causes of a refusal that more replicas would have prevented."""
-_PRIORITIES: Final[dict[int, Priority]] = {int(priority): priority for priority in Priority}
 
 
 class RunDeduplicator:
@@ -63,10 +63,9 @@ class RunDeduplicator:
     def began(self, session: RelayedSession) -> RelayedSession | None:
         """A session came; the older run of its chat that it continues, from another stream. One
         that brings no tokens may be a deliberate copy: it replaces nobody."""
-        opening = session.open_frame.open
-        if not opening.request_id:
+        if not session.open_frame.open.request_id:
             return None
-        key = self._keys[session.router_session_id] = frames.run_key(opening)
+        key = self._keys[session.router_session_id] = frames.run_key(session)
         older = self._latest.get(key)
         self._latest[key] = session
         if older is None or session.num_committed == 0 or older.edge_stream == session.edge_stream:
@@ -119,9 +118,9 @@ class Intake:
             self._retried_at = now
         return is_due
 
-    def waiting(self) -> list[PlacementRequest]:
-        """What those in the queue want, without their prompts: there may be many."""
-        return [self._dispatch.constraints_of(session) for session in self._waiting.values()]
+    def waiting(self) -> list[SessionRequest]:
+        """What those in the queue ask for."""
+        return [session.request for session in self._waiting.values()]
 
     def drain(self) -> None:
         """Take no new sessions from now on."""
@@ -131,30 +130,22 @@ class Intake:
         """A new session in state PLACING; its frame names its model. Raises UnavailableError,
         DuplicateSessionError, OverloadedError, MalformedFrameError."""
         if self._is_draining:
-            raise DrainingError("This router is stopping: use another.", retry_delay_ms=1000)
-        opening = frame.open
-        num_resumed = frames.num_resumed(opening)
-        identity = check_model_identity(opening.model_identity)
-        return self._table.open(
-            edge_stream,
-            edge_session_id,
-            frame,
-            frame.ByteSize(),
-            now,
-            model=opening.model,
-            deadline_at=frames.deadline_at(opening, now),
-            num_committed=num_resumed,
-            request=request_key(opening.tenant, opening.request_id),
-            model_identity=identity if num_resumed else b"",
-            allows_inexact=self._admission.tenants.policy(opening.tenant).allow_inexact_failover,
-        )
+            raise DrainingError("this router is stopping; use another", retry_delay_ms=1000)
+        tenant = self._admission.tenants.policy(frame.open.tenant)
+        request = frames.read_request(frame.open, now, allows_inexact=tenant.allow_inexact_failover)
+        return self._table.open(edge_stream, edge_session_id, request, frame, frame.ByteSize(), now)
 
-    def place(self, session: RelayedSession, now: float) -> list[Ending]:
+    def place(self, session: RelayedSession, now: float, ids: bytes | None = None) -> list[Ending]:
         """A session whose prompt is ids goes to a replica, or into the queue, where it may take
-        another's place."""
+        another's place. `ids`: as in `PromptCache.of`."""
         try:
-            admission_request = self._admission_request(session, now)
-            route = self._admission.open(admission_request, self._fleet_view, now)
+            self._check_prompt(session.request)
+            session_id = session.router_session_id
+            request = self._dispatch.request_of(session, ids)
+            route = self._admission.open(session_id, request, self._fleet_view, now)
+            priority = self._admission.priority(session_id)
+            session.request = replace(session.request, priority=priority)
+            session.open_frame.open.priority = common_pb2.Priority.ValueType(priority)
             if route is not None:
                 self._dispatch_to(session, route, now)
             else:
@@ -215,35 +206,17 @@ class Intake:
             session.router_session_id, session.num_committed, now, was_taken=was_taken
         )
 
-    def _admission_request(self, session: RelayedSession, now: float) -> AdmissionRequest:
-        """Raises EmptyPromptError, PromptTooLongError."""
-        opening = session.open_frame.open
-        self._check_context(opening.model, opening.ids.tail.count)
-        admission_request = AdmissionRequest(
-            session_id=session.router_session_id,
-            request=self._dispatch.request_of(session),
-            max_tokens=opening.sampling.max_tokens or DEFAULT_MAX_TOKENS,
-            tenant=opening.tenant,
-            address_hash=opening.address_hash,
-            cache_salt=opening.cache_salt,
-            priority=_PRIORITIES.get(opening.priority),
-            deadline_at=session.deadline_at,
-            is_resumed=session.is_under_way,
-            num_resumed_tokens=session.num_committed,
-            chat_digest=frames.chat_key(opening),
-        )
-        granted = self._admission.grant(admission_request, now)
-        opening.priority = common_pb2.Priority.ValueType(granted)
-        request = replace(admission_request.request, priority=granted)
-        return replace(admission_request, priority=granted, request=request)
-
-    def _check_context(self, model: str, num_prompt_tokens: int) -> None:
-        """Raises PromptTooLongError for a prompt that leaves no replica room for a reply."""
-        if num_prompt_tokens <= _SHORT_TOKENS:
+    def _check_prompt(self, request: SessionRequest) -> None:
+        """Raises EmptyPromptError, and PromptTooLongError for a prompt that leaves no replica room
+        for a reply."""
+        num_tokens = request.prompt_tokens
+        if not num_tokens:
+            raise EmptyPromptError("the session has no prompt; send messages or token ids")
+        if num_tokens <= _SHORT_TOKENS:
             return
-        longest = self._registry.longest_context(model)
-        if longest and num_prompt_tokens >= longest:
-            raise PromptTooLongError.of(num_prompt_tokens, longest - 1)
+        longest = self._registry.longest_context(request.model)
+        if longest and num_tokens >= longest:
+            raise PromptTooLongError.of(num_tokens, longest - 1)
 
     def _dispatch_to(self, session: RelayedSession, route: Route, now: float) -> None:
         """Raises DeadlineError; PoisonousRequestError for a request that crashed replicas before it
@@ -253,8 +226,7 @@ class Intake:
             raise poisonous_request_error(session.losses)
         frames.renew_deadline(session, now)
         if route.spill_cause:
-            model = session.open_frame.open.model
-            self._autoscale.record_shortage(FleetKey(route.home, model), now)
+            self._autoscale.record_shortage(FleetKey(route.home, session.model), now)
         if not self._dispatch.put(session, route.decision, now):
             self._dispatch.place(session, now)
 
@@ -271,7 +243,5 @@ class Intake:
         """Tell the autoscaling advice of a refusal that more replicas at home would have
         prevented."""
         if isinstance(error, OverloadedError) and error.metadata.get("cause") in _CAPACITY_CAUSES:
-            request = self._dispatch.constraints_of(session)
-            self._autoscale.record_shortage(
-                FleetKey(self._fleet_view.home(request), request.model), now
-            )
+            home = self._fleet_view.home(session.request)
+            self._autoscale.record_shortage(FleetKey(home, session.model), now)

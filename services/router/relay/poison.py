@@ -15,8 +15,9 @@ crashes replicas ends after the second one; after the third, if it had tokens fr
 
 What is known of a session ends with it here, also where it ends because its edge died. Whoever goes
 on with its request opens it again, maybe through another router. Every router hears of every crash
-from the replicas, so it finds in these reports what speaks against the request (CrashReports). As
-long as a replica is away, one that goes on after tokens is alone in its calls.
+from the replicas, so it finds in these reports what speaks against the request (CrashReports).
+While a replica that could have had it is away, one that resumes after tokens is alone in its calls:
+the report may be yet to come (replica_monitor).
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ class LossRecord:
 def poisonous_request_error(record: LossRecord) -> PoisonousRequestError:
     """Why a session is not opened again."""
     return PoisonousRequestError(
-        f"{len(record.crashes)} engine calls failed with this request in them, one of them with it "
-        "alone. It is not tried again: change it, and report it.",
+        f"{len(record.crashes)} engine calls failed with this request in them, one of them with "
+        "no other request; change it, and report it",
     )
 
 

@@ -9,23 +9,24 @@ while this process does (outrider.peers.stall_free_clock): its own pauses count 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from outrider.bounds import PositiveFloat
-from outrider.engine_calls import Crash, sessions_in_call
+from outrider.engine_calls import CRASH_KEPT_S, Crash, sessions_in_call
 from outrider.errors import CancelledError, OutriderError
 from outrider.peers.health import PeerState, Signal
 from services.router.relay.failover import Failover, replica_lost_error
 from services.router.relay.poison import Loss
+from services.router.relay.policy import HangPolicy
 from services.router.relay.sessions import SessionInput, SessionState
 
 if TYPE_CHECKING:
     from services.router.fleet.registry import Registry
+    from services.router.fleet.replica import Replica
     from services.router.relay.dispatch import Dispatch
     from services.router.relay.frames import RelayedSession, Up
     from services.router.relay.sessions import SessionTable
+    from services.router.session_request import SessionRequest
 
 _STALL_CHECK_S: Final = 1.0
 """Time between two looks for single sessions without tokens."""
@@ -34,26 +35,13 @@ _REPORT_SHARE: Final = 0.75
 session gets a token, its engine hangs."""
 
 _AWAY: Final = frozenset({PeerState.CONNECTING, PeerState.DOWN})
-"""Whether such a replica crashed, and by which requests, it has not told yet."""
+"""A replica in one of these states has not told yet whether it crashed, and by which requests."""
 _HANG_REPORTED_S: Final = 3.0
 """From when a replica is found to hang until its load reports, one a second, say in which call."""
 _HANG_SLACK_S: Final = 2.0
 """Reports are up to a second old, and count a call from when it was first looked at."""
 _HANG_PROVEN_S: Final = 10.0
 """An engine call that has run for so much longer will not end."""
-
-
-@dataclass(frozen=True, slots=True)
-class HangPolicy:
-    """How long replicas and sessions may go without tokens."""
-
-    min_silence_s: PositiveFloat = 2.0
-    """No silence of a replica shorter than this counts."""
-    num_calls: PositiveFloat = 8.0
-    """Nor one shorter than this many of its longest engine calls, by the cost it reports."""
-    stall_s: PositiveFloat = 30.0
-    """A session without a token for this long moves though its replica serves others. They may
-    have the better right to it, but not for ever."""
 
 
 class HangDetector:
@@ -122,7 +110,7 @@ class ReplicaMonitor:
         self._hangs.detached(stream)
         self._hangs_open.pop(replica, None)  # its next process says what became of this one
         sessions = self._table.detach_replica(stream)
-        cancelled = CancelledError("The session was cancelled.")
+        cancelled = CancelledError("the session was cancelled")
         departures = [
             Departure(session, SessionInput.LOST, cancelled)
             for session in sessions
@@ -135,15 +123,11 @@ class ReplicaMonitor:
         self._failover.replica_lost(others, self._loss(replica))
         return departures + [_departure(session, why) for session in others]
 
-    def connected(self, replica: str, process: bytes, crashes: Sequence[Crash], now: float) -> None:
-        """A replica is there again, as this process, and says how those before it crashed."""
-        self._failover.explained(replica, process, crashes, now)
-
     def opened(self, session: RelayedSession, now: float) -> None:
-        """A session came. One that goes on after tokens may have crashed a replica that is away."""
-        is_doubtful = session.num_committed > 0 and any(
-            replica.state in _AWAY and replica.model_name in ("", session.model)
-            for replica in self._registry
+        """A session came. One that resumes after tokens may have crashed a replica that is away."""
+        request = session.request
+        is_doubtful = request.is_resumed and any(
+            _may_have_crashed(replica, request, now) for replica in self._registry
         )
         self._failover.opened(session, now, is_doubtful=is_doubtful)
 
@@ -236,6 +220,20 @@ class ReplicaMonitor:
         for session in sessions:
             self._failover.replica_silent(session)
         return [_departure(session, why) for session in sessions]
+
+
+def _may_have_crashed(replica: Replica, request: SessionRequest, now: float) -> bool:
+    """Whether a replica is away, maybe because of a request that resumes after tokens. Not if
+    another model identity, or none in an allowed region, computed these tokens, nor after
+    CRASH_KEPT_S, for which crashes count."""
+    if replica.state not in _AWAY or now - replica.health.since >= CRASH_KEPT_S:
+        return False
+    if replica.model_name not in ("", request.model):
+        return False
+    if replica.region and not request.allows_region(replica.region):
+        return False
+    has_identities = bool(replica.model_identity and request.identity)
+    return not has_identities or request.may_continue_at(replica.model_identity)
 
 
 def _departure(session: RelayedSession, why: OutriderError) -> Departure:

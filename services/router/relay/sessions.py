@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum, auto
 from typing import Final, Generic, TypeVar
 
 from outrider.errors import DuplicateSessionError, OverloadedError
 from services.router.relay.poison import LossRecord
+from services.router.session_request import SessionRequest
 
 FrameT = TypeVar("FrameT")
 
@@ -192,9 +193,8 @@ class Session(Generic[FrameT]):
     opened_at: float
     replay: Replay[FrameT] | None
     """What another replica would be sent; None where it cannot be opened again."""
-    model: str = ""
-    """The model that it is for."""
-    deadline_at: float | None = None
+    request: SessionRequest
+    """What it asked for when it came, with the class that it was given since."""
     state: SessionState = SessionState.PLACING
     replica_stream: int | None = None
     """The table's number of the replica stream that has it."""
@@ -212,8 +212,6 @@ class Session(Generic[FrameT]):
     not opened it yet, or does not say."""
     committed_as: int = 0
     """Its `upstream_session_id` when it last committed: another one now means another replica."""
-    allows_inexact: bool = False
-    """Whether a replica of another identity may go on with it."""
     losses: LossRecord = field(default_factory=LossRecord)
     heard_at: float = 0.0
     """When its replica last sent a frame of it."""
@@ -230,6 +228,18 @@ class Session(Generic[FrameT]):
     def replica(self) -> str:
         """The replica that has it, or had it last; "" before the first."""
         return self.tried_replicas[-1] if self.tried_replicas else ""
+
+    @property
+    def model(self) -> str:
+        """The model that it is for."""
+        return self.request.model
+
+    @property
+    def current_request(self) -> SessionRequest:
+        """What it asks of its next replica: to continue after all that is committed by now."""
+        if not self.num_committed:
+            return self.request
+        return replace(self.request, num_committed=self.num_committed, identity=self.model_identity)
 
     @property
     def is_under_way(self) -> bool:
@@ -291,25 +301,17 @@ class SessionTable(Generic[FrameT]):
         self,
         edge_stream: int,
         edge_session_id: int,
+        request: SessionRequest,
         frame: FrameT,
         num_bytes: int,
         now: float,
-        *,
-        model: str = "",
-        deadline_at: float | None = None,
-        num_committed: int = 0,
-        request: int = 0,
-        model_identity: bytes = b"",
-        allows_inexact: bool = False,
     ) -> Session[FrameT]:
-        """A new session in state PLACING. `num_committed` tokens, computed by `model_identity`, are
-        those of its chat's earlier runs; `request` is its key in engine calls. Raises
-        DuplicateSessionError, OverloadedError."""
+        """A new session in state PLACING. Raises DuplicateSessionError, OverloadedError."""
         sessions = self._edges[edge_stream]
         if edge_session_id in sessions:
             raise DuplicateSessionError(
-                f"Session {edge_session_id} is already open on this stream: number every session "
-                "once."
+                f"session {edge_session_id} is already open on this stream; number every session "
+                "once"
             )
         if self._num_sessions >= self._limits.max_sessions:
             raise _overloaded(f"This router relays {self._num_sessions} sessions")
@@ -325,16 +327,14 @@ class SessionTable(Generic[FrameT]):
             upstream_session_id=router_session_id,
             opened_at=now,
             replay=Replay(frame, num_bytes),
-            model=model,
-            deadline_at=deadline_at,
-            num_committed=num_committed,
-            model_identity=model_identity,
-            allows_inexact=allows_inexact,
-            losses=LossRecord(request),
+            request=request,
+            num_committed=request.num_committed,
+            model_identity=request.identity or b"",
+            losses=LossRecord(request.call_key),
         )
         self._kept_bytes += num_bytes
         self._num_sessions += 1
-        self._num_by_model[model] += 1
+        self._num_by_model[request.model] += 1
         sessions[edge_session_id] = session
         return session
 
@@ -531,5 +531,5 @@ class SessionTable(Generic[FrameT]):
 
 def _overloaded(found: str) -> OverloadedError:
     return OverloadedError(
-        f"{found}, which is the limit: try again later.", retry_delay_ms=RETRY_DELAY_MS
+        f"{found}, which is the limit; try again later", retry_delay_ms=RETRY_DELAY_MS
     )

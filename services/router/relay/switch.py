@@ -131,7 +131,7 @@ class Switch:
     ) -> None:
         """A replica says which process of it answers, and how those before it crashed: that
         explains its losses. Before `attach_replica`."""
-        self._monitor.connected(replica, process, crashes, now)
+        self._failover.explained(replica, process, crashes, now)
 
     def attach_replica(self, replica: str, outbox: Outbox[Up]) -> int:
         """A replica's stream is up; its number for the other verbs."""
@@ -169,7 +169,7 @@ class Switch:
         self._end(((session, frames.cancelled()) for session in self._table.expire(now)), now)
         self._depart(self._monitor.check(now), now)
         for session in self._prompts.expire(now):
-            error = MalformedFrameError("The whole prompt was asked for and did not come.")
+            error = MalformedFrameError("the whole prompt was asked for but did not arrive")
             self._advance(session, SessionInput.ABORT, now, error=error)
         self._end(self._untokenized(now), now)
         self._end(self._intake.expire(now), now)
@@ -188,7 +188,7 @@ class Switch:
         for frame in received:
             edge_session_id = frame.session
             if not edge_session_id:
-                raise MalformedFrameError("A frame names no session: number sessions from 1.")
+                raise MalformedFrameError("a frame names no session; number sessions from 1")
             kind = frame.WhichOneof("kind")
             if kind == "open":
                 # A copy of its own: it is kept, and the rest of its message is not.
@@ -213,7 +213,7 @@ class Switch:
             self._prompt_came(session, frame.prompt, now)
         else:
             error = MalformedFrameError(
-                "A frame is neither open, draft, cancel nor prompt: send one."
+                "a frame is neither open, draft, cancel nor prompt; send one"
             )
             self._advance(session, SessionInput.ABORT, now, error=error)
 
@@ -241,8 +241,8 @@ class Switch:
         opening.echo_accepted = True  # to know what is committed
         if opening.WhichOneof("prompt") == "messages" and opening.messages.messages:
             until = now + self._tokenize_s
-            if session.deadline_at is not None:
-                until = min(until, session.deadline_at)
+            if session.request.deadline_at is not None:
+                until = min(until, session.request.deadline_at)
             self._without_ids[session.router_session_id] = session, until
             self._tokenize(session)
         elif ids is None:
@@ -266,8 +266,7 @@ class Switch:
     def _place(self, session: RelayedSession, ids: bytes, now: float) -> None:
         """`ids` of its prompt, b"" if they cannot be read."""
         self._prompts.opened(session, ids)
-        self._dispatch.read(session, ids)
-        self._end(self._intake.place(session, now), now)
+        self._end(self._intake.place(session, now, ids), now)
 
     def _prompt_came(
         self, session: RelayedSession, prompt: inference_pb2.PromptDelta, now: float
@@ -275,18 +274,20 @@ class Switch:
         """The whole prompt of a session that left out what was not known here."""
         opening = session.open_frame.open if session.replay else None
         if not self._prompts.came(session) or prompt.prefix_tokens or opening is None:
-            error = MalformedFrameError("A prompt came that is not whole, or was not asked for.")
+            error = MalformedFrameError("a prompt is incomplete, or was not asked for")
             self._advance(session, SessionInput.ABORT, now, error=error)
             return
         opening.ids.CopyFrom(prompt)
-        if self._resized(session, now):
+        if self._has_prompt(session, now):
             self._place(session, self._prompts.complete(opening) or b"", now)
 
-    def _resized(self, session: RelayedSession, now: float) -> bool:
-        """The open of a session that is being placed is another one now; False if there is no room
+    def _has_prompt(self, session: RelayedSession, now: float) -> bool:
+        """The open of a session that is being placed has its prompt now; False if there is no room
         for it, which ends the session."""
+        frame = session.open_frame
+        session.request = frames.with_prompt(session.request, frame.open)
         try:
-            self._table.resized(session, session.open_frame.ByteSize())
+            self._table.resized(session, frame.ByteSize())
         except OutriderError as error:
             self._advance(session, SessionInput.ABORT, now, error=error)
             return False
@@ -302,7 +303,7 @@ class Switch:
         opening = session.open_frame.open
         opening.ids.tail.CopyFrom(block)
         opening.vocabulary_digest = digest
-        if self._resized(session, now):
+        if self._has_prompt(session, now):
             self._end(self._intake.place(session, now), now)
 
     def fail(self, session: RelayedSession, error: OutriderError, now: float) -> None:
@@ -492,7 +493,7 @@ class Switch:
         outbox = self._edges[session.edge_stream].outbox
         if not outbox.offer(frame, last=is_last) and not is_last:
             error = OverloadedError(
-                "This stream is not read and its buffer is full: read faster or open less.",
+                "this stream is not read and its buffer is full; read faster or open less",
                 retry_delay_ms=RETRY_DELAY_MS,
             )
             self._advance(session, SessionInput.ABORT, now, error=error)
@@ -544,9 +545,10 @@ class Switch:
 
 
 def _no_ids(session: RelayedSession, now: float) -> OutriderError:
-    if session.deadline_at is not None and session.deadline_at <= now:
-        return DeadlineError("The deadline passed before the messages became token ids.")
+    deadline_at = session.request.deadline_at
+    if deadline_at is not None and deadline_at <= now:
+        return DeadlineError("the deadline passed before the messages became token ids")
     return UnavailableError(
-        "No tokenizer answered in time: send token ids, or try again.",
+        "no tokenizer answered in time; send token ids, or try again",
         retry_delay_ms=RETRY_DELAY_MS,
     )

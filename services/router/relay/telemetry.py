@@ -22,7 +22,8 @@ from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import Span, start_span
 from outrider.v1 import inference_pb2
 from services.router.placement.history import PlacementHistory, PlacementRecord
-from services.router.placement.types import Candidate, Decision, PlacementRequest
+from services.router.placement.types import Candidate, Decision
+from services.router.session_request import SessionRequest
 
 log = structlog.get_logger()
 
@@ -136,7 +137,7 @@ class SessionTelemetry:
     def placed(
         self,
         router_session_id: int,
-        request: PlacementRequest,
+        request: SessionRequest,
         decision: Decision,
         decision_ms: float,
         now: float,
@@ -150,7 +151,7 @@ class SessionTelemetry:
             opened.span.event(PLACED, _placed_attributes(decision))
         self._history.add(
             PlacementRecord(
-                opened.request_id, request.model, request.prompt_tokens, decision, now, decision_ms
+                opened.request_id, request.model, request.prefill_tokens, decision, now, decision_ms
             )
         )
         self._placements[decision.replica, decision.region] += 1

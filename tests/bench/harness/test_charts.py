@@ -3,12 +3,52 @@
 from __future__ import annotations
 
 import json
+from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from bench.harness import charts
+
+Matrix = NDArray[np.float64]
+SEEN: Final[dict[str, Matrix]] = {
+    "all cones": np.eye(3),
+    "no red cones": np.array(
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216],
+         [-0.003882, -0.048116, 1.051998]]
+    ),
+    "no green cones": np.array(
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413],
+         [-0.011820, 0.042940, 0.968881]]
+    ),
+    "no blue cones": np.array(
+        [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602],
+         [0.004733, 0.691367, 0.303900]]
+    ),
+}  # fmt: skip
+"""What becomes of linear RGB, by kind of colour vision (Machado, Oliveira, Fernandes 2009)."""
+MIN_DISTANCE: Final = 12.0
+"""In CIE L*a*b*; 2.3 is just noticeable side by side."""
+
+
+def distance(one: str, two: str, seen: Matrix) -> float:
+    """How far apart two colours look, in CIE L*a*b* (1976)."""
+    return float(np.linalg.norm(_lab(one, seen) - _lab(two, seen)))
+
+
+def _lab(colour: str, seen: Matrix) -> Matrix:
+    coded = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)]) / 255
+    linear = np.where(coded <= 0.04045, coded / 12.92, ((coded + 0.055) / 1.055) ** 2.4)
+    to_xyz = np.array(
+        [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    )
+    xyz = to_xyz @ np.clip(seen @ linear, 0, 1) / to_xyz.sum(axis=1)
+    x, y, z = np.where(xyz > 216 / 24389, np.cbrt(xyz), (24389 / 27 * xyz + 16) / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
 
 ROW = {"staying": [0.8, 0.7, 0.9], "whole": [0.9, None, None], "region_whole": None}
 RECORDS: dict[str, dict[str, Any]] = {
@@ -65,7 +105,19 @@ def test_throughput_is_over_the_pipeline_s_of_the_same_round() -> None:
 
 
 def test_every_line_has_a_colour_of_its_own() -> None:
-    assert len(charts._COMPARED) <= len(set(charts._COLOURS))
+    assert len(charts._COMPARED) <= len(set(charts.COLOURS)) <= 6
+
+
+@pytest.mark.parametrize("vision", SEEN)
+def test_colours_are_told_apart_by_every_reader(vision: str) -> None:
+    told = [(*pair, distance(*pair, SEEN[vision])) for pair in combinations(charts.COLOURS, 2)]
+    assert all(apart > MIN_DISTANCE for *_, apart in told), min(told, key=lambda it: it[-1])
+
+
+def test_colours_that_look_alike_to_some_are_found() -> None:
+    blue, purple = "#4c72b0", "#8172b3"
+    assert distance(blue, purple, SEEN["all cones"]) > MIN_DISTANCE
+    assert distance(blue, purple, SEEN["no red cones"]) < MIN_DISTANCE / 4
 
 
 def test_pauses_are_those_with_the_real_engine() -> None:

@@ -188,6 +188,27 @@ def test_a_page_that_does_not_show_its_record_is_out_of_date(root: Path) -> None
     assert check(root) == ["page.md: out of date; `python -m bench.harness.readme` rewrites it"]
 
 
+def test_a_single_figure_is_the_record_s(root: Path) -> None:
+    results = root / "results"
+    run = run_of()
+    run.table("Ways", "way", "at once", "p50: all").add("a", 2, 3.14159)
+    run.tables[-1].add("a", 16, 0.0)
+    run.finish(results)
+    page = (
+        "so <!-- figure demo:2:a / 2:p50: all -->9<!-- /figure --> ms, "
+        "<!-- figure demo:1:th:tok/s --><!-- /figure -->."
+    )
+    made = regenerated(page, results, root)
+    assert made.endswith(
+        "all -->3.14<!-- /figure --> ms, <!-- figure demo:1:th:tok/s -->8.00<!-- /figure -->."
+    )
+    assert regenerated(made, results, root) == made
+    with pytest.raises(LookupError, match="demo, table 1: there is no cell 'nobody', 'tok/s'"):
+        regenerated("<!-- figure demo:1:nobody:tok/s --><!-- /figure -->", results, root)
+    other = regenerated("<!-- figure other:1:a:b --><!-- /figure -->", results, root)
+    assert ">not recorded yet<" in other
+
+
 def test_a_missing_record_is_named(root: Path) -> None:
     (root / "results" / "demo.json").unlink()
     assert said(root) == ["demo: not recorded; `python -m bench.demo` records it"]

@@ -36,7 +36,7 @@ def test_what_a_line_is(line: str, what: Command | str) -> None:
     [
         ("/foo", "no command /foo. /help"),
         ("/rest", "/rest; /reset is one"),
-        ("/bye now", "/bye takes nothing"),
+        ("/bye now", "/bye takes no argument"),
     ],
 )
 def test_what_is_no_command(line: str, says: str) -> None:

@@ -90,7 +90,7 @@ def test_prompts_that_are_refused_are_named_and_the_rest_is_answered(
         check=False,
     )
     assert done.returncode == 1
-    assert f"outrider: {file}, line 2 is no JSON string" in done.stderr
+    assert f"outrider: {file}, line 2 is not a JSON string" in done.stderr
     assert "tokens" in done.stderr
     if flags:
         rows = [json.loads(line) for line in done.stdout.splitlines()]

@@ -30,7 +30,7 @@ def test_what_is_piped_in_is_one_prompt(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("grüß\nGott\n".encode())))
     assert options.piped_prompt() == "grüß\nGott"
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b" \n")))
-    with pytest.raises(InvalidRequestError, match="nothing to ask"):
+    with pytest.raises(InvalidRequestError, match="no prompt was given"):
         options.piped_prompt()
 
 
@@ -63,10 +63,10 @@ def test_files_that_are_none(content: bytes, says: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("hello", "line 2 is no JSON string"),
-        ('{"b": 1}', "line 2 is JSON, but no string"),
+        ("hello", "line 2 is not a JSON string"),
+        ('{"b": 1}', "line 2 is JSON, but not a string"),
         ('"\\ud800"', "line 2: .*lone surrogate"),
-        ("[" * 100_000, "line 2 is no JSON string"),
+        ("[" * 100_000, "line 2 is not a JSON string"),
     ],
 )
 def test_a_line_that_holds_no_prompt_is_named_and_the_rest_stays(
@@ -124,7 +124,7 @@ def test_a_key_is_read_from_a_file_or_the_environment(
     file = tmp_path / "key"
     with pytest.raises(InvalidRequestError, match="cannot be read"):
         edge_choice.given_key(file, None)
-    with pytest.raises(InvalidRequestError, match="one of --api-key and --key-file"):
+    with pytest.raises(InvalidRequestError, match="either --api-key or --key-file"):
         edge_choice.given_key(file, "x")
     file.write_text("\n")
     with pytest.raises(InvalidRequestError, match="holds no API key"):
@@ -144,7 +144,7 @@ def test_objects_need_prompts() -> None:
 def test_log_probabilities_need_json() -> None:
     options.check_logprobs(3, as_json=True)
     options.check_logprobs(-1, as_json=False)
-    with pytest.raises(InvalidRequestError, match="add --json"):
+    with pytest.raises(InvalidRequestError, match="needs --json"):
         options.check_logprobs(0, as_json=False)
 
 
@@ -193,9 +193,9 @@ def test_tools_come_from_a_file_in_either_shape(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("{}", "no list of tools"),
-        ("[]", "no list of tools"),
-        ("[", "is no JSON"),
+        ("{}", "not hold a list of tools"),
+        ("[]", "not hold a list of tools"),
+        ("[", "is not JSON"),
         ("[1]", "a tool is a JSON object"),
         ('[{"name": "f"}, {"name": "f"}]', "twice"),
     ],

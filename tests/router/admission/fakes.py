@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from outrider.errors import NoReplicaError, OverloadedError
 from outrider.session.types import Priority
 from services.router.admission.policy import QueuePriority
-from services.router.admission.session import AdmissionRequest, AdmittedSession
-from services.router.placement.types import Candidate, Decision, PlacementRequest, PredictedWait
+from services.router.admission.session import AdmittedSession
+from services.router.placement.types import Candidate, Decision, PredictedWait
+from services.router.session_request import SessionRequest, flow_of
 
-REQUEST = PlacementRequest("m", b"", 10)
+REQUEST = SessionRequest("m", b"", 10)
 
 
 def admitted(
@@ -23,22 +25,19 @@ def admitted(
     weight: float = 1.0,
     at: float = 0.0,
     until: float = 1e6,
-    request: PlacementRequest = REQUEST,
+    request: SessionRequest = REQUEST,
 ) -> AdmittedSession:
     """A session that was let in."""
     return AdmittedSession(
         session_id=session,
-        request=request,
-        tenant=tenant,
-        flow=tenant,
-        address_hash=b"",
-        priority=Priority(min(priority, Priority.HIGH)),
+        request=replace(
+            request, tenant=tenant, flow=tenant, priority=Priority(min(priority, Priority.HIGH))
+        ),
         queue_priority=priority,
         reserved_tokens=cost,
         weight=weight,
         reservation_id=0,
         arrived_at=at,
-        deadline_at=None,
         expires_at=until,
         replica_set=(request.model, request.residency),
     )
@@ -46,23 +45,23 @@ def admitted(
 
 def asking(
     session: int,
-    priority: Priority | None = None,
+    priority: Priority = Priority.MEDIUM,
     tenant: str = "",
     *,
-    model: str = "m",
     max_tokens: int = 90,
-    deadline_at: float | None = None,
+    address_hash: bytes = b"",
     is_resumed: bool = False,
-) -> AdmissionRequest:
-    """A session that asks to be let in."""
-    return AdmissionRequest(
-        session_id=session,
-        request=replace(REQUEST, model=model, priority=priority or Priority.MEDIUM),
-        max_tokens=max_tokens,
-        tenant=tenant,
+    **fields: Any,
+) -> tuple[int, SessionRequest]:
+    """A session that asks to be let in: its id, and what it asks for."""
+    return session, replace(
+        REQUEST,
         priority=priority,
-        deadline_at=deadline_at,
-        is_resumed=is_resumed,
+        tenant=tenant,
+        max_tokens=max_tokens,
+        address_hash=address_hash,
+        flow=flow_of(tenant, address_hash, b""),
+        **({"num_committed": 1} if is_resumed else {}) | fields,
     )
 
 
@@ -88,16 +87,16 @@ class FakeFleetView:
     fleet: dict[str, Region] = field(default_factory=lambda: {"us": Region()})
     quoted: list[str] = field(default_factory=list)
 
-    def home(self, request: PlacementRequest) -> str:
+    def home(self, request: SessionRequest) -> str:
         return next(iter(self._allowed(request)), "")
 
-    def replica_set(self, request: PlacementRequest) -> Hashable:
+    def replica_set(self, request: SessionRequest) -> Hashable:
         return request.model, self._allowed(request)
 
-    def may_return(self, request: PlacementRequest) -> bool:
+    def may_return(self, request: SessionRequest) -> bool:
         return any(self.fleet[name].is_silent for name in self._allowed(request))
 
-    def quote(self, request: PlacementRequest, region: str, now: float) -> Decision:
+    def quote(self, request: SessionRequest, region: str, now: float) -> Decision:
         self.quoted.append(region)
         names = (region,) if region else self._allowed(request)
         found = {name: self.fleet[name] for name in names}
@@ -115,7 +114,7 @@ class FakeFleetView:
         best = min(decisions, key=lambda decision: decision.wait.total_ms)
         return best._replace(least_backlog_ms=min(one.least_backlog_ms for one in decisions))
 
-    def _allowed(self, request: PlacementRequest) -> tuple[str, ...]:
+    def _allowed(self, request: SessionRequest) -> tuple[str, ...]:
         return tuple(n for n in self.fleet if not request.residency or n in request.residency)
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from outrider.errors import OutriderError, OverloadedError
 from outrider.session.types import Priority
 from services.router.admission.admission import Admission
 from services.router.admission.routing import Route
-from services.router.admission.session import AdmissionRequest
+from services.router.session_request import SessionRequest
 from tests.router.admission.fakes import FakeFleetView, Region
 
+Arrival: TypeAlias = tuple[float, tuple[int, SessionRequest]]
+"""A time, and the session that asks then: its id, and what it asks for."""
 STEP_S = 0.05
 """Time between two load reports, each of which wakes the queue."""
 
@@ -20,7 +23,8 @@ STEP_S = 0.05
 class Fate:
     """What became of one session."""
 
-    asking: AdmissionRequest
+    session_id: int
+    request: SessionRequest
     came_at: float
     region: str = ""
     spill_cause: str = ""
@@ -40,7 +44,7 @@ class Fate:
     @property
     def priority(self) -> Priority:
         """The class it asked for."""
-        return self.asking.priority or Priority.MEDIUM
+        return self.request.priority
 
 
 @dataclass
@@ -62,20 +66,20 @@ class Mesh:
         self.fleet_view = FakeFleetView({name: Region() for name in self.places})
         self._see()
 
-    def run(self, arrivals: Iterable[tuple[float, AdmissionRequest]], until: float) -> None:
+    def run(self, arrivals: Iterable[Arrival], until: float) -> None:
         """Let sessions come at their times, in order, and time pass."""
         for at, asking in arrivals:
             self._pass_until(at)
-            self.come(asking)
+            self.come(*asking)
         self._pass_until(until)
 
-    def come(self, asking: AdmissionRequest) -> Fate:
+    def come(self, session_id: int, request: SessionRequest) -> Fate:
         """One session asks to be let in now."""
-        if asking.deadline_at is not None:
-            asking = replace(asking, deadline_at=self.now + asking.deadline_at)
-        fate = self.fates[asking.session_id] = Fate(asking, self.now)
+        if request.deadline_at is not None:
+            request = replace(request, deadline_at=self.now + request.deadline_at)
+        fate = self.fates[session_id] = Fate(session_id, request, self.now)
         try:
-            route = self.admission.open(asking, self.fleet_view, self.now)
+            route = self.admission.open(session_id, request, self.fleet_view, self.now)
         except OverloadedError as error:
             fate.refused_at, fate.error = self.now, error
         else:
@@ -86,7 +90,7 @@ class Mesh:
 
     def of(self, priority: Priority) -> list[Fate]:
         """Sessions that asked for a class."""
-        return [fate for fate in self.fates.values() if fate.asking.priority is priority]
+        return [fate for fate in self.fates.values() if fate.request.priority is priority]
 
     def _pass_until(self, at: float) -> None:
         while (ahead := (int(self.now / STEP_S + 1e-9) + 1) * STEP_S) <= at:
@@ -100,7 +104,7 @@ class Mesh:
             for fate in there[: self.places[name]]:
                 fate.left_s -= STEP_S
                 if fate.left_s <= 0.0:
-                    self.admission.close(fate.asking.session_id, 40, self.now)
+                    self.admission.close(fate.session_id, 40, self.now)
             self._there[name] = [fate for fate in there if fate.left_s > 0.0]
         self._see()
         self.admission.expire(self.now)
@@ -113,7 +117,7 @@ class Mesh:
         fate.region = route.decision.region
         fate.placed_at = self.now
         fate.spill_cause = route.spill_cause
-        fate.left_s = self.service_s * (0.5 + fate.asking.session_id * 7919 % 101 / 101)
+        fate.left_s = self.service_s * (0.5 + fate.session_id * 7919 % 101 / 101)
         self._there[fate.region].append(fate)
         self._see()
 

@@ -15,7 +15,8 @@ from outrider.peers.round_trip import RoundTrip
 from outrider.session.types import Priority
 from services.router.admission.policy import AdmissionPolicy, QueuePriority
 from services.router.admission.routing import LiveFleetView, Route, choose_route
-from services.router.placement.types import Candidate, Decision, PlacementRequest, PredictedWait
+from services.router.placement.types import Candidate, Decision, PredictedWait
+from services.router.session_request import SessionRequest
 from tests.router.admission.fakes import REQUEST, FakeFleetView, Region, admitted
 
 POLICY = AdmissionPolicy(slo_ttft_high_ms=400.0, slo_ttft_medium_ms=1000.0, slo_ttft_low_ms=5000.0)
@@ -97,7 +98,7 @@ def test_what_may_be_back_is_waited_for(priority: QueuePriority) -> None:
 @pytest.mark.parametrize("priority", [QueuePriority.LOW, QueuePriority.MEDIUM, QueuePriority.HIGH])
 def test_what_makes_way_for_a_class_does_not_hold_it_up(priority: QueuePriority) -> None:
     behind = Region(backlogs_ms=tuple(9e9 if line < priority else 0.0 for line in (1, 2, 3)))
-    request = replace(REQUEST, priority=int(priority))
+    request = replace(REQUEST, priority=Priority(priority))
     fleet_view = FakeFleetView({"us": behind})
     assert (
         choose_route(
@@ -173,9 +174,9 @@ class Row:
 
 
 def fleet_view(
-    *rows: Any, region: str = "us", asked: list[PlacementRequest] | None = None
+    *rows: Any, region: str = "us", asked: list[SessionRequest] | None = None
 ) -> LiveFleetView:
-    def decide(request: PlacementRequest, now: float) -> Decision:
+    def decide(request: SessionRequest, now: float) -> Decision:
         if asked is not None:
             asked.append(request)
         return Decision(
@@ -254,7 +255,7 @@ def test_replies_wait_by_what_may_go_on_with_them() -> None:
 
 
 def test_a_quote_is_placements_decision_in_one_region() -> None:
-    asked: list[PlacementRequest] = []
+    asked: list[SessionRequest] = []
     found = fleet_view(asked=asked)
     decision = found.quote(REQUEST, "eu", 1.0)
     assert (decision.region, decision.wait.total_ms, decision.wait.rtt_ms) == ("eu", 98.0, 90.0)

@@ -16,14 +16,14 @@ from services.router.admission.tenants import TenantPolicy, Tenants
     ("tier", "asked", "granted"),
     [
         ("premium", Priority.HIGH, Priority.HIGH),
-        ("premium", None, Priority.MEDIUM),
+        ("premium", Priority.MEDIUM, Priority.MEDIUM),
         ("standard", Priority.HIGH, Priority.MEDIUM),
         ("standard", Priority.LOW, Priority.LOW),
         ("economy", Priority.HIGH, Priority.LOW),
-        ("economy", None, Priority.LOW),
+        ("economy", Priority.LOW, Priority.LOW),
     ],
 )
-def test_the_tier_bounds_the_class(tier: str, asked: Priority | None, granted: Priority) -> None:
+def test_the_tier_bounds_the_class(tier: str, asked: Priority, granted: Priority) -> None:
     assert Tenants([TenantPolicy("acme", tier)]).grant("acme", asked) is granted
 
 

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from outrider.session.types import Priority
 from services.router.admission.admission import Admission
 from services.router.admission.policy import AdmissionPolicy
-from services.router.admission.session import AdmissionRequest
 from services.router.admission.tenants import TenantPolicy
 from tests.router.admission.fakes import asking
-from tests.router.admission.mesh import STEP_S, Mesh
+from tests.router.admission.mesh import STEP_S, Arrival, Mesh
 
 LOW, MEDIUM, HIGH = Priority.LOW, Priority.MEDIUM, Priority.HIGH
 POLICY = AdmissionPolicy(max_waiting=200)
@@ -24,7 +23,7 @@ POLICY = AdmissionPolicy(max_waiting=200)
 
 def poisson(
     rate: float, until: float, priority: Priority, tenant: str, first: int, seed: int = 1
-) -> Iterator[tuple[float, AdmissionRequest]]:
+) -> Iterator[Arrival]:
     """Sessions of one tenant that come at random, so many a second."""
     chance, at, number = Random(seed), 0.0, first
     while (at := at + chance.expovariate(rate)) < until:
@@ -32,9 +31,7 @@ def poisson(
         number += 1
 
 
-def together(
-    *streams: Iterator[tuple[float, AdmissionRequest]],
-) -> list[tuple[float, AdmissionRequest]]:
+def together(*streams: Iterator[Arrival]) -> list[Arrival]:
     return sorted((entry for stream in streams for entry in stream), key=lambda entry: entry[0])
 
 
@@ -52,7 +49,7 @@ def overloaded() -> Mesh:
 
 
 def test_overload_sheds_low_first(overloaded: Mesh) -> None:
-    refused = [f.asking.priority for f in overloaded.fates.values() if f.refused_at is not None]
+    refused = [f.request.priority for f in overloaded.fates.values() if f.refused_at is not None]
     assert set(refused) == {LOW}
     assert len(refused) > 1000
 
@@ -76,8 +73,7 @@ def test_every_wait_ends_and_every_refusal_says_when(overloaded: Mesh) -> None:
     for fate in overloaded.fates.values():
         ended = fate.placed_at if fate.placed_at is not None else fate.refused_at
         assert ended is not None
-        assert fate.asking.priority is not None
-        assert ended - fate.came_at <= POLICY.max_wait_s(fate.asking.priority) + STEP_S
+        assert ended - fate.came_at <= POLICY.max_wait_s(fate.request.priority) + STEP_S
         if fate.error is not None:
             assert 0 < fate.error.retry_delay_ms <= 60_000
     assert len(overloaded.admission) == 0
@@ -99,11 +95,11 @@ def test_a_burst_of_one_tenant_does_not_delay_another() -> None:
     burst = [(0.0, asking(n, MEDIUM, "burst")) for n in range(180)]
     modest = poisson(5, 8, MEDIUM, "modest", 10_000)
     mesh.run(together(iter(burst), modest), until=20.0)
-    modest_ones = [f for f in mesh.fates.values() if f.asking.tenant == "modest"]
+    modest_ones = [f for f in mesh.fates.values() if f.request.tenant == "modest"]
     waits = sorted(f.wait_s for f in modest_ones if f.came_at > 1.0)
     assert waits[len(waits) // 2] <= 0.7
     assert waits[-1] <= POLICY.slo_ttft_medium_ms / 1000.0 + 2 * STEP_S
-    ends = [f.wait_s for f in mesh.fates.values() if f.asking.tenant == "burst"]
+    ends = [f.wait_s for f in mesh.fates.values() if f.request.tenant == "burst"]
     assert max(ends) > 5.0
 
 
@@ -138,7 +134,7 @@ def test_who_comes_back_when_told_is_let_in() -> None:
     turned_away = [f for f in mesh.fates.values() if f.error and f.came_at == 6.0]
     assert len(turned_away) > 40
     back = [
-        (6.0 + fate.error.retry_delay_ms / 1000.0, asking(5000 + n, MEDIUM, fate.asking.tenant))
+        (6.0 + fate.error.retry_delay_ms / 1000.0, asking(5000 + n, MEDIUM, fate.request.tenant))
         for n, fate in enumerate(turned_away)
         if fate.error is not None
     ]
@@ -150,7 +146,7 @@ def test_who_comes_back_when_told_is_let_in() -> None:
 Steps = st.lists(
     st.tuples(
         st.floats(0.0, 0.5),
-        st.sampled_from([LOW, MEDIUM, HIGH, None]),
+        st.sampled_from([LOW, MEDIUM, HIGH]),
         st.sampled_from(["a", "b", "c"]),
         st.one_of(st.none(), st.floats(0.1, 3.0)),
     ),
@@ -161,7 +157,7 @@ Steps = st.lists(
 @settings(max_examples=60)
 @given(Steps, st.integers(1, 4), st.integers(1, 12))
 def test_whatever_comes_the_books_agree(
-    steps: list[tuple[float, Priority | None, str, float | None]], places: int, max_waiting: int
+    steps: list[tuple[float, Priority, str, float | None]], places: int, max_waiting: int
 ) -> None:
     tenants = [TenantPolicy("a", "economy", 4), TenantPolicy("*", tokens_per_minute=2000)]
     mesh = Mesh(

@@ -11,7 +11,7 @@ import pytest
 from outrider.errors import MalformedFrameError
 from outrider.rpc import from_rpc_error
 from outrider.v1 import common_pb2, inference_pb2
-from services.router.relay.replica_monitor import HangPolicy
+from services.router.relay.policy import HangPolicy
 from tests.router.relay.mesh import commit, done, opening
 from tests.router.replica import Replica, RouterUnderTest, running_router, started
 

@@ -17,7 +17,7 @@ from outrider.rpc import from_rpc_error
 from outrider.testing import free_tcp_port, leak_check
 from outrider.v1 import common_pb2, inference_pb2, router_pb2
 from services.router.recent_replies import WINDOW_S
-from services.router.relay.failover import FailoverPolicy
+from services.router.relay.policy import FailoverPolicy
 from tests.router.relay.mesh import IDENTITY, accepted, commit, done, opening
 from tests.router.replica import (
     Replica,

@@ -13,8 +13,9 @@ from outrider.peers.health import HealthPolicy, PeerHealth, PeerState
 from outrider.peers.round_trip import RoundTrip
 from services.router.fleet.replica import PrefillLimits, Replica, ReplicaLoad, ServedModel
 from services.router.placement.placement import Placement
-from services.router.placement.types import Decision, PlacementPolicy, PlacementRequest
+from services.router.placement.types import Decision, PlacementPolicy
 from services.router.prefix_index.index import PrefixIndex, PrefixIndexLimits
+from services.router.session_request import SessionRequest
 
 DIGEST, OTHER = b"\x01" * 32, b"\x02" * 32
 BLOCK = 16
@@ -22,7 +23,7 @@ MODEL = ServedModel(
     "m", DIGEST, block_tokens=BLOCK, prefill_limits=PrefillLimits(256, 12, 40.0, 1.8, 1.25)
 )
 LOAD = ReplicaLoad(fixed_ms=10.0, row_ms=1.0)
-ASK = PlacementRequest("m", DIGEST, prompt_tokens=100)
+ASK = SessionRequest("m", DIGEST, prompt_tokens=100)
 
 
 def replica(
@@ -88,10 +89,10 @@ class Town:
         self.now = 100.0
         self._next = 1
 
-    def decide(self, request: PlacementRequest = ASK) -> Decision:
+    def decide(self, request: SessionRequest = ASK) -> Decision:
         return self.placement.decide(request, self.now)
 
-    def send(self, request: PlacementRequest = ASK) -> str:
+    def send(self, request: SessionRequest = ASK) -> str:
         """Decide and put; the session's number is the last one given out."""
         decision = self.decide(request)
         self.placement.put(self._next, request, decision, self.now)
@@ -113,10 +114,10 @@ class Town:
         self.table.rows[name].reported_at = self.now
         self.table.changed.add(name)
 
-    def asking(self, ids: Sequence[int], salt: bytes = b"") -> PlacementRequest:
+    def asking(self, ids: Sequence[int], salt: bytes = b"") -> SessionRequest:
         """A session with this prompt."""
         packed = struct.pack(f"<{len(ids)}I", *ids)
-        return PlacementRequest("m", DIGEST, len(ids), prompt=self.prefixes.prompt(packed, salt))
+        return SessionRequest("m", DIGEST, len(ids), prompt=self.prefixes.prompt(packed, salt))
 
     def hold(self, name: str, ids: Sequence[int], salt: bytes = b"") -> None:
         """A replica tells that it holds the prompt's full blocks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,16 +21,20 @@ from outrider.peers.health import PeerState
 from outrider.session.types import Priority
 from services.router.fleet.replica import Replica, ReplicaLoad, ServedModel
 from services.router.placement.constraints import is_other_identity
-from services.router.placement.types import Decision, PlacementRequest
+from services.router.placement.types import Decision
+from services.router.session_request import SessionRequest
 from tests.router.placement.fleet import ASK, DIGEST, MODEL, OTHER, Town, replica
 
 
-def choose(request: PlacementRequest, *replicas: Replica, max_queued: int = 0) -> Decision:
-    return Town(*replicas, max_queued=max_queued).decide(request)
+def choose(
+    request: SessionRequest, *replicas: Replica, max_queued: int = 0, tried: Sequence[str] = ()
+) -> Decision:
+    town = Town(*replicas, max_queued=max_queued)
+    return town.placement.decide(request, town.now, tried)
 
 
 def test_residency_excludes_nearer_regions() -> None:
-    request = PlacementRequest("m", DIGEST, 100, residency=("eu-west", "eu-north"))
+    request = SessionRequest("m", DIGEST, 100, residency=("eu-west", "eu-north"))
     eu = replica("eu", region="eu-west", rtt_ms=90.0)
     assert choose(request, replica("us"), eu).replica == "eu"
     with pytest.raises(NoReplicaError, match=r"eu-west, eu-north.*only in us-east"):
@@ -39,7 +44,7 @@ def test_residency_excludes_nearer_regions() -> None:
 def test_an_unknown_model_names_those_there_are() -> None:
     with pytest.raises(UnknownModelError, match="model x: use one of m, n"):
         choose(
-            PlacementRequest("x", DIGEST, 1),
+            SessionRequest("x", DIGEST, 1),
             replica("a"),
             replica("b", model=ServedModel("n", DIGEST)),
         )
@@ -48,7 +53,7 @@ def test_an_unknown_model_names_those_there_are() -> None:
 def test_a_model_known_only_from_the_configuration_counts() -> None:
     unreached = replica("a", model=None, expected_model="m", state=PeerState.CONNECTING)
     with pytest.raises(UnknownModelError):
-        choose(PlacementRequest("x", DIGEST, 1), unreached)
+        choose(SessionRequest("x", DIGEST, 1), unreached)
     with pytest.raises(NoReplicaError, match="a CONNECTING"):
         choose(ASK, unreached)
 
@@ -56,20 +61,20 @@ def test_a_model_known_only_from_the_configuration_counts() -> None:
 def test_a_replica_never_reached_might_serve_any_model() -> None:
     unreached = replica("b", model=None, state=PeerState.DOWN)
     with pytest.raises(NoReplicaError, match="b DOWN") as caught:
-        choose(PlacementRequest("x", DIGEST, 1), replica("a"), unreached)
+        choose(SessionRequest("x", DIGEST, 1), replica("a"), unreached)
     assert caught.value.retry_delay_ms > 0
 
 
 def test_a_vocabulary_mismatch_names_both_digests() -> None:
     with pytest.raises(VocabularyMismatchError) as caught:
-        choose(PlacementRequest("m", OTHER, 1), replica("a"), replica("b"))
+        choose(SessionRequest("m", OTHER, 1), replica("a"), replica("b"))
     assert DIGEST.hex() in caught.value.message
     assert OTHER.hex() in caught.value.message
 
 
 def test_ids_without_a_digest_match_nothing() -> None:
     with pytest.raises(VocabularyMismatchError, match=r"\(none\)"):
-        choose(PlacementRequest("m", b"", 1), replica("a"))
+        choose(SessionRequest("m", b"", 1), replica("a"))
 
 
 @pytest.mark.parametrize(
@@ -91,10 +96,10 @@ def test_a_replica_on_trial_takes_one() -> None:
 
 
 def test_replicas_already_tried_are_left_out() -> None:
-    request = PlacementRequest("m", DIGEST, 1, exclude=frozenset({"a", "gone"}))
-    assert choose(request, replica("a"), replica("b", rtt_ms=99.0)).replica == "b"
+    tried = ("a", "gone")
+    assert choose(ASK, replica("a"), replica("b", rtt_ms=99.0), tried=tried).replica == "b"
     with pytest.raises(NoReplicaError, match="a tried"):
-        choose(request, replica("a"))
+        choose(ASK, replica("a"), tried=tried)
 
 
 A, B = b"\x0a" * 32, b"\x0b" * 32
@@ -132,7 +137,7 @@ def test_a_reply_whose_model_is_only_not_at_hand_is_no_matter_of_models() -> Non
         choose(BEGUN, down)
     assert not is_other_identity(caught.value)
     with pytest.raises(NoReplicaError) as caught:
-        choose(replace(BEGUN, exclude=frozenset("a")), computing("a", A), computing("b", B))
+        choose(BEGUN, computing("a", A), computing("b", B), tried="a")
     assert not is_other_identity(caught.value)
     full = computing("a", A, load=ReplicaLoad(running_sessions=8, max_sessions=8))
     with pytest.raises(OverloadedError):
@@ -149,7 +154,7 @@ def test_where_it_is_allowed_another_model_goes_on_if_none_of_its_own_can() -> N
         choose(allowed, full, computing("b", B))
     # One that refused it may be full by now: its report is older.
     with pytest.raises(NoReplicaError):
-        choose(replace(allowed, exclude=frozenset("a")), computing("a", A), computing("b", B))
+        choose(allowed, computing("a", A), computing("b", B), tried="a")
 
 
 def test_a_replica_that_is_another_model_after_a_restart_is_known_as_that() -> None:
@@ -205,7 +210,7 @@ def test_an_overloaded_replica_gets_no_low_sessions_and_then_none(
         refuses_sessions=refuses,
     )
     busy = replica("a", load=load)
-    request = replace(ASK, priority=priority)
+    request = replace(ASK, priority=Priority(priority))
     assert choose(request, busy, replica("b", rtt_ms=99.0)).replica == ("a" if fits else "b")
     if not fits:
         with pytest.raises(OverloadedError, match="overloaded"):
@@ -239,7 +244,7 @@ def drawn_replica(data: st.DataObject, name: str) -> Replica:
     )
 
 
-def is_able(entry: Replica, request: PlacementRequest) -> bool:
+def is_able(entry: Replica, request: SessionRequest) -> bool:
     """The constraints, said once more."""
     load = entry.load or ReplicaLoad()
     return (
@@ -256,7 +261,7 @@ def is_able(entry: Replica, request: PlacementRequest) -> bool:
 @given(st.data())
 def test_whatever_is_chosen_meets_every_constraint(data: st.DataObject) -> None:
     replicas = [drawn_replica(data, f"r{n}") for n in range(data.draw(st.integers(0, 6)))]
-    request = PlacementRequest(
+    request = SessionRequest(
         data.draw(st.sampled_from("mn")),
         data.draw(st.sampled_from([DIGEST, OTHER])),
         data.draw(st.integers(1, 4000)),

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from outrider.errors import NoReplicaError
+from outrider.session.types import Priority
 from tests.router.placement.fleet import BLOCK, LOAD, MODEL, Town, replica
 
 SYSTEM = [token % 5000 for token in range(600)]
@@ -88,7 +89,7 @@ def test_a_prompt_follows_the_one_that_was_computed_while_it_was_typed() -> None
     and comes before the replica's events do."""
     town = Town(replica("a"), replica("b"), replica("c"), work_weight=0.5, near_ms=5.0)
     typed = SYSTEM[:300]
-    first = town.send(replace(town.asking(typed), priority=1))
+    first = town.send(replace(town.asking(typed), priority=Priority.LOW))
     town.placement.release(town.last)
     town.now += 0.5
     decision = town.decide(town.asking(SYSTEM[:340]))

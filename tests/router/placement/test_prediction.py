@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.router.fleet.replica import ReplicaLoad
-from services.router.placement.types import PlacementRequest, PredictedWait
+from services.router.placement.types import PredictedWait
+from services.router.session_request import SessionRequest
 from tests.router.placement.fleet import ASK, BLOCK, DIGEST, LOAD, Town, mover, replica
 
 IDS = list(range(20 * BLOCK))
@@ -143,4 +144,4 @@ def test_more_load_never_predicts_a_shorter_wait(
 def test_a_session_without_a_prompt_waits_for_the_queue_alone() -> None:
     town = Town(replica("a", rtt_ms=3.0), replica("b"))
     assert town.placement.statuses(town.now)["a"].wait == PredictedWait(3.0, 0.0, 0.0, 0.0, 11.0)
-    assert PlacementRequest("m", DIGEST, 0).prompt is None
+    assert SessionRequest("m", DIGEST, 0).prompt is None

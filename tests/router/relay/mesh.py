@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from outrider.engine_calls import Crash
 from outrider.errors import OutriderError
@@ -13,36 +13,27 @@ from outrider.telemetry.metrics import Metrics
 from outrider.testing import FakeClock
 from outrider.v1 import common_pb2, inference_pb2, router_pb2
 from outrider.wire import error_to_proto
-from services.router.admission.admission import Admission
 from services.router.admission.policy import AdmissionPolicy
-from services.router.admission.pricing import PriceTable
-from services.router.admission.routing import LiveFleetView
+from services.router.admission.pricing import Price
 from services.router.admission.tenants import TenantPolicy
-from services.router.autoscale.advisor import AutoscaleAdvisor
-from services.router.autoscale.policy import AutoscalePolicy
-from services.router.config import ReplicaConfig
-from services.router.fleet.registry import Registry
+from services.router.config import ReplicaConfig, RouterConfig
+from services.router.core import RouterCore
 from services.router.fleet.replica import ReplicaIdentity, ServedModel
-from services.router.placement.history import PlacementHistory
-from services.router.placement.placement import Placement
 from services.router.placement.types import PlacementPolicy
-from services.router.prefix_index.index import PrefixIndex, PrefixIndexLimits
-from services.router.prefix_index.prompt import TokenIdReader
-from services.router.recent_replies import RecentReplies
-from services.router.relay.dispatch import Dispatch, PromptCache
-from services.router.relay.failover import Failover, FailoverPolicy
 from services.router.relay.frames import Down, RelayedSession, Up
-from services.router.relay.intake import Intake
-from services.router.relay.received_prompts import ReceivedPrompts
-from services.router.relay.replica_monitor import ReplicaMonitor
-from services.router.relay.sessions import RelayLimits, SessionTable
-from services.router.relay.switch import Switch
-from services.router.relay.telemetry import SessionTelemetry
+from services.router.relay.policy import FailoverPolicy
 
 DIGEST = b"\x01" * 32
 IDENTITY = b"\x0a" * 32
 """What both replicas compute, unless a test says otherwise."""
-LIMITS = RelayLimits(64, 16, 4, 1 << 20, 5.0)
+LIMITS: Final[dict[str, Any]] = {
+    "max_sessions": 64,
+    "max_sessions_per_stream": 16,
+    "max_early_frames": 4,
+    "max_kept_bytes": 1 << 20,
+    "prompt_memory_bytes": 1 << 20,
+}
+"""Of the router's settings, small enough to be reached."""
 FrameT = TypeVar("FrameT")
 Frames = list[inference_pb2.SessionDown]
 
@@ -59,7 +50,7 @@ class Mesh:
         policy: AdmissionPolicy | None = None,
         tenants: tuple[TenantPolicy, ...] = (),
         max_queued: int = 0,
-        prices: PriceTable | None = None,
+        prices: tuple[Price, ...] = (),
         return_s: float = 0.0,
         failover_policy: FailoverPolicy | None = None,
         clock: FakeClock | None = None,
@@ -69,62 +60,51 @@ class Mesh:
         replicas' processes that there were before."""
         self.clock = clock or FakeClock(100.0)
         self.metrics = Metrics("router")
+        self.texts: list[RelayedSession] = []
+        self.num_retries_scheduled = 0
         near, *far = names
-        replicas = [
+        replicas = (
             ReplicaConfig(near, "us", "h:1"),
             *(ReplicaConfig(it, "eu", "h:2") for it in far),
-        ]
-        self.registry = Registry(replicas, rtt_ms={"us": 1.0, "eu": 90.0}.__getitem__, now=0.0)
-        self.table: SessionTable[Up] = SessionTable(LIMITS)
-        self.history = PlacementHistory(100)
-        self.telemetry = SessionTelemetry(self.metrics, self.clock, self.history)
-        self.texts: list[RelayedSession] = []
-        self.index = index = PrefixIndex(PrefixIndexLimits())
-        self.placement = Placement(
-            self.registry, index, PlacementPolicy(1.0, max_queued), Random(1)
         )
-        reader = TokenIdReader()
-        prompts = PromptCache(index, reader)
-        self.prompts = ReceivedPrompts(1 << 20, reader)
-        dispatch = Dispatch(
-            self.table, self.registry, self.telemetry, self.placement, prompts, self.clock
+        config = RouterConfig(
+            region="us",
+            default_rtt_ms=90.0,
+            replicas=replicas,
+            admission=policy or AdmissionPolicy(),
+            tenants=tenants,
+            prices=prices,
+            currency="USD" if prices else "",
+            placement=PlacementPolicy(1.0, max_queued),
+            return_s=return_s,
+            failover=failover_policy or FailoverPolicy(),
+            **LIMITS,
         )
-        self.admission = Admission(policy or AdmissionPolicy(), tenants, prices=prices)
-        self.fleet_view = LiveFleetView(dispatch.decide, "us", return_s)
-        self.autoscale = AutoscaleAdvisor(AutoscalePolicy())
-        self.recent = RecentReplies()
-        self.intake = Intake(
-            self.table,
-            dispatch,
-            self.registry,
-            self.admission,
-            self.fleet_view,
-            self.autoscale,
-            self.recent,
-        )
-        failover = Failover(self.table, dispatch, self.telemetry, failover_policy)
-        self.num_retries_scheduled = 0
-        self.switch = Switch(
-            self.table,
-            dispatch,
-            self.registry,
-            self.admission,
-            self.telemetry,
-            self.intake,
-            ReplicaMonitor(self.table, dispatch, self.registry, failover),
-            failover,
-            self.prompts,
+        core = RouterCore(
+            config,
+            self.metrics,
+            Random(1),
+            0.0,
+            timer=self.clock,
             default_model=lambda: "m",
             tokenize=self.texts.append,
+            tokenize_s=30.0,
             schedule_retry=self.schedule_retry,
         )
+        self.registry, self.table = core.registry, core.table
+        self.telemetry, self.history = core.telemetry, core.history
+        self.placement, self.index = core.placement, core.prefix_index
+        self.admission, self.fleet_view = core.admission, core.fleet_view
+        self.autoscale, self.intake = core.autoscale, core.intake
+        self.prompts, self.switch = core.received_prompts, core.switch
+        self.failover = core.failover
         self.edge_capacity, self.replica_capacity = edge_capacity, replica_capacity
         self.num_processes = num_processes
         self.streams: dict[str, int] = {}
         self.up: dict[str, Outbox[Up]] = {}
         self.down: dict[int, Outbox[Down]] = {}
-        for config in replicas:
-            self.connect(config.name)
+        for replica in replicas:
+            self.connect(replica.name)
 
     def schedule_retry(self) -> None:
         self.num_retries_scheduled += 1

@@ -17,10 +17,10 @@ from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import error_from_proto, token_block_from_proto, token_block_to_proto
 from services.edge.session.continuity import ModelContinuity
 from services.router.admission.policy import AdmissionPolicy
-from services.router.admission.pricing import PriceTable
+from services.router.admission.pricing import Price
 from services.router.admission.tenants import TenantPolicy
 from services.router.fleet.replica import ReplicaLoad
-from services.router.relay.failover import FailoverPolicy
+from services.router.relay.policy import FailoverPolicy
 from tests.router.relay.mesh import (
     DIGEST,
     IDENTITY,
@@ -102,7 +102,7 @@ class World:
         seed: int,
         *,
         poison: int = -1,
-        prices: PriceTable | None = None,
+        prices: tuple[Price, ...] = (),
         identities: Mapping[str, bytes] = SAME,
         allows_inexact: bool = False,
         failover_policy: FailoverPolicy | None = None,

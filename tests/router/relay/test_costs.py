@@ -11,10 +11,10 @@ from outrider.cost import Cost
 from outrider.errors import InvalidRequestError
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import cost_of, set_cost
-from services.router.admission.pricing import Price, PriceTable
+from services.router.admission.pricing import Price
 from tests.router.relay.mesh import Mesh, accepted, cancel, commit, done, failed, opening
 
-PRICES = PriceTable([Price(1.0, 10.0), Price(2.0, 20.0, tenant="acme")], "USD")
+PRICES = (Price(1.0, 10.0), Price(2.0, 20.0, tenant="acme"))
 PROMPT = 10
 """Tokens of `opening`."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -16,11 +17,13 @@ from outrider.errors import (
     UnavailableError,
 )
 from outrider.wire import cost_of
-from services.router.admission.pricing import Price, PriceTable
-from services.router.relay.failover import Failover, FailoverPolicy, RetryBudget
+from services.router.admission.pricing import Price
+from services.router.relay.failover import Failover, RetryBudget
 from services.router.relay.frames import RelayedSession
 from services.router.relay.poison import Loss
+from services.router.relay.policy import FailoverPolicy
 from services.router.relay.sessions import Session
+from services.router.session_request import SessionRequest
 from tests.router.relay.scripted import NAMES, World
 
 
@@ -63,7 +66,7 @@ async def test_a_lost_replica_costs_no_token_and_the_edge_hears_of_the_next_one(
 
 
 async def test_a_chat_that_moved_is_told_what_all_of_it_costs_and_charged_once() -> None:
-    world = World(1, prices=PriceTable([Price(1.0, 10.0)], "USD"))
+    world = World(1, prices=(Price(1.0, 10.0),))
     await streaming(world, 1)
     world.kill("near")
     await world.tick("far")
@@ -388,18 +391,19 @@ async def test_a_stream_that_broke_because_the_router_was_late_speaks_against_no
 
 
 async def test_sessions_of_other_models_give_a_model_no_moves() -> None:
-    policy = FailoverPolicy(share=0.5, min_moves=0, window_s=10.0)
+    policy = FailoverPolicy(share=0.25, min_moves=1, window_s=10.0)
     world = World(1, failover_policy=policy)
     await streaming(world, 1, 2, 3, 4, length=600)
     others = world.mesh.edge()
     frame = world.mesh.table.of_edge(world.edge, 1).open_frame  # type: ignore[union-attr]
     for number in range(10):
-        world.mesh.table.open(others, number, frame, 1, world.mesh.clock(), model="other")
+        request = SessionRequest("other")
+        world.mesh.table.open(others, number, request, frame, 1, world.mesh.clock())
     assert world.mesh.table.num_sessions("m") == 4
 
     world.kill("near")
     await world.tick("far")
-    assert len(world.runs["far"]) == 2, "half of this model's four"
+    assert len(world.runs["far"]) == 2, "one, and a quarter of this model's four"
     for _ in range(101):
         await world.wait(0.1)
         await world.tick("far")
@@ -409,25 +413,25 @@ async def test_sessions_of_other_models_give_a_model_no_moves() -> None:
 
 
 def test_budgets_of_models_whose_sessions_do_not_move_any_more_are_forgotten() -> None:
-    failover = World(1).mesh.switch._failover
+    failover = World(1).mesh.failover
     for second in range(1000):
         failover._budget_of(f"model-{second}", float(second)).spend(float(second))
     assert len(failover._budgets) <= FailoverPolicy().window_s + 1
 
 
 class Fleet:
-    """Replicas that have room or not, by what `replica_set` says of a session: its model and its
-    number's tens."""
+    """Replicas that have room or not, by what `replica_set` says of a request: its model and the
+    tens of its session's number."""
 
     def __init__(self) -> None:
         self.full: set[Hashable] = set()
         self.placed: list[int] = []
 
-    def replica_set(self, session: RelayedSession) -> Hashable:
-        return session.model, session.router_session_id // 10
+    def replica_set(self, request: SessionRequest) -> Hashable:
+        return request.model, request.call_key // 10
 
     def place(self, session: RelayedSession, now: float) -> None:
-        if self.replica_set(session) in self.full:
+        if self.replica_set(session.request) in self.full:
             raise NoReplicaError("none is left")
         self.placed.append(session.router_session_id)
 
@@ -436,7 +440,7 @@ class Fleet:
 
 
 def failover_of(fleet: Fleet) -> Failover:
-    return Failover(fleet, fleet, World(1).mesh.telemetry)  # type: ignore[arg-type]
+    return Failover(fleet, fleet, fleet, World(1).mesh.telemetry)  # type: ignore[arg-type]
 
 
 def lost(
@@ -445,7 +449,8 @@ def lost(
     """Sessions whose replica is lost, which wait for another one."""
     sessions: list[RelayedSession] = []
     for number in numbers:
-        sessions.append(Session(1, number, number, number, 0.0, None, model=model))
+        request = SessionRequest(model, call_key=number)
+        sessions.append(Session(1, number, number, number, 0.0, None, request))
         sessions[-1].losses.is_proven = is_proven
     failover.replica_lost(sessions, Loss("near", b"process"))
     for session in sessions:
@@ -504,7 +509,7 @@ def test_models_without_suspects_are_forgotten() -> None:
 
 def test_losses_are_explained_though_other_models_lost_replicas_since() -> None:
     failover = failover_of(Fleet())
-    waiting: RelayedSession = Session(1, 1, 1, 1, 0.0, None, model="x")
+    waiting: RelayedSession = Session(1, 1, 1, 1, 0.0, None, SessionRequest("x"))
     waiting.losses.is_waiting = True
     failover.replica_lost([waiting], Loss("near", b"process"))
     for number in range(2, 9):
@@ -517,9 +522,10 @@ def test_losses_are_explained_though_other_models_lost_replicas_since() -> None:
 def test_who_is_past_the_deadline_waits_for_no_budget() -> None:
     """It is over in any case, and the next replica says so."""
     fleet, policy = Fleet(), FailoverPolicy(share=0.0, min_moves=0)
-    failover = Failover(fleet, fleet, World(1).mesh.telemetry, policy)  # type: ignore[arg-type]
+    telemetry = World(1).mesh.telemetry
+    failover = Failover(fleet, fleet, fleet, telemetry, policy)  # type: ignore[arg-type]
     (session,) = lost(failover, "x", 1)
-    session.deadline_at = 5.0
+    session.request = replace(session.request, deadline_at=5.0)
     failover.retry(4.9)
     assert fleet.placed == []
     failover.retry(5.0)

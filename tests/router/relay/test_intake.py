@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -184,24 +184,6 @@ async def test_what_clients_write_gives_nobody_more_turns() -> None:
         mesh.clock.advance(0.1)
     assert [sorted(turns[at : at + 3]) for at in (0, 3, 6)] == [sorted(tenants)] * 3
     mesh.metrics.close()
-
-
-def test_replies_that_the_same_replicas_can_go_on_with_are_tried_as_one(mesh: Mesh) -> None:
-    """After some that failed the rest waits, however many regions they name."""
-    edge = mesh.edge()
-
-    def residing(*names: str) -> Hashable:
-        mesh.send(edge, opening(residency=names))
-        session = mesh.table.of_edge(edge, 1)
-        assert session is not None
-        found = mesh.intake._dispatch.replica_set(session)
-        mesh.send(edge, cancel())
-        return found
-
-    assert residing("us", "x") == residing("us") == residing("y", "us", "us")
-    assert len({residing(), residing("us"), residing("us", "eu")}) == 3
-    mesh.lose("far")
-    assert residing("us", "eu") == residing("us") != residing()
 
 
 async def test_the_prompts_of_sessions_that_have_a_replica_are_not_kept(mesh: Mesh) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import count
+from typing import Any
+
 import pytest
 
+from outrider.engine_calls import CRASH_KEPT_S
 from outrider.errors import (
     InvalidSamplingError,
     OutriderError,
@@ -12,6 +16,7 @@ from outrider.errors import (
     VocabularyMismatchError,
 )
 from outrider.v1 import common_pb2, inference_pb2
+from services.router.admission.tenants import TenantPolicy
 from services.router.fleet.replica import ReplicaLoad
 from tests.router.relay.mesh import (
     DIGEST,
@@ -127,6 +132,44 @@ async def test_after_a_loss_a_session_goes_alone_and_measures_no_round_trip(mesh
     (again,) = await mesh.at_replica("far")
     assert again.open.alone
     assert again.open.echo == 0, "it would time the wait for a replica, too"
+
+
+@pytest.mark.parametrize(
+    ("fields", "goes_alone"),
+    [
+        ({}, True),
+        ({"residency": ["us", "eu"]}, True),
+        ({"residency": ["us"]}, False),
+        ({"tenant": "bold"}, True),
+        ({"resume": None}, False),
+    ],
+)
+async def test_a_resumed_reply_goes_alone_while_a_replica_that_could_have_had_it_is_away(
+    fields: dict[str, Any], goes_alone: bool
+) -> None:
+    """It may have crashed it, which is not reported yet. Crashes count for ten minutes."""
+    mesh = Mesh(tenants=(TenantPolicy("bold", allow_inexact_failover=True),))
+    edge, numbers = mesh.edge(), count(1)
+
+    async def is_alone() -> bool:
+        resume = common_pb2.TokenBlock(count=3, payload=b"r")
+        mesh.send(edge, opening(next(numbers), **{"resume": resume} | fields))
+        (sent,) = await mesh.at_replica("near")
+        return sent.open.alone
+
+    assert not await is_alone()
+    mesh.lose("far")
+    assert await is_alone() is goes_alone
+    mesh.clock.advance(CRASH_KEPT_S - 0.1)
+    assert await is_alone() is goes_alone
+    mesh.clock.advance(0.1)
+    assert not await is_alone()
+    mesh.connect("far", identity=b"\x0b" * 32)
+    assert not await is_alone()
+    mesh.lose("far")
+    is_bold = fields.get("tenant") == "bold"
+    assert await is_alone() is is_bold, "the tokens are not of what it computed"
+    mesh.metrics.close()
 
 
 async def test_frames_of_a_former_stream_reach_nobody(mesh: Mesh) -> None:

@@ -35,7 +35,7 @@ async def test_what_is_kept_of_messages_is_their_ids(mesh: Mesh) -> None:
 async def test_ids_for_which_there_is_no_room_end_their_session(mesh: Mesh) -> None:
     edge = mesh.edge()
     mesh.send(edge, texting())
-    block = common_pb2.TokenBlock(count=4, payload=bytes(LIMITS.max_kept_bytes))
+    block = common_pb2.TokenBlock(count=4, payload=bytes(LIMITS["max_kept_bytes"]))
     mesh.switch.tokenized(mesh.texts[0], block, DIGEST, mesh.clock())
     assert reasons(await mesh.at_edge(edge)) == [(1, "OVERLOADED")]
     assert await mesh.at_replica("near") == []

@@ -7,7 +7,8 @@ import pytest
 from outrider.engine_calls import Crash, EngineCall
 from services.router.fleet.replica import ReplicaLoad
 from services.router.relay.poison import LossRecord
-from services.router.relay.replica_monitor import HangDetector, HangPolicy
+from services.router.relay.policy import HangPolicy
+from services.router.relay.replica_monitor import HangDetector
 from services.router.relay.sessions import SessionState
 from tests.router.relay.mesh import Mesh, accepted, begun, commit, opening
 from tests.router.relay.scripted import World

@@ -19,7 +19,9 @@ from services.router.relay.sessions import (
     SessionState,
     SessionTable,
 )
+from services.router.session_request import SessionRequest
 
+REQUEST = SessionRequest("m")
 Action = SessionAction
 Input = SessionInput
 PLACING, QUEUED, OPENING = SessionState.PLACING, SessionState.QUEUED, SessionState.OPENING
@@ -112,7 +114,7 @@ def table(**limits: Any) -> SessionTable[str]:
 
 
 def opened(sessions: SessionTable[str], edge: int, number: int = 1) -> Session[str]:
-    return sessions.open(edge, number, "open", 10, now=0.0)
+    return sessions.open(edge, number, REQUEST, "open", 10, now=0.0)
 
 
 def test_a_number_is_free_again_after_its_session() -> None:
@@ -214,15 +216,15 @@ def test_limits_are_overload() -> None:
 def test_kept_bytes_are_bounded() -> None:
     sessions = table()
     edge, stream = sessions.attach_edge(), sessions.attach_replica()
-    session = sessions.open(edge, 1, "open", 900, now=0.0)
+    session = sessions.open(edge, 1, REQUEST, "open", 900, now=0.0)
     with pytest.raises(OverloadedError, match="900 bytes"):
-        sessions.open(edge, 2, "open", 101, now=0.0)
+        sessions.open(edge, 2, REQUEST, "open", 101, now=0.0)
     assert not sessions.keep_draft(session, "draft", 101)
     assert sessions.keep_draft(session, "draft", 100)
     sessions.bind(session, stream, "a", 0.0)
     sessions.commit(session, 1, b"")
     sessions.advance(session, Input.COMMIT, 0.0)
-    other = sessions.open(edge, 2, "open", 1000, now=0.0)
+    other = sessions.open(edge, 2, REQUEST, "open", 1000, now=0.0)
     assert session.replay is None, "the oldest that has tokens makes room"
     sessions.bind(other, stream, "a", 0.0)
     sessions.commit(other, 1, b"1")
@@ -249,7 +251,7 @@ def open_some(
     edge, number = data.draw(st.sampled_from(edges)), data.draw(st.integers(1, 4))
     try:
         num_bytes, model = data.draw(st.integers(1, 300)), data.draw(st.sampled_from("ab"))
-        return [sessions.open(edge, number, "open", num_bytes, now, model=model)]
+        return [sessions.open(edge, number, SessionRequest(model), "open", num_bytes, now)]
     except (DuplicateSessionError, OverloadedError):
         return []
 

@@ -16,7 +16,7 @@ from outrider.rpc import bind, make_channel, make_server
 from outrider.testing import eventually
 from outrider.v1 import inference_pb2, inference_pb2_grpc, router_pb2
 from services.router.fleet.replica import PrefillLimits
-from services.router.relay.replica_monitor import HangPolicy
+from services.router.relay.policy import HangPolicy
 from services.router.relay.switch import Switch
 from services.router.upstream.replica_link import read_prefill_limits, watch_load
 from tests.router.integration.test_app import get

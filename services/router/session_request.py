@@ -1,0 +1,78 @@
+"""What a session asks for, as relay, admission and placement take it. Pure.
+
+`frames.read_request` of the relay makes it once of the session's open; what changes later (its
+class, its prompt once messages are token ids, what was committed since) replaces that field.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider.model_identity import same_model
+from outrider.session.types import Priority
+from services.router.prefix_index.prompt import HashedPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRequest:
+    """One session's request for a reply."""
+
+    model: str
+    vocabulary_digest: bytes = b""
+    """Of the prompt's token ids; empty while the prompt is messages."""
+    prompt_tokens: int = 0
+    """Tokens of the prompt; 0 while it is messages, or is yet to come."""
+    num_committed: int = 0
+    """Tokens of its reply that are final: those of earlier runs of the chat, which its edge brings,
+    and those that a replica that it left has committed. It is prefilled with them."""
+    identity: bytes | None = None
+    """The model identity that computed these: only a replica of the same one may have it. Empty:
+    nobody knows it, and no replica is the same. None: there are none."""
+    allows_inexact: bool = False
+    """Whether a replica of another identity may have it where none of this one can."""
+    residency: tuple[str, ...] = ()
+    """Regions that may hold the prompt; empty: any."""
+    priority: Priority = Priority.MEDIUM
+    """The class that it asks for, and once it is admitted the class that it has."""
+    max_tokens: int = 0
+    """Longest reply that it may have."""
+    tenant: str = ""
+    flow: str = ""
+    """Key of its flow in fair queues (`flow_of`)."""
+    address_hash: bytes = b""
+    """Hash of the address prefix of a client without a key; empty: the client has a key."""
+    deadline_at: float | None = None
+    """When it has to be over, by this router's clock; None: it has no deadline."""
+    chat_digest: bytes = b""
+    """Equal for runs of the same request of the same client; empty: unknown."""
+    call_key: int = 0
+    """Its name in engine calls (`outrider.engine_calls.request_key`)."""
+    prompt: HashedPrompt | None = None
+    """Its ids, to be looked up in the prefix index; None: not at hand, and taken as cached
+    nowhere."""
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Tokens that a replica without a cached prefix computes before it continues the reply."""
+        return self.prompt_tokens + self.num_committed
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether it says that it was let in before, and lost its replica or router. A client may
+        say so of any chat."""
+        return self.num_committed > 0
+
+    def allows_region(self, region: str) -> bool:
+        """Whether its prompt may be held there."""
+        return not self.residency or region in self.residency
+
+    def may_continue_at(self, identity: bytes) -> bool:
+        """Whether a replica that computes this may have it with the tokens that it has."""
+        is_free = self.identity is None or self.allows_inexact
+        return is_free or same_model(self.identity or b"", identity)
+
+
+def flow_of(tenant: str, address_hash: bytes, cache_salt: bytes) -> str:
+    """A tenant is one flow. Sessions without a tenant are of one flow if they come from one address
+    prefix, or, with a key, from one trust group. No tenant's name begins with a NUL."""
+    return tenant or f"\0{(address_hash or cache_salt).hex()}"
