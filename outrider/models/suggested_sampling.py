@@ -1,8 +1,8 @@
 """How a model's makers suggest to sample from it: its `generation_config.json`, or the fields
 `general.sampling.*` of a GGUF file. Pure.
 
-Conversations begin with these values. Requests of programs do not: what they leave out is greedy,
-as SamplingParams says.
+Conversations at a terminal begin with these values, and requests over HTTP get them for what they
+leave out. The Python client's do not: what they leave out is greedy, as SamplingParams says.
 """
 
 from __future__ import annotations
