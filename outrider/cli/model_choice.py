@@ -114,18 +114,22 @@ def source_of(model: str) -> str:
 
 def served_name(model: str, edge_config: Path) -> str:
     """The name to ask a mesh for, whose edge has this configuration file: a mesh knows names only.
-    Raises UnknownModelError if it does not serve this file or source, and names what it serves."""
-    if is_name(model):
+    "" is its default. Raises UnknownModelError if it does not serve this model, file or source, and
+    names what it serves."""
+    if not model:
         return model
-    wanted = source_of(model)
     try:
         served = tomllib.loads(edge_config.read_text("utf-8"))["edge"]["models"]
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, LookupError) as error:
         raise ConfigError(f"{edge_config} does not say what the mesh serves: {error}") from error
-    known = SHIPPED.extended(read_config_file(edge_config))
-    for name in served:
-        if known.lookup(name).source == wanted:
-            return str(name)
+    if model in served:
+        return model
+    if not is_name(model):
+        wanted = source_of(model)
+        known = SHIPPED.extended(read_config_file(edge_config))
+        for name in served:
+            if known.lookup(name).source == wanted:
+                return str(name)
     raise UnknownModelError(
         f"the mesh here serves {', '.join(served)}, not {model}; to serve it too, stop the mesh "
         f"(outrider down) and start it with --model {model} beside the others"

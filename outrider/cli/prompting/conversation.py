@@ -60,10 +60,11 @@ class Conversation:
         prompts: Asks,
         reply: Reply,
         settings: Settings,
-        check_model: Callable[[str], str],
+        check_model: Callable[[str], Awaitable[str]],
         choose: Choose | None = None,
     ) -> None:
-        """`check_model` gives the name to ask with for what a user calls a model, or raises.
+        """`check_model` gives the name to ask with for what a user calls a model; it raises
+        OutriderError for one that is not served.
         `choose`: None where the settings say how replies are sampled."""
         self._prompts = prompts
         self._reply = reply
@@ -86,7 +87,7 @@ class Conversation:
                 if isinstance(what, Command):
                     if what.name in ("/stats", "/seed"):
                         await self._choose_sampling()
-                    self._tell(self._obey(what))
+                    self._tell(await self._obey(what))
                 elif what.strip():
                     check_text(what)
                     await self._turn(what)
@@ -130,13 +131,13 @@ class Conversation:
             sampling_source=choice.source,
         )
 
-    def _obey(self, command: Command) -> str:
+    async def _obey(self, command: Command) -> str:
         """Do it, and what to say of it. Raises OutriderError."""
         argument = command.argument
         match command.name:
             case "/model":
                 if argument:
-                    name = self._check_model(argument)
+                    name = await self._check_model(argument)
                     self._settings = replace(self._settings, model=name)
                 return f"asking {self._settings.model or 'the default model'}"
             case "/system":
