@@ -29,7 +29,7 @@ from outrider.models.sources.members import POOLING
 
 MODEL_HELP: Final = (
     "A model's name, a GGUF file, a model's folder (write its path with a slash), or a source: "
-    "hf:REPO#file, hf:REPO@REVISION, file:PATH, dir:PATH."
+    "hf:REPO, hf:REPO@REVISION#file, file:PATH, dir:PATH."
 )
 _MADE_FOR: Final = "--model"
 """Where such a definition stands, for people to read."""

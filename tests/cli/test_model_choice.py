@@ -119,7 +119,7 @@ def test_a_source_gets_one_too() -> None:
     [
         ("gone.gguf", ArtifactMissingError, "gone.gguf does not exist"),
         ("./gone", ArtifactMissingError, "./gone does not exist"),
-        ("hf:nothing", ConfigError, "write hf:"),
+        ("hf:not/a/repo", ConfigError, "write hf:"),
         ("ftp://host/m", ConfigError, "write pypi:"),
     ],
 )
