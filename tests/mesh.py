@@ -44,10 +44,11 @@ from outrider.tokenization.backends.selection import select_backend
 from services.edge.app import Edge
 from services.edge.config import EdgeConfig
 from services.edge.drafter.settings import NO_DRAFT_MODEL, DrafterConfig
-from services.edge.http3.server import Application
+from services.edge.http3.application import Application
 from services.edge.models.served import LoadVocabulary, ServedModel
-from services.inference.app import LoadedModel, Replica, replies_in
+from services.inference.app import Replica
 from services.inference.config import InferenceConfig
+from services.inference.model import LoadedModel, replies_in
 from services.router.config import ReplicaConfig
 from services.router.relay.policy import HangPolicy
 from services.tokenizer.vocabularies import ServedVocabulary

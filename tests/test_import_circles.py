@@ -1,11 +1,18 @@
-"""No module is imported by what it imports itself, over however many others."""
+"""No module is imported by what it imports itself, over however many others; and the rooms of an
+edge are drawn in the order that import-linter enforces."""
 
 from __future__ import annotations
 
+import tomllib
 from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
 
 import grimp
 import pytest
+
+ROOT = Path(__file__).parent.parent
+WIDTH = 28
+"""Of the drawing's first column."""
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
@@ -16,3 +23,12 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         TopologicalSorter(imports).prepare()
     except CycleError as error:
         pytest.fail(f"a circle: {' -> '.join(error.args[1])}")
+
+
+def test_the_rooms_of_an_edge_are_drawn_in_the_order_that_is_enforced() -> None:
+    linter = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (enforced,) = (it for it in linter["contracts"] if it.get("containers") == ["services.edge"])
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    drawing = page.partition("### The rooms of an edge\n")[2].split("```")[1]
+    drawn = [name for line in drawing.splitlines() if (name := line[:WIDTH].strip())]
+    assert drawn == enforced["layers"] and enforced["exhaustive"]

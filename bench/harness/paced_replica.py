@@ -31,8 +31,9 @@ from outrider.process import Ports, settle, write_ports
 from outrider.telemetry.logs import configure_logging
 from outrider.telemetry.metrics import Metrics
 from outrider.tls import Tls
-from services.inference.app import LoadedModel, Replica, replies_in
+from services.inference.app import Replica
 from services.inference.config import InferenceConfig
+from services.inference.model import LoadedModel, replies_in
 
 CONTEXT_TOKENS = 8192
 _NUM_BLOCKS = 400_000

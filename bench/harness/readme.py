@@ -52,7 +52,9 @@ def regenerated(text: str, results: Path, root: Path = ROOT) -> str:
     text = _BLOCK.sub(
         lambda block: block[1] + _section(block[2], block[3], results, root) + block[4], text
     )
-    return _FIGURE.sub(lambda it: it[1] + _figure(*it.group(2, 3, 4, 5), results) + it[6], text)
+    return _FIGURE.sub(
+        lambda it: it[1] + _figure(it[2], it[3], it[4], it[5], results) + it[6], text
+    )
 
 
 def rewrite(results: Path = RESULTS, pages: Sequence[Path] = PAGES) -> None:

@@ -16,7 +16,8 @@ from outrider.client.events import ChatResult, Event, Interrupted, Resumed
 from outrider.client.link import Link, spread
 from outrider.client.protocol import process_name
 from outrider.client.recovery import Recovery, RecoveryState
-from outrider.client.transcript import Stopwatch, Transcript
+from outrider.client.stopwatch import Stopwatch
+from outrider.client.transcript import Transcript
 from outrider.codec.frames import FrameDecoder
 from outrider.errors import (
     CancelledError,

@@ -73,8 +73,16 @@ class ClientConnection(QuicConnectionProtocol):
     machine may be on another network now (QUIC migration, RFC 9000, section 9).
     """
 
-    def __init__(self, quic: QuicConnection, edge: str, peer: Peer) -> None:
+    def __init__(
+        self, quic: QuicConnection, edge: str, peer: Peer, process_name: bytes = b""
+    ) -> None:
+        """`process_name`: which of the edge's processes is asked for (protocol.process_name)."""
         super().__init__(quic)
+        # The connection ID of the first packet is the client's to choose (RFC 9000, section 7.2),
+        # and its beginning says to the edge's machine which process is to get it. aioquic takes
+        # none.
+        cid = process_name + quic._peer_cid.cid[len(process_name) :]
+        quic._peer_cid.cid = quic._original_destination_connection_id = cid
         quic._ack_delay = ACK_DELAY_S  # aioquic has no public setting for it
         self._edge = edge
         self._peer = peer

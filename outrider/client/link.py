@@ -87,13 +87,8 @@ async def _connect(
     tickets: SessionTickets,
     process_name: bytes,
 ) -> ClientConnection:
-    name = str(address)
     quic = _with_tickets(address, configuration, tickets)
-    # The connection ID of the first packet is the client's to choose (RFC 9000, section 7.2), and
-    # its beginning says to the edge's machine which process is to get it. aioquic takes none.
-    cid = process_name + quic._peer_cid.cid[len(process_name) :]
-    quic._peer_cid.cid = quic._original_destination_connection_id = cid
-    connection = ClientConnection(quic, name, peer)
+    connection = ClientConnection(quic, str(address), peer, process_name)
     try:
         await connection.bind()
     except OSError as error:

@@ -87,7 +87,7 @@ class SuffixDrafter:
     def update_statistics(self) -> None:
         """Learn the tokens of the last extend() into `statistics`. It changes later drafts only, so
         it can overlap with an engine call; the next extend() does it otherwise."""
-        if self._statistics is None:
+        if self._statistics is None or not self._pending:
             return
         pending, self._pending = self._pending, []
         outcomes: list[Outcome] = []
@@ -96,8 +96,7 @@ class SuffixDrafter:
             successors = learn(contexts, token)
             if not was_looked_up:
                 outcomes += [(which, successor == token) for successor, which in successors]
-        if pending:
-            self._statistics.count()
+        self._statistics.count()
         self._observe(outcomes)
 
     def draft_after(
@@ -180,6 +179,8 @@ class SuffixDrafter:
             self._contexts = extended(self._contexts, token)
 
     def _observe(self, outcomes: Sequence[Outcome]) -> None:
+        if not outcomes:
+            return
         self._rates.observe(outcomes)
         self._average.observe(outcomes)
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -33,24 +32,20 @@ from outrider.workers.worker import Worker, this_worker
 from services.edge.access.following import IssuerKeys, keys_followed
 from services.edge.access.identity import Tenants
 from services.edge.access.limiter import Limiter, LimitSharing
-from services.edge.access.shared_limits import open_shared_limits
 from services.edge.chat.context import Description, EdgeContext
 from services.edge.chat.resumption import ResumableChats
 from services.edge.chat.revocation import KeyedChats
 from services.edge.chat.time_slicing import TimeSlicer
 from services.edge.chat.timers import SharedTimer
 from services.edge.config import EdgeConfig
+from services.edge.http3.application import Application
 from services.edge.http3.limits import alt_svc
-from services.edge.http3.server import Application, Http3Service
-from services.edge.limits.listener import ListenerLimits, ListenerQuotas
+from services.edge.http3.server import Http3Service
+from services.edge.limits.listener import ListenerQuotas
 from services.edge.models.served import LoadVocabulary, vocabularies_of
 from services.edge.models.serving import EdgeModels
-from services.edge.processes.limits import HostLimits
-from services.edge.processes.quotas import SharedQuotas
-from services.edge.processes.share import share_of
-from services.edge.processes.usage import SharedUsage
+from services.edge.processes.process import EdgeProcess
 from services.edge.quic import certificate
-from services.edge.quic.connection_ids import ConnectionIds
 from services.edge.quic.listener import Listener
 from services.edge.telemetry.edge import EdgeTelemetry
 from services.edge.upstream.embedding import EmbeddingTurns
@@ -135,67 +130,27 @@ class Edge:
         """`catalog` defines the models, `load` loads their vocabularies; None: from the model
         store. `application` is served over HTTP/3 in place of the edge's own. `worker`: which of
         the edge's processes this is, None: the only one. Raises UnknownModelError."""
-        if worker is not None:
-            config = share_of(config, worker.index)
-        self._config = config
-        self._worker = worker
-        models = config.edge_models(catalog)
-        self.upstream = RouterPool(
-            config.upstream_policy(),
-            clock=StallFreeClock(),
-            rng=Random(),
-            on_tick=RouterMetrics(metrics).tick,
-            tls=tls,
-        )
+        self._process = EdgeProcess(config, worker)
+        self._config = config = self._process.config
         self.telemetry = EdgeTelemetry(metrics)
-        self.models = EdgeModels(
-            config,
-            models,
-            load or vocabularies_of(config, tls),
-            metrics,
-            self.telemetry,
-            embedders=config.embedders(catalog),
-        )
+        self.upstream = _router_pool(config, metrics, tls)
+        self.models = _models(config, catalog, load, metrics, self.telemetry, tls)
+
+        # Who may do what, and how much of it.
         self._issuer = IssuerKeys(config.jwt) if config.jwt.issuer else None
         self._identities = config.identities(
-            self._issuer.verifier if self._issuer else None,
-            None if worker is None else worker.key("trust groups"),
+            self._issuer.verifier if self._issuer else None, self._process.trust_key
         )
         self._limiter = Limiter(time.monotonic)
-        self._usage = (
-            None if worker is None else SharedUsage(worker.usage, worker.index, worker.count)
-        )
-        """What all processes of this edge count together."""
         self._shared_limits: LimitSharing | None = None
+        slicer = TimeSlicer()
+        self._keyed_chats = KeyedChats(self._identities, slicer, self.telemetry)
         self._following = contextlib.AsyncExitStack()
         """Of the file of API keys."""
-        self._time_slicer = TimeSlicer()
-        self._keyed_chats = KeyedChats(self._identities, self._time_slicer, self.telemetry)
-        context = self._context()
-        ids = None if worker is None else ConnectionIds(worker)
-        self.listener = Listener(context, self._quotas(config.listener_limits()), ids)
-        self.http = _http_listener(config, context, self.listener.shared)
-        """None: HTTP is not served."""
-        if self.http is not None:
-            application = application or self.http.app
-        if application is not None and config.http3.enabled:
-            self.listener.offer(_http3_service(config, application))
-        self._renewal: asyncio.Task[None] | None = None
-        self._drafter_deadline = 0.0
-        """Loop time until which the edge is not ready while its first drafter starts."""
-        self._admin = AdminServer(
-            config.admin,
-            ready=self._ready,
-            registry=metrics.registry,
-            cause=self.models.tokenizing.cause,
-            file=source,
-        )
 
-    def _context(self) -> EdgeContext:
-        config = self._config
-        named = None if self._worker is None else self._worker.named
-        resumable = ResumableChats(config.resume_limits(), self.telemetry, named)
-        return EdgeContext(
+        # What chats find, and the doors that they come through.
+        resumable = ResumableChats(config.resume_limits(), self.telemetry, self._process.named)
+        context = EdgeContext(
             name=config.name,
             region=config.region,
             request_timeout_s=config.request_timeout_s,
@@ -207,30 +162,32 @@ class Edge:
             embedding_turns=EmbeddingTurns(),
             telemetry=self.telemetry,
             resumable=resumable,
-            time_slicer=self._time_slicer,
+            time_slicer=slicer,
             timer=SharedTimer(),
             rewriter=Rewriter(config.rewriting),
             description=Description(
                 config.name, config.region, self._identities, self.models, resumable.window_s
             ),
         )
+        quotas = self._process.quotas(config.listener_limits())
+        self.listener = Listener(context, quotas, self._process.ids)
+        self.http = _http_listener(config, context, quotas)
+        """None: HTTP is not served."""
+        if self.http is not None:
+            application = application or self.http.app
+        if application is not None and config.http3.enabled:
+            self.listener.offer(_http3_service(config, application))
 
-    def _quotas(self, limits: ListenerLimits) -> ListenerQuotas:
-        if self._worker is None or self._usage is None:
-            return ListenerQuotas(limits)
-        key, usage = self._worker.key("quotas"), self._usage
-        return ListenerQuotas(
-            limits,
-            quotas=SharedQuotas[str](limits.quotas, usage, key, "address"),
-            client_quotas=SharedQuotas[bytes](limits.client_quotas, usage, key, "client"),
+        self._renewal: asyncio.Task[None] | None = None
+        self._drafter_deadline = 0.0
+        """Loop time until which the edge is not ready while its first drafter starts."""
+        self._admin = AdminServer(
+            config.admin,
+            ready=self._ready,
+            registry=metrics.registry,
+            cause=self.models.tokenizing.cause,
+            file=source,
         )
-
-    def _limit_sharing(self) -> LimitSharing | None:
-        """With whom the limits of tenants are held: a Redis, or the edge's other processes."""
-        shared = open_shared_limits(self._config.shared_limits)
-        if shared is not None or self._worker is None or self._usage is None:
-            return shared
-        return HostLimits(self._usage, self._worker.key("tenants"), time.monotonic)
 
     def set_models(self, config: EdgeConfig, catalog: ModelCatalog) -> None:
         """Serve the models of `config`, as `catalog` defines them, from now on, to whom it allows
@@ -259,14 +216,14 @@ class Edge:
         await self._following.enter_async_context(keys_followed(config.keys_file, self._set_keys))
         if self._issuer is not None:
             self._issuer.start()
-        self._shared_limits = self._limit_sharing()
+        self._shared_limits = self._process.limit_sharing()
         self._limiter.share(self._shared_limits)
         await self.models.start()
         admin_port = await self._admin.start()
         self.upstream.start()
         self._drafter_deadline = asyncio.get_running_loop().time() + _DRAFTER_START_S
         port = await self.listener.start(
-            config.host, config.port, chain, key, opened=self._opened("datagrams")
+            config.host, config.port, chain, key, opened=self._process.opened("datagrams")
         )
         http_port = await self._start_http(chain, key, port)
         self._renewal = asyncio.create_task(
@@ -293,13 +250,8 @@ class Edge:
             chain,
             key,
             alt_svc=elsewhere.decode(),
-            opened=self._opened("connections"),
+            opened=self._process.opened("connections"),
         )
-
-    def _opened(self, what: Literal["datagrams", "connections"]) -> socket.socket | None:
-        """The socket of that name that the parent opened; None: there is none."""
-        descriptor = -1 if self._worker is None else getattr(self._worker, what)
-        return None if descriptor < 0 else socket.socket(fileno=descriptor)
 
     async def _renew(self, chain: Path, key: Path) -> None:
         """Use this certificate from now on. Raises ConfigError."""
@@ -336,6 +288,35 @@ class Edge:
         if first is not None and first.drafter.is_starting and now < self._drafter_deadline:
             return False, "the drafter loads its model"
         return True, "serving"
+
+
+def _router_pool(config: EdgeConfig, metrics: Metrics, tls: Tls) -> RouterPool:
+    return RouterPool(
+        config.upstream_policy(),
+        clock=StallFreeClock(),
+        rng=Random(),
+        on_tick=RouterMetrics(metrics).tick,
+        tls=tls,
+    )
+
+
+def _models(
+    config: EdgeConfig,
+    catalog: ModelCatalog,
+    load: LoadVocabulary | None,
+    metrics: Metrics,
+    telemetry: EdgeTelemetry,
+    tls: Tls,
+) -> EdgeModels:
+    settings = config.model_settings()
+    return EdgeModels(
+        settings,
+        config.edge_models(catalog),
+        load or vocabularies_of(settings, tls),
+        metrics,
+        telemetry,
+        embedders=config.embedders(catalog),
+    )
 
 
 def _http_listener(

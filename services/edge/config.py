@@ -7,7 +7,7 @@ import secrets
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 from outrider.access.api_keys import ALL_MODELS, check_listed
 from outrider.bounds import (
@@ -55,11 +55,12 @@ from services.edge.http3.limits import Http3Limits
 from services.edge.limits import memory
 from services.edge.limits.listener import ListenerLimits
 from services.edge.models.keys import EdgeModel
+from services.edge.models.settings import ModelSettings
 from services.edge.models.table import LoadLimits
 from services.edge.session.display import DisplayPolicy
 from services.edge.session.draft_chain import DraftLimits
+from services.edge.session.reopening import ReopenPolicy
 from services.edge.session.reply import ReplyPolicy
-from services.edge.session.typeahead_plan import TypeaheadPolicy
 from services.edge.session.upload_control import UploadPolicy, Uploads
 from services.edge.upstream.link import LinkPolicy
 from services.edge.upstream.pool import RouterPoolPolicy
@@ -69,11 +70,6 @@ def default_state_dir() -> Path:
     """$XDG_STATE_HOME/outrider/edge, or ~/.local/state/outrider/edge."""
     base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(base).expanduser() / "outrider" / "edge"
-
-
-DEFAULT_CONTEXT_TOKENS: Final = 8192
-"""Of a model whose definition does not say how many it has. An edge does not read weights, and a
-chat's ids and what is copied from them take memory in proportion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,22 +288,30 @@ class EdgeConfig:
         """The models that make vectors, the default first. Raises UnknownModelError."""
         return tuple(spec for name in self.models if (spec := catalog.lookup(name)).embeds)
 
-    def context_tokens(self, spec: ModelSpec) -> int:
-        """Tokens of prompt and reply together, in a chat with this model."""
-        limits = [limit for limit in (self.max_context_tokens, spec.max_context_tokens) if limit]
-        return min(limits, default=DEFAULT_CONTEXT_TOKENS)
+    def model_settings(self) -> ModelSettings:
+        """How models are loaded and chatted with."""
+        return ModelSettings(
+            store=self.model_store,
+            mirrors=self.mirrors,
+            max_loaded=self.max_loaded_models,
+            loading=self.loading,
+            max_context_tokens=self.max_context_tokens,
+            tokenization=self.tokenization,
+            rewriting=self.rewriting,
+            prefixes=self.prefixes,
+            drafter=self._drafter_settings(),
+            learnt=self.kept_learnt,
+            learnt_folder=self.learnt_folder,
+            request_timeout_s=self.request_timeout_s,
+            reply=self._reply_policy(),
+            reopen=ReopenPolicy(give_up_after_s=self.reopen_s),
+            min_prefill_tokens=self.min_prefill_tokens,
+        )
 
-    def drafter_settings(
-        self, model: str, draft: str, definitions_file: str = "", prefixes_file: str = ""
-    ) -> DrafterSettings:
-        """What a drafter for replies of `model` is set up with, that uses `draft`, as in
-        DrafterConfig.model. `definitions_file`: where both are defined, if not everywhere.
-        `prefixes_file`: as in DrafterSettings."""
+    def _drafter_settings(self) -> DrafterSettings:
         return DrafterSettings(
-            model=model,
-            definitions_file=definitions_file,
-            prefixes_file=prefixes_file,
-            drafter=replace(self.drafter, model=draft),
+            model="",
+            drafter=self.drafter,
             learnt=self.kept_learnt,
             learnt_folder=str(self.learnt_folder),
             model_store=str(self.model_store or ""),
@@ -321,6 +325,14 @@ class EdgeConfig:
                 first_tokens=self.drafts.first_tokens,
                 first_survival=self.drafts.first_survival,
             ),
+        )
+
+    def _reply_policy(self) -> ReplyPolicy:
+        return ReplyPolicy(
+            drafts=self.drafts,
+            display=self.display,
+            upload=UploadPolicy(uploads=Uploads(self.uploads)),
+            coalesce_s=self.coalesce_ms / 1000,
         )
 
     @property
@@ -348,28 +360,11 @@ class EdgeConfig:
             return_s=self.reopen_s,
         )
 
-    def typeahead_policy(self, max_context_tokens: int) -> TypeaheadPolicy:
-        """When prompts are computed while they are typed, for a model of this context."""
-        return TypeaheadPolicy(
-            min_new_tokens=self.min_prefill_tokens,
-            max_context_tokens=max_context_tokens,
-            is_on=bool(self.min_prefill_tokens),
-        )
-
     def resume_limits(self) -> ResumeLimits:
         """What is kept for clients that may come back: nothing without a window."""
         if self.resumption.window_s:
             return self.resumption
         return replace(self.resumption, max_detached=0, max_bytes=0)
-
-    def reply_policy(self) -> ReplyPolicy:
-        """How replies are drafted and shown."""
-        return ReplyPolicy(
-            drafts=self.drafts,
-            display=self.display,
-            upload=UploadPolicy(uploads=Uploads(self.uploads)),
-            coalesce_s=self.coalesce_ms / 1000,
-        )
 
 
 _MAX_FRAME_BYTES = MAX_MESSAGE_BYTES - (1 << 16)

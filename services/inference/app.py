@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
 
-from outrider.codec.shipped import shipped_table
-from outrider.codec.tokens import TokenCoder
 from outrider.config_following import ConfigSource, following
-from outrider.engines.base import Engine, EngineInfo
-from outrider.engines.config import EngineConfig
-from outrider.engines.factory import check_vocabulary, create_engine, warm_up
-from outrider.engines.page_collapse import collapse_pages
 from outrider.errors import EngineError, UnavailableError
-from outrider.mirrors.opening import open_mirrors
-from outrider.model_identity import model_identity, short_form
-from outrider.models.catalog import ModelSpec, current, lookup
-from outrider.models.disk.fetch import ReportProgress, ignore_progress
-from outrider.models.store import ModelStore, default_root
-from outrider.models.vocabulary import Vocabulary, load_vocabulary
+from outrider.models.catalog import current, lookup
 from outrider.peers.stall_free_clock import StallFreeClock
 from outrider.process import Ports
 from outrider.rpc import add_health, bind, make_server
-from outrider.sampling.params import SamplingParams
-from outrider.sampling.reply import Reply, reply_end
 from outrider.speculation.learnt import binding_of
 from outrider.speculation.learnt_files import LearntKeeper
 from outrider.speculation.shipped import shipped_prior
@@ -45,6 +29,7 @@ from services.inference.embedding.app import EmbeddingReplica, load_embedder
 from services.inference.kv_peers.fetching import KvPeers
 from services.inference.kv_peers.service import KvTransferService
 from services.inference.loading import LoadProgress, LoadStoppedError
+from services.inference.model import LoadedModel, load_model
 from services.inference.prefix_store.exchange import KvIdentity
 from services.inference.prefix_store.opening import kv_identity, open_exchange
 from services.inference.runner import ModelRunner, ModelTick
@@ -52,156 +37,19 @@ from services.inference.scheduler.limits import context_limit
 from services.inference.scheduler.prefill_budget import LEAST_CHUNK, LEAST_STRETCH
 from services.inference.scheduler.scheduler import Scheduler
 from services.inference.service import InferenceService
-from services.inference.static_prefixes.prefixes import StaticPrefix, StaticPrefixes, rendered
+from services.inference.static_prefixes.prefixes import StaticPrefixes
 from services.inference.static_prefixes.warming import Warming
 from services.inference.streaming.block_feed import BlockFeed
 from services.inference.streaming.sessions import SessionTable
 from services.inference.streaming.wire import Contract
 
 if TYPE_CHECKING:
-    from outrider.models.vocabulary import Vocabulary
     from services.inference.grammars.service import Grammars
     from services.inference.grammars.token_table import TokenTable
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
 
-_PROCESS_IDENTITY_BYTES = 32
-"""Random bytes, which no other process draws again."""
-
 _log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model as a replica serves it."""
-
-    name: str
-    engine: Engine
-    coder: TokenCoder
-    vocabulary_digest: bytes
-    new_reply: Callable[[SamplingParams], Reply]
-    identity: bytes
-    """What it computes (outrider.model_identity)."""
-    tokens_digest: bytes = b""
-    """Of the vocabulary's ids alone: tables that are shipped belong to these."""
-    token_table: TokenTable | None = None
-    """For grammars; without it, requests with one are refused."""
-    prefixes: tuple[StaticPrefix, ...] = ()
-    """What the operator registered for this model."""
-
-
-def load_model(
-    config: InferenceConfig, tls: Tls = PLAINTEXT, report: ReportProgress = ignore_progress
-) -> LoadedModel:
-    """Load vocabulary and engine; blocks for seconds, longer if the model has to be fetched.
-
-    `tls` is what mirrors of the mesh are shown. Raises UnknownModelError, ModelStoreError,
-    EngineError and ConfigError, and what `report` raises.
-    """
-    spec = lookup(config.model)
-    mirrors = open_mirrors(config.mirrors, tls)
-    store = ModelStore(config.model_store or default_root(), mirrors=mirrors)
-    vocabulary = load_vocabulary(spec, store, report)
-    # From here on the weights are known, whether the definition names their digest or not.
-    spec = replace(spec, sha256=spec.sha256 or store.recorded(spec.source))
-    how = config.engine_config(vocabulary.size, spec)
-    check_vocabulary(how, vocabulary)
-    prefixes = rendered(config.prefixes, spec.name, vocabulary)
-    engine = _load_engine(how, config.warm_up_rows)
-    if engine.info.vocabulary_size != vocabulary.size:
-        engine.close()
-        raise EngineError(
-            f"the engine scores {engine.info.vocabulary_size} ids, the vocabulary of "
-            f"{spec.name} has {vocabulary.size}; their files do not belong together"
-        )
-    digest = vocabulary.digest
-    coder = TokenCoder(digest, vocabulary.size, shipped_table(vocabulary.tokens_digest))
-    return LoadedModel(
-        spec.name,
-        engine,
-        coder,
-        digest,
-        replies_in(vocabulary),
-        _identity(spec, digest, engine.info),
-        vocabulary.tokens_digest,
-        _token_table(vocabulary, engine.info),
-        prefixes,
-    )
-
-
-def replies_in(vocabulary: Vocabulary) -> Callable[[SamplingParams], Reply]:
-    """What finds the ends of replies in this vocabulary."""
-
-    def new_reply(params: SamplingParams) -> Reply:
-        detokenizer = partial(vocabulary.detokenizer, keep_special=params.special_tokens)
-        return reply_end(params, vocabulary.stop_ids, detokenizer)
-
-    return new_reply
-
-
-def _token_table(vocabulary: Vocabulary, info: EngineInfo) -> TokenTable | None:
-    """None where the engine cannot score all ids that a grammar may allow."""
-    if info.num_candidates:
-        return None
-    # Imported here: images for such engines do without the package.
-    from services.inference.grammars.token_table import TokenTable
-
-    return TokenTable(vocabulary)
-
-
-def _grammars(table: TokenTable | None) -> Grammars | None:
-    if table is None:
-        return None
-    from services.inference.grammars.service import Grammars
-
-    return Grammars(table)
-
-
-def _identity(spec: ModelSpec, vocabulary_digest: bytes, info: EngineInfo) -> bytes:
-    """What this replica computes; where its engine cannot say, an identity that is of this process
-    alone."""
-    if info.fingerprint:
-        identity = model_identity(
-            weights_sha256=spec.sha256,
-            vocabulary_digest=vocabulary_digest,
-            engine=info.name,
-            precision=info.precision,
-            exact=info.exact,
-            fingerprint=info.fingerprint,
-        )
-    else:
-        identity = secrets.token_bytes(_PROCESS_IDENTITY_BYTES)
-    # In full nowhere else: by these lines an operator finds out what differs between two replicas.
-    _log.info(
-        "model_identity",
-        identity=short_form(identity),
-        weights=spec.sha256,
-        vocabulary=vocabulary_digest.hex(),
-        engine=info.name,
-        precision=info.precision,
-        exact=info.exact,
-        fingerprint=info.fingerprint.hex() or "none: no other process takes over its sessions",
-    )
-    return identity
-
-
-def _load_engine(how: EngineConfig, warm_up_rows: int) -> Engine:
-    engine = create_engine(how)
-    info = engine.info
-    _log.info(
-        "kv_pool",
-        num_blocks=info.num_blocks,
-        num_tokens=info.num_blocks * info.block_tokens,
-        num_bytes=info.num_blocks * info.block_bytes,
-        reason=info.pool_reason,
-    )
-    try:
-        warm_up(engine, warm_up_rows)
-    except BaseException:
-        engine.close()  # some have threads and memory outside Python
-        raise
-    collapse_pages()
-    return engine
 
 
 class Replica:
@@ -490,6 +338,14 @@ async def _first_of(*waiting: Awaitable[object]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _grammars(table: TokenTable | None) -> Grammars | None:
+    if table is None:
+        return None
+    from services.inference.grammars.service import Grammars
+
+    return Grammars(table)
 
 
 def _keeper(config: InferenceConfig, model: LoadedModel) -> LearntKeeper:

@@ -253,20 +253,14 @@ def _service(router: Router, health: HealthControl) -> RouterService:
         timer=time.perf_counter,
     )
     return RouterService(
-        router.core.switch,
-        router.core.registry,
+        router.core,
+        router.config,
         explainer,
-        router.core.placement.statuses,
-        router.core.admission.num_waiting_by_model,
+        lambda: router.autoscale_metrics.advice,
+        partial(drain_replica, tls=router.tls),
         default_model=lambda: router.config.default_model,
         clock=router.clock,
-        buffer_frames=router.config.edge_buffer_frames,
-        max_sessions_per_stream=router.config.max_sessions_per_stream,
-        region=router.config.region,
         serving=lambda: health.serving,
-        recent=router.core.recent,
-        advice=lambda: router.autoscale_metrics.advice,
-        drain_replica=partial(drain_replica, tls=router.tls),
     )
 
 

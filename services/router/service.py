@@ -13,14 +13,14 @@ from outrider.rpc import Outbox, incoming, outgoing, received
 from outrider.telemetry.refusals import RefusalLog
 from outrider.v1 import inference_pb2, router_pb2, router_pb2_grpc
 from services.router.autoscale.advisor import FleetKey, ScalingAdvice
+from services.router.config import RouterConfig
+from services.router.core import RouterCore
 from services.router.explain import Explainer
 from services.router.fleet.model_fleets import Load, ModelFleet, RegionFleet, model_fleets
-from services.router.fleet.registry import Registry
 from services.router.fleet.replica import Replica, ReplicaLoad
 from services.router.placement.types import ReplicaStatus
-from services.router.recent_replies import WINDOW_S, Recent, RecentReplies
+from services.router.recent_replies import WINDOW_S, Recent
 from services.router.relay.frames import Down
-from services.router.relay.switch import Switch
 
 Context = grpc.aio.ServicerContext[Any, Any]
 DrainReplica: TypeAlias = Callable[[Replica, inference_pb2.DrainRequest], Awaitable[None]]
@@ -37,37 +37,24 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
 
     def __init__(
         self,
-        switch: Switch,
-        registry: Registry,
+        core: RouterCore,
+        config: RouterConfig,
         explainer: Explainer,
-        statuses: Callable[[float], dict[str, ReplicaStatus]],
-        num_waiting: Callable[[], Mapping[str, int]],
-        recent: RecentReplies,
         advice: Callable[[], Mapping[FleetKey, ScalingAdvice]],
         drain_replica: DrainReplica,
         *,
         default_model: Callable[[], str],
         clock: Callable[[], float],
-        buffer_frames: int,
-        max_sessions_per_stream: int,
-        region: str,
         serving: Callable[[], bool],
     ) -> None:
-        """`num_waiting`: sessions in the queue by model."""
-        self._region = region
-        self._default_model = default_model
-        self._num_waiting = num_waiting
-        self._recent = recent
+        self._core = core
+        self._config = config
+        self._explainer = explainer
         self._advice = advice
         self._drain_replica = drain_replica
-        self._serving = serving
-        self._switch = switch
-        self._registry = registry
-        self._explainer = explainer
-        self._statuses = statuses
+        self._default_model = default_model
         self._clock = clock
-        self._buffer_frames = buffer_frames
-        self._max_sessions_per_stream = max_sessions_per_stream
+        self._serving = serving
         self._refused = RefusalLog("streams")
 
     async def Route(
@@ -75,8 +62,9 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     ) -> AsyncIterator[router_pb2.RouteResponse]:
         """One edge's stream; ends when the edge does, or with a status when it breaks the
         protocol (MalformedFrameError) or never reads (OverloadedError)."""
-        outbox: Outbox[Down] = Outbox(self._buffer_frames, self._max_sessions_per_stream)
-        edge = self._switch.attach_edge(outbox)
+        config, switch = self._config, self._core.switch
+        outbox: Outbox[Down] = Outbox(config.edge_buffer_frames, config.max_sessions_per_stream)
+        edge = switch.attach_edge(outbox)
         reader = asyncio.create_task(self._read(edge, request_iterator, outbox))
         try:
             async for response in outgoing(outbox, router_pb2.RouteResponse.FromString):
@@ -90,41 +78,42 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             raise
         finally:
             reader.cancel()
-            self._switch.detach_edge(edge, self._clock())
+            switch.detach_edge(edge, self._clock())
 
     async def _read(
         self, edge: int, requests: AsyncIterator[router_pb2.RouteRequest], outbox: Outbox[Down]
     ) -> None:
+        switch = self._core.switch
         try:
             async for frames in received(incoming(requests)):
-                self._switch.from_edge(edge, frames, self._clock())
+                switch.from_edge(edge, frames, self._clock())
         except BaseException:
             outbox.close()
             raise
-        self._switch.half_close_edge(edge)
+        switch.half_close_edge(edge)
 
     async def GetRouter(
         self, request: router_pb2.GetRouterRequest, context: Context
     ) -> router_pb2.GetRouterResponse:
         """Where this router stands, and whether it takes sessions."""
-        return router_pb2.GetRouterResponse(region=self._region, serving=self._serving())
+        return router_pb2.GetRouterResponse(region=self._config.region, serving=self._serving())
 
     async def ListModels(
         self, request: router_pb2.ListModelsRequest, context: Context
     ) -> router_pb2.ListModelsResponse:
         """Which models are served, and where."""
         now = self._clock()
-        statuses = self._statuses(now)
+        statuses = self._core.placement.statuses(now)
 
         def load(name: str) -> Load:
             return Load(statuses[name].num_sessions, statuses[name].wait.total_ms)
 
-        waiting = self._num_waiting()
+        waiting = self._core.admission.num_waiting_by_model()
         return router_pb2.ListModelsResponse(
             default_model=self._default_model(),
             models=[
                 self._fleet_to_proto(fleet, waiting.get(fleet.model, 0), now)
-                for fleet in model_fleets(self._registry, load)
+                for fleet in model_fleets(self._core.registry, load)
             ],
         )
 
@@ -139,9 +128,9 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     ) -> router_pb2.DrainReplicaResponse:
         """One replica takes no new sessions, or takes them again. Raises InvalidRequestError for
         a name that this router does not know, UnavailableError where it does not answer."""
-        replica = self._registry.find(request.replica)
+        replica = self._core.registry.find(request.replica)
         if replica is None:
-            known = ", ".join(sorted(it.name for it in self._registry)[:_MAX_NAMED])
+            known = ", ".join(sorted(it.name for it in self._core.registry)[:_MAX_NAMED])
             raise InvalidRequestError(
                 f"This router knows no replica {request.replica[:_MAX_NAME]!r}; "
                 f"it has {known or 'none'}."
@@ -154,9 +143,9 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         self, request: router_pb2.ListReplicasRequest, context: Context
     ) -> router_pb2.ListReplicasResponse:
         """The replica table as this router sees it."""
-        found = (r for r in self._registry if request.region in ("", r.region))
+        found = (r for r in self._core.registry if request.region in ("", r.region))
         now = self._clock()
-        statuses = self._statuses(now)
+        statuses = self._core.placement.statuses(now)
         return router_pb2.ListReplicasResponse(
             replicas=[_to_proto(it, statuses[it.name], now) for it in found]
         )
@@ -182,7 +171,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             ready_replicas=fleet.num_ready,
             sessions=fleet.num_sessions,
             predicted_wait_ms=fleet.predicted_wait_ms,
-            recent=_recent_to_proto(self._recent.of(key, now)),
+            recent=_recent_to_proto(self._core.recent.of(key, now)),
             advice=None if advice is None else _advice_to_proto(advice),
         )
 

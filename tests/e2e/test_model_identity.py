@@ -35,8 +35,8 @@ from outrider.models.disk.derived import MANIFEST
 from outrider.models.store import ModelStore
 from outrider.rpc import make_channel
 from outrider.v1 import router_pb2, router_pb2_grpc
-from services.inference.app import load_model
 from services.inference.config import InferenceConfig
+from services.inference.model import load_model
 from tests.engines.shallow_model import ShallowModel, computes_in_bf16
 from tests.router.relay.scripted import World
 

@@ -14,11 +14,12 @@ from outrider.errors import ConfigError, UnauthenticatedError, UnknownModelError
 from outrider.models.definitions import EngineDefaults, ModelCatalog, ModelSpec
 from outrider.peers.membership import Lookup
 from services.edge.access.identity import Credential, TenantConfig
-from services.edge.config import DEFAULT_CONTEXT_TOKENS, EdgeConfig, default_state_dir
+from services.edge.config import EdgeConfig, default_state_dir
 from services.edge.drafter.settings import DrafterConfig
 from services.edge.limits.listener import ListenerLimits
 from services.edge.limits.quotas import Count, Rate, RateLimit
 from services.edge.models.keys import EdgeModel, ModelKey
+from services.edge.models.settings import DEFAULT_CONTEXT_TOKENS
 from services.edge.models.table import LoadLimits
 from services.edge.session.upload_control import UploadPolicy
 from tests.api_keys import key_of, text_of
@@ -27,7 +28,7 @@ from tests.api_keys import key_of, text_of
 def test_defaults_listen_on_loopback() -> None:
     config = EdgeConfig()
     assert config.host == config.admin.host == "127.0.0.1"
-    assert config.reply_policy().upload == UploadPolicy()
+    assert config.model_settings().reply.upload == UploadPolicy()
 
 
 CATALOG = ModelCatalog(
@@ -44,19 +45,23 @@ def drafts(config: EdgeConfig) -> dict[str, str]:
     return {model.spec.name: model.draft for model in config.edge_models(CATALOG)}
 
 
+def context_tokens(spec: ModelSpec, at_most: int = 0) -> int:
+    return EdgeConfig(max_context_tokens=at_most).model_settings().context_tokens(spec)
+
+
 def test_a_models_definition_gives_draft_and_context() -> None:
     config = EdgeConfig(models=("long", "plain"))
     (long, plain) = config.edge_models(CATALOG)
     assert (long.draft, long.draft_spec) == ("small", CATALOG.lookup("small"))
     assert (plain.draft, plain.draft_spec) == ("none", None)
-    assert [config.context_tokens(model.spec) for model in (long, plain)] == [
+    longer = ModelSpec("m", "file:/m", max_context_tokens=32_768)
+    assert [context_tokens(spec) for spec in (long.spec, plain.spec, longer)] == [
         512,
         DEFAULT_CONTEXT_TOKENS,
+        32_768,
     ]
-    assert EdgeConfig(max_context_tokens=64).context_tokens(long.spec) == 64
-    longer = ModelSpec("m", "file:/m", max_context_tokens=32_768)
-    assert EdgeConfig().context_tokens(longer) == 32_768
-    assert EdgeConfig(max_context_tokens=9000).context_tokens(longer) == 9000
+    assert context_tokens(long.spec, 64) == 64
+    assert context_tokens(longer, 9000) == 9000
     assert drafts(EdgeConfig()) == {"small": ""}
     with pytest.raises(UnknownModelError, match="there is small, long, plain"):
         EdgeConfig(models=("small", "gpt-9")).edge_models(CATALOG)
@@ -70,7 +75,8 @@ def test_the_configured_draft_is_the_first_models_and_none_is_all_models() -> No
     }
     nothing = DrafterConfig(model="none")
     assert set(drafts(EdgeConfig(models=("small", "long"), drafter=nothing)).values()) == {"none"}
-    settings = EdgeConfig(drafter=named).drafter_settings("long", "small", "/definitions")
+    models = EdgeConfig(drafter=named).model_settings()
+    settings = models.drafter_of("long", "small", "/definitions")
     assert (settings.model, settings.drafter.model) == ("long", "small")
     assert settings.definitions_file == "/definitions"
 

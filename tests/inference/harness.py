@@ -22,7 +22,8 @@ from outrider.telemetry.metrics import Metrics
 from outrider.testing import leak_check
 from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from outrider.wire import error_from_proto, sampling_to_proto, token_block_to_proto
-from services.inference.app import LoadedModel, Replica
+from services.inference.app import Replica
+from services.inference.model import LoadedModel
 from services.inference.reference import ReferenceReply, generate
 from services.inference.static_prefixes.prefixes import StaticPrefix
 from tests.engines.hooked import HookedEngine

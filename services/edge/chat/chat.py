@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -14,7 +14,7 @@ import structlog
 from outrider.codec.prompt_memory import PromptMemory
 from outrider.errors import CancelledError, OutriderError, PeerFaultError
 from outrider.session.client import Committed, Failed
-from outrider.session.region import Draft
+from outrider.session.region import Commit, Draft
 from outrider.telemetry import names
 from outrider.telemetry.tracing import Span, start_span
 from outrider.tokenization.pool.pool import TokenizationJob, TokenizationResult
@@ -65,6 +65,20 @@ _MAX_EARLY: Final = 8
 """What a client may say further meanwhile; more of it says nothing new."""
 
 
+@dataclass(frozen=True, slots=True)
+class AskedChat:
+    """A request on its stream."""
+
+    stream: RequestStream
+    request: ChatRequest
+    identity: Identity
+
+    @property
+    def cursor(self) -> ReplayCursor:
+        """How much of the reply its client has from an earlier run."""
+        return ReplayCursor(self.request.resume.upto, self.request.resume.num_chars)
+
+
 class ResumeToken:
     """What a client may resume the chat with. Not a method of the chat: the chat would refer to
     itself, and be freed only when it is collected as garbage."""
@@ -82,17 +96,14 @@ class Chat:
 
     def __init__(
         self,
-        stream: RequestStream,
-        request: ChatRequest,
-        identity: Identity,
-        cursor: ReplayCursor,
+        asked: AskedChat,
         model: ServedModel,
         context: EdgeContext,
         allowance: Allowance,
         leave: Callable[[], None],
     ) -> None:
-        """`cursor`: how much of the reply the client has from an earlier run; `leave` is called
-        when the chat ends, and gives `model` and `allowance` back."""
+        """`leave` is called when the chat ends, and gives `model` and `allowance` back."""
+        request, identity = asked.request, asked.identity
         self._loop = asyncio.get_running_loop()
         self._context = context
         self._model = model
@@ -113,7 +124,7 @@ class Chat:
         and takes the client's word for them, so they count as input."""
         self._is_prompt_charged = not request.thin
         self._token = ResumeToken()
-        self._channel = ClientChannel(stream, self._token, cursor)
+        self._channel = ClientChannel(asked.stream, self._token, asked.cursor)
         self._entry: Entry | None = context.resumable.add(
             request, identity, self._channel.log, self
         )
@@ -197,6 +208,9 @@ class Chat:
         except OutriderError as error:
             # Not RegionFailed: the region believes the session alive and has to be told.
             item = ClientFailed(PeerFaultError.of(error))
+        if type(item) is Commit:  # as nearly all are
+            self.feed(item)
+            return
         if isinstance(item, RegionFailed):
             item = self._region_failed(item.error, is_cut_off=item.is_cut_off)
         elif isinstance(item, RegionOpened) and not self._is_prompt_charged:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import structlog
 
@@ -19,29 +19,15 @@ from outrider.errors import (
 from outrider.session.client import Done, Failed
 from outrider.session.types import FinishReason, Timings, Usage
 from services.edge.access.identity import Credential, Identity
-from services.edge.chat.chat import Chat
+from services.edge.chat.chat import AskedChat, Chat
 from services.edge.chat.context import EdgeContext
-from services.edge.chat.replay import ReplayCursor, ReplayReader
+from services.edge.chat.replay import ReplayReader
 from services.edge.chat.stream import Peer, RequestStream
 from services.edge.models.choice import choose
 from services.edge.models.served import ServedModel
 from services.edge.session.events import CancelAsked, ChatAsked, ChatRequest, ClientFailed, Input
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class AskedChat:
-    """A request on its stream."""
-
-    stream: RequestStream
-    request: ChatRequest
-    identity: Identity
-
-    @property
-    def cursor(self) -> ReplayCursor:
-        """How much of the reply its client has."""
-        return ReplayCursor(self.request.resume.upto, self.request.resume.num_chars)
 
 
 def identify(
@@ -79,7 +65,7 @@ def open_chat(
     leave = stream.begin_chat(asked.identity.client)
     model = context.models.use(name)
     if model is not None:
-        _start(asked, model, context, leave)
+        _start(asked, model, context, _held(model, leave, context))
         return
     waiting = WaitingChat(asked, context, leave)
     stream.follow(waiting)
@@ -105,26 +91,31 @@ def _is_joined(asked: AskedChat, context: EdgeContext) -> bool:
     return True
 
 
+def _held(
+    model: ServedModel, leave: Callable[[], None], context: EdgeContext
+) -> contextlib.ExitStack:
+    """What a chat has to give back: its model, and its place among the chats under way."""
+    held = contextlib.ExitStack()
+    held.callback(context.models.release, model)
+    held.callback(leave)
+    return held
+
+
 def _start(
     asked: AskedChat,
     model: ServedModel,
     context: EdgeContext,
-    leave: Callable[[], None],
+    held: contextlib.ExitStack,
     waited_s: float = 0.0,
 ) -> None:
-    """Begin a chat with a model that it uses from here on. Raises OutriderError."""
-    held = contextlib.ExitStack()
-    held.callback(context.models.release, model)
-    held.callback(leave)
+    """Begin a chat. `held` is given back when it ends, or if it does not begin. Raises
+    OutriderError."""
     try:
         context.identities.check(asked.identity)  # it may have waited for its model
         request = model.tool_calling.applied(model.offer.fitted(asked.request))
         allowance = context.limiter.begin(asked.identity)
         held.callback(allowance.close)
-        chat = Chat(
-            *(asked.stream, request, asked.identity, asked.cursor),
-            *(model, context, allowance, held.close),
-        )
+        chat = Chat(replace(asked, request=request), model, context, allowance, held.close)
     except BaseException:
         held.close()
         raise
@@ -206,15 +197,10 @@ class WaitingChat:
         asked, context = self._asked, self._context
         waited_s = self._loop.time() - self._asked_at
         try:
-            with contextlib.ExitStack() as held:
-                held.callback(context.models.release, model)
-                held.callback(self._leave)
+            with _held(model, self._leave, context) as held:
                 # The same request may have come again, and have got its model before.
-                is_joined = _is_joined(asked, context)
-                if not is_joined:
-                    held.pop_all()
-            if not is_joined:
-                _start(asked, model, context, self._leave, waited_s)
+                if not _is_joined(asked, context):
+                    _start(asked, model, context, held.pop_all(), waited_s)
         except Exception as failure:
             error = self._error_of(failure)
             context.telemetry.record_unopened(asked.request, waited_s, error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import dataclass
 from typing import Protocol
 from uuid import uuid4
 
@@ -15,7 +16,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.session.types import Priority, Speculation
 from outrider.tokenization.pool.pool import TokenizationJob, TokenizationResult
 from outrider.v1 import inference_pb2
-from services.edge.access.identity import UNIDENTIFIED, Credential
+from services.edge.access.identity import Credential, Identity
 from services.edge.chat.context import EdgeContext
 from services.edge.chat.stream import RequestStream
 from services.edge.limits.quotas import Rate
@@ -40,6 +41,37 @@ class TypedStream(RequestStream, Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Typist:
+    """Whose text it is, and for which model."""
+
+    identity: Identity
+    residency: tuple[str, ...]
+    """Regions that may hold the text; empty: any."""
+    model: str
+
+    def request(self) -> ChatRequest:
+        """For one prefill."""
+        return ChatRequest(
+            request_id=uuid4().hex,
+            model=self.model,
+            messages=(),
+            sampling=SamplingParams(max_tokens=1),
+            priority=Priority.LOW,
+            speculation=Speculation.OFF,
+            residency=self.residency,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """What is computed ahead, in the ids of one definition of the model."""
+
+    key: ModelKey
+    plan: TypeaheadPlan
+    wire: RegionWire
+
+
 class TypeaheadPrefill:
     """One prompt that is being typed.
 
@@ -52,27 +84,21 @@ class TypeaheadPrefill:
     def __init__(self, stream: TypedStream, context: EdgeContext) -> None:
         self._stream = stream
         self._context = context
-        self._name = ""
-        """Of the model."""
-        self._plan: TypeaheadPlan | None = None
-        """None: the model has not been loaded yet."""
-        self._key: ModelKey | None = None
-        """The definition of the model in whose ids the plan is."""
-        self._wire: RegionWire | None = None
-        self._is_shared = False
-        """Whether a chat could hit the prefix."""
-        self._identity = UNIDENTIFIED
-        self._residency: tuple[str, ...] = ()
-        """Regions that may hold the text; empty: any."""
-        self.closed = False
-        self._newest: bytes | None = None
-        """A frame that is still to be read."""
+        self._typist: _Typist | None = None
+        """Known from the first frame on."""
         self._before: tuple[Message, ...] = ()
         self._tools: tuple[str, ...] = ()
+        self._newest: bytes | None = None
+        """A frame that is still to be read."""
+        self._planned: _Planned | None = None
+        """None: the model has not been loaded yet."""
         self._job: tuple[TokenizationJob, ServedModel] | None = None
         """While a text is tokenized, which uses the model."""
-        self._link: RouterLink | None = None
-        self._number = 0
+        self._session: tuple[RouterLink, int] | None = None
+        """The newest prefill, and its number there."""
+        self.closed = False
+
+    # For the stream.
 
     def receive(self, payload: bytes) -> None:
         """The text changed. It is read when there is time for it, unless it has changed again until
@@ -81,15 +107,41 @@ class TypeaheadPrefill:
             return
         # Before it is parsed, because parsing is what costs. The client of the first frame is not
         # known yet, so it counts for the address alone.
-        if not self._spend(Rate.TYPED_BYTES, len(payload)):
+        client = b"" if self._typist is None else self._typist.identity.client
+        if not self._stream.spend(Rate.TYPED_BYTES, len(payload), client):
             self._close()  # the conversation before the text may have been in this frame
             return
-        if self._identity is UNIDENTIFIED:
+        if self._typist is None:
             self._read(payload)
             return
         if self._newest is None:
             self._context.time_slicer.defer(self._read_newest)
         self._newest = payload
+
+    def feed(self, item: Input) -> None:
+        """The user sent the prompt or left, or the edge stops."""
+        self._close()
+
+    def client_lost(self) -> None:
+        """The client's connection is no more."""
+        self._close()
+
+    # For the region.
+
+    def region_frame(self, frame: inference_pb2.SessionDown) -> None:
+        """A frame from the region; only the end of the session matters, and what it takes to come
+        to it."""
+        kind = frame.WhichOneof("kind")
+        if kind == "prompt_unknown":
+            self._send_whole_prompt()
+        elif kind in ("done", "error"):
+            self._ended(well=kind == "done")
+
+    def region_lost(self, error: OutriderError) -> None:
+        """The stream to the region broke."""
+        self._ended(well=False)
+
+    # What is typed.
 
     def _read_newest(self) -> None:
         payload, self._newest = self._newest, None
@@ -109,51 +161,113 @@ class TypeaheadPrefill:
             log.debug("typed_text_refused", reason=error.reason)
             self._close()
             return
-        plan = self._current_plan()
-        if plan is not None:
-            self._tokenize(plan, plan.typed(messages))
-
-    def _spend(self, rate: Rate, amount: int) -> bool:
-        return self._stream.spend(rate, amount, self._identity.client)
+        assert self._typist is not None
+        planned = self._plan_of(self._typist)
+        if planned is not None:
+            self._tokenize(planned, planned.plan.typed(messages))
 
     def _admit(self, credential: Credential, model: str) -> None:
         """Find out whose text it is, and for which model; of the first frame. Raises
         UnauthenticatedError, PermissionDeniedError, InvalidRequestError, UnknownModelError."""
-        if self._identity is not UNIDENTIFIED:
+        if self._typist is not None:
             return
         stream, fresh = self._stream, secrets.token_bytes(16)
         secret, address = stream.connection_secret, stream.address
         identity = self._context.identities.of(credential, secret, fresh, address)
         identity.require(Scope.CHAT)
-        self._residency = identity.residency(())
-        self._name = choose(model, self._context.models.names, identity.models)
-        self._identity = identity
+        name = choose(model, self._context.models.names, identity.models)
+        self._typist = _Typist(identity, identity.residency(()), name)
         self._context.keyed_chats.add(self, identity)
-        # Without a trust group the chat has a cache salt of its own and cannot hit the prefix.
-        self._is_shared = bool(identity.group)
 
-    def _current_plan(self) -> TypeaheadPlan | None:
+    def _plan_of(self, typist: _Typist) -> _Planned | None:
         """None: nothing can be computed ahead now."""
-        if self._plan is None and self._is_shared:
-            model = self._context.models.use(self._name)
+        # Without a trust group the chat has a cache salt of its own and cannot hit the prefix.
+        if self._planned is None and typist.identity.group:
+            model = self._context.models.use(typist.model)
             if model is not None:
-                self._key = model.key
-                self._plan = TypeaheadPlan(model.typeahead)
-                self._wire = RegionWire(
-                    *(model.coder, model.vocabulary_digest),
-                    *(self._context.region, self._identity),
+                wire = RegionWire(
+                    model.coder,
+                    model.vocabulary_digest,
+                    self._context.region,
+                    typist.identity,
                     region_codec=model.region_codec,
                 )
+                self._planned = _Planned(model.key, TypeaheadPlan(model.typeahead), wire)
                 self._context.models.release(model)
-        return self._plan
+        return self._planned
 
-    def feed(self, item: Input) -> None:
-        """The user sent the prompt or left, or the edge stops."""
-        self._close()
+    # Its ids.
 
-    def client_lost(self) -> None:
-        """The client's connection is no more."""
-        self._close()
+    def _tokenize(self, planned: _Planned, messages: tuple[Message, ...] | None) -> None:
+        if messages is None or self._typist is None:
+            return
+        models = self._context.models
+        model = models.use(self._typist.model)
+        if model is None:
+            planned.plan.tokenized(None)  # it was unloaded meanwhile
+            return
+        if model.key != planned.key:
+            models.release(model)
+            self._close()  # its definition has changed, and perhaps its ids
+            return
+        try:
+            scope = self._typist.identity.group or None
+            job = model.tokenization.submit(
+                messages, self._tokenized, tools=self._tools, scope=scope, is_typeahead=True
+            )
+            self._job = job, model
+        except OutriderError as error:
+            models.release(model)
+            log.debug("typed_text_not_tokenized", reason=error.reason)
+            planned.plan.tokenized(None)
+
+    def _tokenized(self, outcome: TokenizationResult) -> None:
+        assert self._job is not None and self._planned is not None
+        _, model = self._job
+        self._job = None
+        self._context.models.release(model)
+        ids = None if isinstance(outcome, OutriderError) else outcome
+        self._tokenize(self._planned, self._planned.plan.tokenized(ids))
+        self._prefill(self._planned)
+
+    # Its prefills.
+
+    def _prefill(self, planned: _Planned) -> None:
+        typist, context, num_new = self._typist, self._context, planned.plan.num_due
+        if typist is None or not num_new or context.limiter.is_used_up(typist.identity):
+            return
+        if not self._stream.spend(Rate.PREFILL_TOKENS, num_new, typist.identity.client):
+            return
+        ids = planned.plan.next_prefill()
+        assert ids is not None
+        try:
+            link = context.upstream.pick()
+            opening = planned.wire.open(
+                OpenRegion(typist.request(), ids, 0), ("", ""), link.prompts
+            )
+            self._session = link, link.open(self, opening)
+            context.telemetry.prefilled(len(ids), typist.model)
+        except OutriderError as error:
+            log.debug("typed_text_not_prefilled", reason=error.reason)
+            planned.plan.ended(well=False)
+
+    def _send_whole_prompt(self) -> None:
+        if self._session is None or self._planned is None:
+            return
+        link, number = self._session
+        try:
+            link.send(number, self._planned.wire.whole_prompt(link.prompts))
+        except OutriderError as error:
+            log.debug("typed_text_not_prefilled", reason=error.reason)
+            link.cancel(number, cancel(error.reason))
+
+    def _ended(self, *, well: bool) -> None:
+        if self._session is not None:
+            link, number = self._session
+            link.forget(number)
+        if self._planned is not None:
+            self._planned.plan.ended(well=well)
+            self._prefill(self._planned)
 
     def _close(self) -> None:
         if self.closed:
@@ -166,91 +280,8 @@ class TypeaheadPrefill:
             self._job = None
             model.tokenization.cancel(job)
             self._context.models.release(model)
-        is_running = self._plan is not None and self._plan.close()
-        if is_running and self._link is not None:
-            self._link.cancel(self._number, cancel("the prompt is not being typed any more"))
-            self._link.forget(self._number)
-
-    def region_frame(self, frame: inference_pb2.SessionDown) -> None:
-        """A frame from the region; only the end of the session matters, and what it takes to come
-        to it."""
-        kind = frame.WhichOneof("kind")
-        if kind == "prompt_unknown" and self._link is not None and self._wire is not None:
-            try:
-                self._link.send(self._number, self._wire.whole_prompt(self._link.prompts))
-            except OutriderError as error:
-                log.debug("typed_text_not_prefilled", reason=error.reason)
-                self._link.cancel(self._number, cancel(error.reason))
-        if kind in ("done", "error"):
-            self._ended(well=kind == "done")
-
-    def region_lost(self, error: OutriderError) -> None:
-        """The stream to the region broke."""
-        self._ended(well=False)
-
-    def _tokenize(self, plan: TypeaheadPlan, messages: tuple[Message, ...] | None) -> None:
-        if messages is None:
-            return
-        models = self._context.models
-        model = models.use(self._name)
-        if model is None:
-            plan.tokenized(None)  # it was unloaded meanwhile
-            return
-        if model.key != self._key:
-            models.release(model)
-            self._close()  # its definition has changed, and perhaps its ids
-            return
-        try:
-            scope = self._identity.group or None
-            job = model.tokenization.submit(
-                messages, self._tokenized, tools=self._tools, scope=scope, is_typeahead=True
-            )
-            self._job = job, model
-        except OutriderError as error:
-            models.release(model)
-            log.debug("typed_text_not_tokenized", reason=error.reason)
-            plan.tokenized(None)
-
-    def _tokenized(self, outcome: TokenizationResult) -> None:
-        assert self._job is not None and self._plan is not None
-        _, model = self._job
-        self._job = None
-        self._context.models.release(model)
-        ids = None if isinstance(outcome, OutriderError) else outcome
-        self._tokenize(self._plan, self._plan.tokenized(ids))
-        self._prefill(self._plan)
-
-    def _prefill(self, plan: TypeaheadPlan) -> None:
-        num_new = plan.num_due
-        if not num_new or self._context.limiter.is_used_up(self._identity):
-            return
-        if not self._spend(Rate.PREFILL_TOKENS, num_new):
-            return
-        ids = plan.next_prefill()
-        assert ids is not None and self._wire is not None
-        context = self._context
-        request = ChatRequest(
-            request_id=uuid4().hex,
-            model=self._name,
-            messages=(),
-            sampling=SamplingParams(max_tokens=1),
-            priority=Priority.LOW,
-            speculation=Speculation.OFF,
-            residency=self._residency,
-        )
-        try:
-            link = context.upstream.pick()
-            opening = self._wire.open(OpenRegion(request, ids, 0), ("", ""), link.prompts)
-            self._number = link.open(self, opening)
-            self._link = link
-            context.telemetry.prefilled(len(ids), self._name)
-        except OutriderError as error:
-            log.debug("typed_text_not_prefilled", reason=error.reason)
-            plan.ended(well=False)
-
-    def _ended(self, *, well: bool) -> None:
-        if self._link is not None:
-            self._link.forget(self._number)
-        if self._plan is not None:
-            self._plan.ended(well=well)
-            self._prefill(self._plan)
+        is_running = self._planned is not None and self._planned.plan.close()
+        if is_running and self._session is not None:
+            link, number = self._session
+            link.cancel(number, cancel("the prompt is not being typed any more"))
+            link.forget(number)

@@ -17,7 +17,7 @@ import numpy as np
 
 from outrider.errors import MalformedFrameError
 from outrider.sampling.params import SamplingParams
-from services.edge.drafter.settings import MAX_LEAD
+from services.edge.session.events import MAX_LEAD
 
 MAX_FRAME_BYTES: Final = 1 << 20
 """Enough for a prompt of 200,000 ids."""

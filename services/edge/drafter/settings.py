@@ -18,8 +18,6 @@ NO_DRAFT_MODEL: Final = "none"
 LACKS_MEMORY: Final = 75
 """Exit status of a drafter whose model does not fit into the memory that is free now (EX_TEMPFAIL
 of sysexits.h)."""
-MAX_LEAD: Final = 65_535
-"""Most drafts that a message has room for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,7 @@ from services.edge.drafter.contention import (
     parse_schedstat,
 )
 from services.edge.drafter.drafter import Drafter, run
+from services.edge.drafter.learnt_binding import learnt_binding
 from services.edge.drafter.protocol import (
     MAX_FRAME_BYTES,
     CloseReply,
@@ -66,7 +67,6 @@ from services.edge.drafter.protocol import (
 )
 from services.edge.drafter.settings import LACKS_MEMORY, DrafterSettings
 from services.edge.limits.memory import limit_bytes
-from services.edge.models.keys import learnt_binding
 
 log = structlog.get_logger()
 

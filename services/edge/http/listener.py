@@ -49,6 +49,7 @@ from services.edge.http.loop_turns import LoopTurns, Meter
 from services.edge.http.paced_stream import PacedStream, SocketStream, encrypted_push
 from services.edge.limits import memory
 from services.edge.limits.listener import ListenerQuotas, MemoryBudget
+from services.edge.limits.loop_time import billed
 from services.edge.limits.quotas import Count, Rate, RateLimit, TokenBucket
 
 log = structlog.get_logger()
@@ -190,7 +191,7 @@ class HttpListener:
         meter = Meter(prefix)
         raw = SocketStream(reader, writer)
         try:
-            await meter.run(self._serve(raw, writer.transport.abort, budget, meter))
+            await billed(self._serve(raw, writer.transport.abort, budget, meter), meter.add)
         except Exception as error:
             # A defect, or bytes that anycorn did not expect, end this connection and no other.
             self._report(error)
@@ -426,7 +427,7 @@ class _ConnectionApp:
         async def serve() -> None:
             await self.app(scope, receive, answer)
 
-        await self._meter.run(serve(), lambda: not is_answered)
+        await billed(serve(), self._meter.add, lambda: not is_answered)
 
     def _push_of(self, send: object) -> Callable[[bytes], bool]:
         """What sends a piece of the answer that goes through `send`, at once or not at all."""

@@ -5,13 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Generator
-from types import coroutine
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from services.edge.limits.fair_queue import ENTRY_BYTES, FairQueue, LoopUses
-
-ResultT = TypeVar("ResultT")
 
 TURN_S: Final = 0.0003
 """What the connections of one pass of the event loop may take; a chat needs several passes until
@@ -28,32 +24,9 @@ class Meter:
         self.prefix = prefix
         self.unbilled_s = 0.0
 
-    @coroutine
-    def run(
-        self, work: Coroutine[Any, Any, ResultT], while_: Callable[[], bool] = lambda: True
-    ) -> Generator[Any, Any, ResultT]:
-        """Await `work` and measure it while `while_` holds: in the thread's own time, so that what
-        other processes take of the core is not charged."""
-        error: BaseException | None = None
-        try:
-            while True:
-                began = time.thread_time() if while_() else None
-                try:
-                    waited = work.send(None) if error is None else work.throw(error)
-                except StopIteration as end:
-                    result: ResultT = end.value
-                    return result
-                finally:
-                    if began is not None:
-                        self.unbilled_s += time.thread_time() - began
-                error = None
-                try:
-                    yield waited
-                except BaseException as thrown:
-                    error = thrown
-        finally:
-            error = None  # or it and its traceback would hold each other until a collection
-            work.close()
+    def add(self, seconds: float) -> None:
+        """It took so much more."""
+        self.unbilled_s += seconds
 
 
 class LoopTurns:

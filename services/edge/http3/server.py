@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-import types
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from email.utils import formatdate
 from typing import Any, Final, TypeAlias
 
 from outrider.client.protocol import CloseCode
+from services.edge.http3.application import Application, ApplicationCall
 from services.edge.http3.exchange import H3Code
 from services.edge.http3.framing import ConnectionFault
 from services.edge.http3.limits import Http3Limits
-from services.edge.http3.messages import Message, Refusal, Request, scope_of
+from services.edge.http3.messages import Refusal, Request
 from services.edge.http3.session import Http3Session, RequestStream
-from services.edge.limits.listener import MemoryBudget
 from services.edge.quic.aioquic_shim import ProtocolLimits
 from services.edge.quic.alpn import Connection
 
@@ -29,20 +28,13 @@ _MAX_UNIDIRECTIONAL: Final = 8
 6.2)."""
 _STARTS_PER_TURN: Final = 4
 """Applications begun in one turn of the event loop: a datagram may hold fifty requests."""
-_PIECE_BYTES: Final = 64 << 10
-"""Of a response's body, sent before its client has to have read others."""
 _EXCESSIVE_LOAD: Final[int] = H3Code.EXCESSIVE_LOAD.value
 _NO_ERROR: Final[int] = H3Code.NO_ERROR.value
-_UNBOUNDED: Final = 1 << 62
 _CHECKS_PER_TIMEOUT: Final = 10
 _END_S: Final = 1.0
 """How long, when the edge stops, applications may take to end and responses to arrive."""
 _MAX_CHECK_S: Final = 1.0
 
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
-Application: TypeAlias = Callable[[Message, Receive, Send], Awaitable[None]]
-"""ASGI 3; any object that can be called so."""
 Word: TypeAlias = Callable[[Refusal, Request], Refusal]
 """How refusals of a request are worded."""
 
@@ -178,7 +170,7 @@ class Http3Connection:
         self._connection = connection
         self._loop = asyncio.get_running_loop()
         self._limits = service.http_limits
-        self._requests: dict[RequestStream, _Request] = {}
+        self._calls: dict[RequestStream, ApplicationCall] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._has_ended = False
         self._is_at_fault = False
@@ -224,9 +216,9 @@ class Http3Connection:
         self._has_ended = True
         if self._timer is not None:
             self._timer.cancel()
-        for request in self._requests.values():
-            request.budget.close()
-            self._loop.call_later(self._limits.cancel_grace_s, request.cancel)
+        for call in self._calls.values():
+            call.client_lost()
+            self._loop.call_later(self._limits.cancel_grace_s, call.cancel)
         self._session.lost()
         self._service.progressed(self, has_ended=True)
 
@@ -263,12 +255,13 @@ class Http3Connection:
         if stream.gone_since is not None or self._has_ended:  # reset before its turn came
             self._session.returned(stream, self._loop.time())
             return
-        request = self._requests[stream] = _Request(self, stream)
-        request.task = self._service.run(request.run())
-        request.task.add_done_callback(lambda _: self._ended(stream))
+        call = ApplicationCall(self._service.application, self._session, stream, self._connection)
+        self._calls[stream] = call
+        call.task = self._service.run(call.run(self._service.state))
+        call.task.add_done_callback(lambda _: self._ended(stream))
 
     def _ended(self, stream: RequestStream) -> None:
-        self._requests.pop(stream).budget.close()
+        self._calls.pop(stream).close()
         self._session.returned(stream, self._loop.time())
         if not self._has_ended:
             self._connection.transmit_soon()
@@ -288,7 +281,9 @@ class Http3Connection:
         if self._timer is None and not self._has_ended:
             limits = self._limits
             shortest = min(
-                *(limits.header_timeout_s, limits.body_timeout_s, limits.write_timeout_s),
+                limits.header_timeout_s,
+                limits.body_timeout_s,
+                limits.write_timeout_s,
                 limits.cancel_grace_s,
             )
             wait_s = min(_MAX_CHECK_S, shortest / _CHECKS_PER_TIMEOUT)
@@ -297,122 +292,8 @@ class Http3Connection:
     def _check(self) -> None:
         self._timer = None
         for stream in self._session.expire(self._loop.time()):
-            if (request := self._requests.get(stream)) is not None:
-                request.cancel()
+            if (call := self._calls.get(stream)) is not None:
+                call.cancel()
         if self._session.num_requests:
             self._watch()
         self._connection.transmit_soon()
-
-
-class _Request:
-    """The application's two callables, and its call."""
-
-    def __init__(self, owner: Http3Connection, stream: RequestStream) -> None:
-        self._owner = owner
-        self._stream = stream
-        self._session = owner._session
-        self._loop = asyncio.get_running_loop()
-        self._changed = asyncio.Event()
-        self.budget = MemoryBudget(_UNBOUNDED, owner._connection.budget)
-        """For what the application keeps of what its client sent."""
-        self.task: asyncio.Task[None] | None = None
-        stream.wake = self._changed.set
-
-    def cancel(self) -> None:
-        """The application was given its time."""
-        if self.task is not None and not self.task.cancelling():
-            self.task.cancel()
-
-    async def run(self) -> None:
-        """Call the application. Whatever it raises ends this request alone."""
-        owner, exchange = self._owner, self._stream.exchange
-        assert exchange is not None
-        connection, service = owner._connection, owner._service
-        scope = scope_of(
-            exchange.request,
-            client=connection.peer,
-            server=connection.local,
-            state=service.state,
-            connection={
-                "secret": connection.secret,
-                "budget": self.budget,
-                "abort": self._abort,
-            },
-        )
-        try:
-            await _billed(self._called(service.application, scope), self._bill)
-        except Exception as failure:
-            connection.context.telemetry.refused("application", error=repr(failure))
-
-    async def _called(self, application: Application, scope: Message) -> None:
-        await application(scope, self._receive, self._send)
-
-    async def _receive(self) -> Message:
-        exchange = self._stream.exchange
-        assert exchange is not None
-        while True:
-            self._changed.clear()
-            message = self._session.receive(self._stream, self._loop.time())
-            if message is not None:
-                self._transmit()  # what was read makes room
-                return message
-            try:
-                await self._changed.wait()
-            finally:
-                exchange.stop_waiting(self._loop.time())
-
-    async def _send(self, message: Message) -> None:
-        body = message.get("body", b"")
-        if message["type"] == "http.response.body" and len(body) > _PIECE_BYTES:
-            last = (len(body) - 1) // _PIECE_BYTES * _PIECE_BYTES
-            for at in range(0, last, _PIECE_BYTES):
-                piece = body[at : at + _PIECE_BYTES]
-                await self._send_piece({**message, "body": piece, "more_body": True})
-            message = {**message, "body": body[last:]}
-        await self._send_piece(message)
-
-    async def _send_piece(self, message: Message) -> None:
-        self._session.send(self._stream, message, self._loop.time())
-        self._transmit()
-        if self._stream.gone_since is not None or self._owner._has_ended:
-            await asyncio.sleep(0)  # so that one who goes on sending can be cancelled
-        while self._session.must_wait(self._stream):
-            self._changed.clear()
-            await self._changed.wait()
-
-    def _abort(self) -> None:
-        self._session.abort(self._stream, self._loop.time())
-        self._transmit()
-
-    def _transmit(self) -> None:
-        if not self._owner._has_ended:
-            self._owner._connection.transmit_soon()
-
-    def _bill(self, seconds: float) -> None:
-        self._owner._connection.unbilled_s += seconds
-
-
-@types.coroutine
-def _billed(
-    work: Coroutine[Any, Any, None], bill: Callable[[float], None]
-) -> Generator[Any, Any, None]:
-    """Await `work`, and bill the time of each of its steps: an address prefix has a share of the
-    loop's time, whatever it is used for."""
-    step: Callable[[Any], Any] = work.send
-    given: Any = None
-    while True:
-        began = time.thread_time()
-        try:
-            awaited = step(given)
-        except StopIteration:
-            return
-        finally:
-            bill(time.thread_time() - began)
-        try:
-            given = yield awaited
-            step = work.send
-        except GeneratorExit:
-            work.close()
-            raise
-        except BaseException as error:
-            step, given = work.throw, error

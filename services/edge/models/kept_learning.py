@@ -10,9 +10,9 @@ from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary
 from outrider.speculation.learnt_files import Copies, LearntKeeper
 from outrider.speculation.shipped import shipped_calibrations, shipped_prior
-from services.edge.config import EdgeConfig
+from services.edge.drafter.learnt_binding import learnt_binding
 from services.edge.drafter.link import DrafterLink
-from services.edge.models.keys import learnt_binding
+from services.edge.models.settings import ModelSettings
 from services.edge.session.learning import EdgeLearning
 
 
@@ -23,21 +23,21 @@ class KeptLearning:
     def __init__(
         self,
         spec: ModelSpec,
-        config: EdgeConfig,
+        settings: ModelSettings,
         vocabulary: Vocabulary,
         max_context_tokens: int,
         drafter: DrafterLink | None,
     ) -> None:
         """With what the files have. Blocks. `drafter`: the process that drafts for the model."""
-        store = ModelStore(config.model_store or default_root())
+        store = ModelStore(settings.store or default_root())
         self._keeper = LearntKeeper.open(
-            config.learnt_folder,
+            settings.learnt_folder,
             learnt_binding(spec, vocabulary.digest, store.weights_of(spec)),
             vocabulary.size,
-            config.kept_learnt,
+            settings.learnt,
         )
-        self._save_interval_s = config.learnt.save_interval_s
-        self._is_kept = config.kept_learnt.keep
+        self._save_interval_s = settings.learnt.save_interval_s
+        self._is_kept = settings.learnt.keep
         self.groups = EdgeLearning(
             max_context_tokens,
             shipped_prior(vocabulary.tokens_digest),

@@ -28,17 +28,16 @@ from outrider.tokenization.pool.pool import PoolPolicy, TokenizationPool
 from outrider.tokenization.pool.processes import ProcessPool
 from outrider.tokenization.rewriting import Rewriter
 from outrider.tokenization.segment_cache import CachePolicy
-from services.edge.config import EdgeConfig
 from services.edge.drafter.link import DrafterLink
 from services.edge.drafter.metrics import DrafterMetrics
 from services.edge.drafter.settings import NO_DRAFT_MODEL
 from services.edge.models.kept_learning import KeptLearning
 from services.edge.models.keys import EdgeModel, ModelKey
 from services.edge.models.offer import Offer
+from services.edge.models.settings import ModelSettings
 from services.edge.models.tool_calling import ToolCalling
 from services.edge.session.learning import EdgeLearning
 from services.edge.session.machine import SessionPolicy
-from services.edge.session.reopening import ReopenPolicy
 from services.edge.session.reply import ReplyTools
 from services.edge.session.typeahead_plan import TypeaheadPolicy
 from services.edge.telemetry.labels import ModelLabels
@@ -48,15 +47,15 @@ LoadVocabulary: TypeAlias = Callable[[ModelSpec], tuple[Vocabulary, FallbackBack
 """A model's vocabulary, and what encodes with it. Blocks; raises OutriderError."""
 
 
-def vocabularies_of(config: EdgeConfig, tls: Tls) -> LoadVocabulary:
+def vocabularies_of(settings: ModelSettings, tls: Tls) -> LoadVocabulary:
     """Loads from the model store, which asks the mirrors; `tls` is what those of the mesh are
     shown. Raises ConfigError."""
-    mirrors = open_mirrors(config.mirrors, tls)
+    mirrors = open_mirrors(settings.mirrors, tls)
 
     def load(spec: ModelSpec) -> tuple[Vocabulary, FallbackBackend]:
-        store = ModelStore(config.model_store or default_root(), mirrors=mirrors)
+        store = ModelStore(settings.store or default_root(), mirrors=mirrors)
         vocabulary = load_vocabulary(spec, store)
-        return vocabulary, load_backend(store, vocabulary, config.tokenization.backend)
+        return vocabulary, load_backend(store, vocabulary, settings.tokenization.backend)
 
     return load
 
@@ -134,34 +133,36 @@ def definitions_of(model: EdgeModel) -> str:
 
 def load_model(
     model: EdgeModel,
-    config: EdgeConfig,
+    settings: ModelSettings,
     load: LoadVocabulary,
     labels: ModelLabels,
     counted: TokenizationMetrics,
 ) -> ServedModel:
     """Load a model. Blocks for a second or more: call it in a thread. Raises OutriderError."""
     vocabulary, backend = load(model.spec)
-    digest, max_context_tokens = vocabulary.digest, config.context_tokens(model.spec)
+    digest, max_context_tokens = vocabulary.digest, settings.context_tokens(model.spec)
     coder = TokenCoder(digest, vocabulary.size, shipped_table(vocabulary.tokens_digest))
     name, has_drafter = model.spec.name, model.draft != NO_DRAFT_MODEL
     encoder = CachingEncoder(
-        vocabulary, backend, CachePolicy(max_bytes=config.tokenization.cache_bytes)
+        vocabulary, backend, CachePolicy(max_bytes=settings.tokenization.cache_bytes)
     )
     with ExitStack() as made:
         definitions = DrafterFile(definitions_of(model))
         made.callback(definitions.close)
-        static = [it for it in config.prefixes if has_drafter and it.model in ("", name)]
+        static = [it for it in settings.prefixes if has_drafter and it.model in ("", name)]
         prefixes = DrafterFile(json.dumps([prefix_ids(it, vocabulary) for it in static]))
         made.callback(prefixes.close)
         drafter = DrafterLink(
-            config.drafter_settings(name, model.draft, definitions.path, prefixes.path),
+            settings.drafter_of(name, model.draft, definitions.path, prefixes.path),
             vocabulary.size,
             DrafterMetrics(labels, name),
             prefix_tenants=[it.tenants for it in static],
         )
         used_drafter = drafter if has_drafter else None
-        learning = KeptLearning(model.spec, config, vocabulary, max_context_tokens, used_drafter)
-        tokenization = _tokenization_pool(config, vocabulary, encoder, max_context_tokens, counted)
+        learning = KeptLearning(model.spec, settings, vocabulary, max_context_tokens, used_drafter)
+        tokenization = _tokenization_pool(
+            settings, vocabulary, encoder, max_context_tokens, counted
+        )
         made.pop_all()  # the model's from here on
     return ServedModel(
         key=model.key,
@@ -175,9 +176,9 @@ def load_model(
         policy=SessionPolicy(
             vocabulary_digest=digest,
             max_context_tokens=max_context_tokens,
-            request_timeout_s=config.request_timeout_s,
-            reply=config.reply_policy(),
-            reopen=ReopenPolicy(give_up_after_s=config.reopen_s),
+            request_timeout_s=settings.request_timeout_s,
+            reply=settings.reply,
+            reopen=settings.reopen,
         ),
         tools=reply_tools(vocabulary, learning.groups, used_drafter, admit=learning.admit),
         coder=coder,
@@ -185,7 +186,7 @@ def load_model(
         vocabulary=vocabulary,
         encoder=encoder,
         tokenization=tokenization,
-        typeahead=config.typeahead_policy(max_context_tokens),
+        typeahead=settings.typeahead(model.spec),
         drafter=drafter,
         has_drafter=has_drafter,
         drafter_files=(definitions, prefixes),
@@ -194,35 +195,37 @@ def load_model(
 
 
 def _tokenization_pool(
-    config: EdgeConfig,
+    settings: ModelSettings,
     vocabulary: Vocabulary,
     encoder: CachingEncoder,
     max_context_tokens: int,
     counted: TokenizationMetrics,
 ) -> TokenizationPool:
     policy = PoolPolicy(
-        num_workers=config.tokenization.threads,
-        max_queued=config.tokenization.max_queued,
+        num_workers=settings.tokenization.threads,
+        max_queued=settings.tokenization.max_queued,
         max_tokens=max_context_tokens - 1,
     )
     return TokenizationPool(
         encoder,
         policy,
-        rewriter=Rewriter(config.rewriting),
+        rewriter=Rewriter(settings.rewriting),
         record=counted.record,
         shortened=counted.shortened,
-        overflow=_overflow_pool(config, vocabulary, encoder.backend.name),
+        overflow=_overflow_pool(settings, vocabulary, encoder.backend.name),
     )
 
 
-def _overflow_pool(config: EdgeConfig, vocabulary: Vocabulary, backend: str) -> ProcessPool | None:
-    if not config.tokenization.processes:
+def _overflow_pool(
+    settings: ModelSettings, vocabulary: Vocabulary, backend: str
+) -> ProcessPool | None:
+    if not settings.tokenization.processes:
         return None
     return ProcessPool(
         vocabulary,
         backend,
-        num_processes=config.tokenization.processes,
-        cache_bytes=config.tokenization.cache_bytes,
+        num_processes=settings.tokenization.processes,
+        cache_bytes=settings.tokenization.cache_bytes,
     )
 
 

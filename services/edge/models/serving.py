@@ -15,10 +15,10 @@ from outrider.models.suggested_sampling import SuggestedSampling
 from outrider.telemetry.metrics import Metrics
 from outrider.tokenization.encoder import CachingEncoder
 from outrider.tokenization.pool.metrics import TokenizationMetrics
-from services.edge.config import EdgeConfig
 from services.edge.models.embedders import Embedders
 from services.edge.models.keys import EdgeModel, ModelKey
 from services.edge.models.served import LoadVocabulary, ServedModel, load_model
+from services.edge.models.settings import ModelSettings
 from services.edge.models.table import Grant, Load, LoadAction, ModelTable, Refuse, Unload
 from services.edge.telemetry.edge import EdgeTelemetry
 from services.edge.wire.client import ListedModel
@@ -47,7 +47,7 @@ class EdgeModels:
 
     def __init__(
         self,
-        config: EdgeConfig,
+        settings: ModelSettings,
         models: Sequence[EdgeModel],
         load: LoadVocabulary,
         metrics: Metrics,
@@ -56,11 +56,11 @@ class EdgeModels:
     ) -> None:
         self.embedders = Embedders(embedders)
         """Nothing of these is loaded."""
-        self._config = config
+        self._settings = settings
         self._load_vocabulary = load
         self._telemetry = telemetry
         self._loop = asyncio.get_running_loop()
-        self._table = ModelTable[ModelWaiter](config.max_loaded_models, config.loading)
+        self._table = ModelTable[ModelWaiter](settings.max_loaded, settings.loading)
         self._models: dict[str, EdgeModel] = {}
         self._loads = asyncio.Semaphore(_MAX_LOADS)
         self._defined: dict[ModelKey, EdgeModel] = {}
@@ -106,7 +106,7 @@ class EdgeModels:
             ListedModel(
                 model.spec.name,
                 self._digests.get(model.key, b""),
-                self._config.context_tokens(model.spec),
+                self._settings.context_tokens(model.spec),
                 model.spec.sampling or self._suggested.get(model.key),
                 model.spec.sampling is not None,
             )
@@ -213,7 +213,7 @@ class EdgeModels:
                 loaded = await asyncio.to_thread(
                     load_model,
                     model,
-                    self._config,
+                    self._settings,
                     self._load_vocabulary,
                     self._telemetry.labels,
                     self.tokenizing,

@@ -189,15 +189,81 @@ class CryptoReceiver(BoundedReceiver):
 
 class BoundedSender(QuicStreamSender):
     """Closes the connection of a peer that acknowledges a stream in many separate ranges: aioquic
-    searches them from the first one on."""
+    searches them from the first one on.
+
+    While nothing of a stream was lost, what is to be sent is what was written and never sent, and
+    what is acknowledged is the beginning of what was not. aioquic keeps ranges of both at four
+    times the cost; they are made here when something asks for them."""
+
+    def __init__(self, stream_id: int | None, writable: bool) -> None:
+        super().__init__(stream_id, writable)
+        self._has_ranges = False
+        """Whether `_pending` says what is to be sent."""
+        self._has_acked_ranges = False
+
+    @property
+    def num_new(self) -> int:
+        """Bytes that were never sent, where nothing else is to be sent; 0: `get_frame` says what
+        is."""
+        return 0 if self._has_ranges else self._buffer_stop - self.highest_offset
+
+    def take_new(self, stop: int) -> bytes:
+        """What was never sent up to offset `stop`, which counts as sent. As far as `num_new`."""
+        begin = self._buffer_start
+        data = bytes(self._buffer[self.highest_offset - begin : stop - begin])
+        self.highest_offset = stop
+        self.buffer_is_empty = stop == self._buffer_stop
+        return data
+
+    @property
+    def next_offset(self) -> int:
+        """As QuicStreamSender."""
+        self._make_ranges()
+        return super().next_offset
+
+    def get_frame(self, max_size: int, max_offset: int | None = None) -> QuicStreamFrame | None:
+        """As QuicStreamSender."""
+        self._make_ranges()
+        frame = super().get_frame(max_size, max_offset)
+        self._has_ranges = bool(len(self._pending)) or self._pending_eof
+        return frame
+
+    def write(self, data: bytes, end_stream: bool = False) -> None:
+        """As QuicStreamSender."""
+        if (
+            self._has_ranges
+            or end_stream
+            or self._buffer_fin is not None
+            or self._reset_error_code is not None
+        ):
+            self._make_ranges()
+            super().write(data, end_stream)
+        elif data:
+            self.buffer_is_empty = False
+            self._buffer += data
+            self._buffer_stop += len(data)
 
     def on_data_delivery(
         self, delivery: QuicDeliveryState, start: int, stop: int, fin: bool
     ) -> None:
         """As QuicStreamSender. Raises QuicConnectionError, and only for an acknowledgement: loss is
         also detected by timers, where nothing would catch it."""
+        is_acked = delivery is QuicDeliveryState.ACKED
+        if (
+            is_acked
+            and start == self._buffer_start
+            and self._buffer_fin is None
+            and self._reset_error_code is None
+            and not self._has_acked_ranges
+        ):
+            self._buffer_start = stop
+            del self._buffer[: stop - start]
+            return
+        if not is_acked:
+            self._make_ranges()
         super().on_data_delivery(delivery, start, stop, fin)
-        if delivery == QuicDeliveryState.ACKED and (
+        self._has_acked_ranges = len(self._acked) > 0
+        if is_acked and (
             len(self._acked) > _MAX_SEND_RANGES or len(self._pending) > _MAX_SEND_RANGES
         ):
             raise excessive(QuicFrameType.ACK, "too many ranges of a stream")
@@ -209,3 +275,10 @@ class BoundedSender(QuicStreamSender):
             self._buffer.clear()
             self._pending = RangeSet()
             self._pending_eof = False
+            self._has_ranges = True
+
+    def _make_ranges(self) -> None:
+        if not self._has_ranges:
+            self._has_ranges = True
+            if self._buffer_stop > self.highest_offset:
+                self._pending.add(self.highest_offset, self._buffer_stop)

@@ -234,7 +234,8 @@ class EdgeStream:
         self._num_live_bytes += len(frame)
         self._write(frame, False)
         # A client that came back may not have read all of its backlog yet.
-        if min(self._num_unread, self._num_live_bytes) > self._max_unsent_bytes:
+        most = self._max_unsent_bytes
+        if self._num_live_bytes > most and self._num_unread > most:
             self._stalled = True
             self.handler.feed(ClientFailed(OverloadedError("the client does not read its chat")))
 

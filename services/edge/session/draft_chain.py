@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 from outrider.bounds import NonNegativeInt, between
 from outrider.errors import MalformedFrameError
 from outrider.session.region import Draft
-from services.edge.drafter.settings import MAX_LEAD
 from services.edge.session.acceptance import DraftOutcome
 from services.edge.session.draft_sources import Drafter, Guess
+from services.edge.session.events import MAX_LEAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,10 @@ class DraftProgress:
     """Those of them that are likely enough to be in the chain."""
 
 
-class ResolvedCommit(NamedTuple):
-    """A commit as ids, and what became of the chain's drafts."""
+class CheckedDrafts(NamedTuple):
+    """What became of the chain's drafts with a commit."""
 
-    ids: tuple[int, ...]
-    diverged: bool
+    diverged: bool = False
     """A draft of the chain proved wrong; the chain was dropped."""
     outcomes: tuple[DraftOutcome, ...] = ()
     """Of the drafts that were confirmed, or dropped with the chain."""
@@ -60,6 +59,10 @@ class ResolvedCommit(NamedTuple):
     """Depth at which the drafter had nothing to add to the chain, if the commit went past it."""
     on_its_own: bool = True
     """No draft of the edge had a part in the region's call."""
+
+
+NOTHING_CHECKED: Final = CheckedDrafts()
+"""Of a commit before which there was no draft."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,17 +155,20 @@ class DraftChain:
         if self.epoch <= epoch:
             self._sent_to = None
 
-    def commit(self, epoch: int, base: int, accepted: int, ids: Sequence[int]) -> ResolvedCommit:
-        """Check the chain against a commit. Raises MalformedFrameError for an impossible one."""
+    def commit(
+        self, epoch: int, base: int, accepted: int, ids: tuple[int, ...]
+    ) -> tuple[tuple[int, ...], CheckedDrafts]:
+        """Check the chain against a commit; returns the ids that it makes final. Raises
+        MalformedFrameError for an impossible one."""
         self._check(epoch, base, accepted)
         if not self._drafts and not accepted:
-            return self._commit_undrafted(tuple(ids))
+            self._commit_undrafted(ids)
+            return ids, NOTHING_CHECKED
         drafts = self.ids
         final = (*drafts[:accepted], *ids)
         diverged = final[: len(drafts)] != drafts[: len(final)]
         had_some = epoch == self.epoch and self.num_sent > 0
-        resolved = ResolvedCommit(
-            final,
+        checked = CheckedDrafts(
             diverged,
             self._outcomes(final, diverged),
             self._ended_at(final, diverged),
@@ -175,9 +181,9 @@ class DraftChain:
             self._sent_to = None
         elif self._sent_to is not None and self.committed <= self._reach:
             self._sent_to = max(self._sent_to, self.committed)
-        return resolved
+        return final, checked
 
-    def _commit_undrafted(self, final: tuple[int, ...]) -> ResolvedCommit:
+    def _commit_undrafted(self, final: tuple[int, ...]) -> None:
         """As `commit` does where the chain is empty."""
         self.committed += len(final)
         self._unlearned.extend(final)
@@ -185,7 +191,6 @@ class DraftChain:
         self._num_confirmed = 0
         if self._sent_to is not None and self.committed <= self._reach:
             self._sent_to = max(self._sent_to, self.committed)
-        return ResolvedCommit(final, diverged=False)
 
     @property
     def num_unlearned(self) -> int:
@@ -278,7 +283,7 @@ class DraftChain:
 
     def _grow(self, room: int) -> Guess:
         survival = self._drafts[-1].survival if self._drafts else 1.0
-        guess, before = self._drafter.draft_after(self.ids, room), 1.0
+        guess, before = self._drafter.draft_after(self.ids, room, self._is_wanted), 1.0
         self._has_ended = guess.ended
         for token, raw_survival, source in zip(
             guess.ids[:room], guess.survival, guess.sources, strict=False
@@ -294,6 +299,12 @@ class DraftChain:
             if token in self._stop_ids:
                 break
         return guess
+
+    def _is_wanted(self, source: str, confidence: float) -> bool:
+        """Whether a next draft of this source and confidence is likely enough."""
+        survival = self._drafts[-1].survival if self._drafts else 1.0
+        position = self.committed + len(self._drafts)
+        return survival * self._chance(source, confidence, position) >= self._limits.least(position)
 
     def _drop(self, count: int) -> None:
         """Drop the first `count` drafts; the survival of the rest takes them as right."""

@@ -11,9 +11,9 @@ repeats is seldom how its answer begins.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from outrider.speculation.ngram_store import NgramStatistics
 from outrider.speculation.suffix_drafter import SuffixDrafter
@@ -43,14 +43,26 @@ class Guess:
     """Whether the drafter knows nothing further; False: it only had no time for more yet."""
 
 
+Wanted: TypeAlias = Callable[[str, float], bool]
+"""Whether a first guess of this source and survival is of use: if not, those behind it are none."""
+
+
+def always(source: str, survival: float) -> bool:
+    """Whatever is guessed is wanted."""
+    return True
+
+
 class Drafter(Protocol):
     """Guesses at the reply of one chat, from whatever sources."""
 
     def extend(self, ids: Sequence[int]) -> None:
         """Learn ids that are final."""
 
-    def draft_after(self, tentative_ids: Sequence[int], max_tokens: int) -> Guess:
-        """Guess on after the final ids and these; returns at once."""
+    def draft_after(
+        self, tentative_ids: Sequence[int], max_tokens: int, wanted: Wanted = always
+    ) -> Guess:
+        """Guess on after the final ids and these; returns at once. More than the first guess is
+        made only if that is `wanted`, where making them costs something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +102,14 @@ class CopyDrafter:
         self._suffixes.extend(ids)
         self._suffixes.update_statistics()
 
-    def draft_after(self, tentative_ids: Sequence[int], max_tokens: int) -> Guess:
-        """Guess on after the final ids and these."""
-        guess = self._suffixes.draft_after(tentative_ids, max_tokens)
+    def draft_after(
+        self, tentative_ids: Sequence[int], max_tokens: int, wanted: Wanted = always
+    ) -> Guess:
+        """As Drafter.draft_after: a chain is some eight look-ups, and most begin with a guess that
+        is not wanted."""
+        guess = self._suffixes.draft_after(tentative_ids, 1)
+        if max_tokens > 1 and guess.ids and wanted(self._source, guess.survival[0]):
+            guess = self._suffixes.draft_after(tentative_ids, max_tokens)
         ended = len(guess.ids) < max_tokens
         return Guess(guess.ids, guess.survival, (self._source,) * len(guess.ids), ended=ended)
 
@@ -129,14 +146,16 @@ class CombinedDrafter:
         self._final += ids
         self._own.extend(ids)
 
-    def draft_after(self, tentative_ids: Sequence[int], max_tokens: int) -> Guess:
-        """Guess on after the final ids and these."""
+    def draft_after(
+        self, tentative_ids: Sequence[int], max_tokens: int, wanted: Wanted = always
+    ) -> Guess:
+        """As Drafter.draft_after."""
         guess = self._reported(tentative_ids, max_tokens)
         if guess is not None:
             return guess
         if len(self._final) + len(tentative_ids) < self._own_from:
             return Guess(ended=False)
-        own = self._own.draft_after(tentative_ids, max_tokens)
+        own = self._own.draft_after(tentative_ids, max_tokens, wanted)
         return _sure_part(own) if self._is_kept_up else own
 
     @property

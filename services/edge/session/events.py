@@ -7,7 +7,7 @@ The session decides, the shell (`services/edge/chat/chat.py`) carries actions ou
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from outrider.errors import OutriderError
 from outrider.sampling.params import SamplingParams
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 RawPrompt: TypeAlias = str | tuple[int, ...]
 """A prompt as it is, without a chat template: text, in which the texts of control tokens are these
 tokens, or ids."""
+
+MAX_LEAD: Final = 65_535
+"""Most drafts ahead of the commits that a drafter can be asked for: its messages have two bytes."""
 
 Span: TypeAlias = tuple[int, int]
 """Code points [begin, end) of a reply, from its beginning."""

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Final
 from outrider.errors import InvalidRequestError, MalformedFrameError
 from outrider.sampling.params import SamplingParams
 from outrider.session.client import Committed
-from outrider.session.region import Commit, Draft
+from outrider.session.region import Commit, Draft, Pace
 from outrider.session.types import ScoredToken, Speculation, SpeculationStats, TokenLogprobs
 from services.edge.session.acceptance import Averages
 from services.edge.session.continuity import ModelContinuity
 from services.edge.session.display import Display, DisplayPolicy, ReplyDecoder
-from services.edge.session.draft_chain import DraftChain, DraftLimits, ResolvedCommit
+from services.edge.session.draft_chain import CheckedDrafts, DraftChain, DraftLimits
 from services.edge.session.draft_sources import CombinedDrafter, Drafter, DrafterNeeds
 from services.edge.session.events import (
     Action,
@@ -204,13 +204,13 @@ class ReplyFlow:
 
     def commit(self, commit: Commit, now: float) -> list[Action]:
         """What client and drafter are told. Raises MalformedFrameError for an impossible commit."""
-        resolved = self.chain.commit(commit.epoch, commit.base, commit.accepted, commit.ids)
-        self._learn(commit, resolved, now)
+        ids, checked = self.chain.commit(commit.epoch, commit.base, commit.accepted, commit.ids)
+        self._learn(commit.pace, len(ids), checked, now)
         self.num_lossy += commit.num_lossy
-        text = self._decoder.commit(resolved.ids)
-        self.ids.extend(resolved.ids)
+        text = self._decoder.commit(ids)
+        self.ids.extend(ids)
         ended = self._decoder.finished
-        retract = self.display.confirm(text, resolved.diverged or ended, now, len(resolved.ids))
+        retract = self.display.confirm(text, checked.diverged or ended, now, len(ids))
         if ended:
             self.refresh_at = None
         elif self.controller.lead or self.chain.num_unlearned >= _LEARN_TOKENS:
@@ -218,15 +218,15 @@ class ReplyFlow:
         origin = self.model.committed()
         committed = Committed(
             text,
-            resolved.ids,
+            ids,
             commit.upto,
             origin.identity,
             origin.is_inexact,
-            self._logprobs(commit, resolved.ids),
+            self._logprobs(commit, ids),
         )
         actions: list[Action] = [committed] if retract is None else [retract, committed]
         if self._tells_drafter:
-            actions.append(TellDrafter(resolved.ids, self.controller.lead))
+            actions.append(TellDrafter(ids, self.controller.lead))
         return actions
 
     def _logprobs(self, commit: Commit, ids: tuple[int, ...]) -> tuple[TokenLogprobs, ...]:
@@ -253,22 +253,19 @@ class ReplyFlow:
     def _named(self, token: ScoredToken) -> ScoredToken:
         return token._replace(text=self._token_bytes(token.id))
 
-    def _learn(self, commit: Commit, resolved: ResolvedCommit, now: float) -> None:
-        if commit.pace is not None:
-            self.chain.limit_lead(commit.pace.max_lead)
-        if resolved.outcomes or resolved.ended_at is not None:
-            self.controller.checked(resolved.outcomes, resolved.ended_at)
-        for outcome in resolved.outcomes:
+    def _learn(
+        self, pace: Pace | None, num_tokens: int, checked: CheckedDrafts, now: float
+    ) -> None:
+        if pace is not None:
+            self.chain.limit_lead(pace.max_lead)
+        if checked.outcomes or checked.ended_at is not None:
+            self.controller.checked(checked.outcomes, checked.ended_at)
+        for outcome in checked.outcomes:
             if outcome.decides:
                 self._calibrations.observe(
                     outcome.source, outcome.confidence, outcome.position, outcome.right
                 )
-        self.controller.committed(
-            commit.pace,
-            len(resolved.ids),
-            on_its_own=resolved.on_its_own,
-            now=now,
-        )
+        self.controller.committed(pace, num_tokens, on_its_own=checked.on_its_own, now=now)
 
     def refresh(self, now: float, *, has_region: bool = True) -> list[Action]:
         """Add drafts, upload those not sent yet if there is a region (`has_region`), show those
@@ -349,13 +346,14 @@ class ReplyFlow:
         return replace(draft, echo=self.controller.round_trip.next_echo(now))
 
     def _show(self, now: float) -> ClientEvent | None:
-        if now < self.display.quiet_until and self.chain.ids:
+        chain = self.chain
+        ids = chain.ids
+        if not ids:
+            return None
+        if now < self.display.quiet_until:
             self.refresh_at = self.display.quiet_until
             return None
-        chain = self.chain
-        drafts = self._decoder.draft_text(
-            chain.committed, chain.ids, chain.survival, chain.ends_reply
-        )
+        drafts = self._decoder.draft_text(chain.committed, ids, chain.survival, chain.ends_reply)
         return self.display.show(drafts, now)
 
     def _schedule_refresh(self, at: float) -> None:

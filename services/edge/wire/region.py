@@ -41,7 +41,7 @@ from services.edge.session.events import (
 NOTHING_KNOWN = PromptMemory(0)
 """Of a router that is to get whole prompts."""
 
-RegionInput = RegionOpened | Commit | RegionMoved | RegionDone | RegionFailed
+RegionInput = Commit | RegionOpened | RegionMoved | RegionDone | RegionFailed
 
 
 class RegionCodec:

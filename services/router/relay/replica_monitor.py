@@ -9,7 +9,7 @@ while this process does (outrider.peers.stall_free_clock): its own pauses count 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from outrider.engine_calls import CRASH_KEPT_S, Crash, sessions_in_call
@@ -122,10 +122,6 @@ class ReplicaMonitor:
             return departures + self._leave(others, why)
         self._failover.replica_lost(others, self._loss(replica))
         return departures + [_departure(session, why) for session in others]
-
-    def connected(self, replica: str, process: bytes, crashes: Sequence[Crash], now: float) -> None:
-        """A replica is there again, as this process, and says how those before it crashed."""
-        self._failover.explained(replica, process, crashes, now)
 
     def opened(self, session: RelayedSession, now: float) -> None:
         """A session came. One that resumes after tokens may have crashed a replica that is away."""

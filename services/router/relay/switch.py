@@ -131,7 +131,7 @@ class Switch:
     ) -> None:
         """A replica says which process of it answers, and how those before it crashed: that
         explains its losses. Before `attach_replica`."""
-        self._monitor.connected(replica, process, crashes, now)
+        self._failover.explained(replica, process, crashes, now)
 
     def attach_replica(self, replica: str, outbox: Outbox[Up]) -> int:
         """A replica's stream is up; its number for the other verbs."""

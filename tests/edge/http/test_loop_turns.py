@@ -18,12 +18,6 @@ def turns(uses: LoopUses | None = None, max_connections: int = 1000) -> LoopTurn
     return LoopTurns(LoopUses(HALF) if uses is None else uses, max_connections)
 
 
-def burn(seconds: float) -> None:
-    until = time.thread_time() + seconds
-    while time.thread_time() < until:
-        pass
-
-
 async def test_who_is_alone_goes_on_at_once() -> None:
     queue, meter = turns(), Meter("a")
     turn = queue.take(meter)
@@ -72,47 +66,3 @@ async def test_who_gives_up_waiting_takes_nobodys_turn() -> None:
         await asyncio.gather(*waiting, return_exceptions=True)
     await queue.take(Meter("a"))
     await eventually(lambda: not queue.is_waiting)
-
-
-async def test_work_is_charged_to_who_caused_it_while_it_is_asked_for() -> None:
-    meter, measures = Meter("a"), True
-
-    async def work() -> str:
-        nonlocal measures
-        burn(0.002)
-        await asyncio.sleep(0)
-        burn(0.002)
-        measures = False
-        await asyncio.sleep(0)
-        burn(0.05)
-        return "done"
-
-    assert await meter.run(work(), lambda: measures) == "done"
-    assert 0.004 <= meter.unbilled_s < 0.05
-
-
-async def test_errors_and_cancellation_pass_through_a_meter() -> None:
-    meter, seen = Meter("a"), []
-
-    async def fails() -> None:
-        await asyncio.sleep(0)
-        raise ValueError("no")
-
-    async def waits() -> None:
-        try:
-            await asyncio.get_running_loop().create_future()
-        except asyncio.CancelledError:
-            seen.append("cancelled")
-            raise
-
-    async def run_waits() -> None:
-        await meter.run(waits())
-
-    with pytest.raises(ValueError, match="no"):
-        await meter.run(fails())
-    task = asyncio.create_task(run_waits())
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert seen == ["cancelled"]

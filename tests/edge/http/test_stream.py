@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from outrider.errors import DrainingError, OverloadedError
-from outrider.session.client import Accepted, Committed
+from outrider.session.client import Accepted, Committed, Done
 from outrider.session.types import ScoredToken, TokenLogprobs
 from services.edge.chat.replay import ClientChannel, ReplayCursor
 from services.edge.http.openai_chat import API
@@ -134,3 +135,99 @@ async def test_a_client_that_leaves_drops_what_it_has_not_read() -> None:
     reply.leave(may_return=True)
     assert await reply.next() is not None, "what was written"
     assert await reply.next() is None
+
+
+class Connection:
+    """What a reply is pushed to; while it `is_full`, it takes nothing."""
+
+    def __init__(self, reply: RunningReply) -> None:
+        self.is_full = False
+        self.pushed: list[bytes] = []
+        reply.begin_pushing(self.push)
+
+    def push(self, data: bytes) -> bool:
+        if not self.is_full:
+            self.pushed.append(data)
+        return not self.is_full
+
+
+async def turns(count: int = 3) -> None:
+    """So many of the event loop."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_what_comes_in_one_turn_is_pushed_together_and_wakes_nobody() -> None:
+    reply = RunningReply(planned(API, BODY | {"stream": True}).writer, 2, Somebody(), 1 << 20)
+    connection = Connection(reply)
+    waiting = asyncio.create_task(reply.next())
+    await turns()
+    for stream in reply.streams:
+        for event in chat_of("a word"):
+            if not isinstance(event, Done):
+                stream.tell(event)
+    await turns()
+    (pushed,) = connection.pushed
+    assert texts_of(pushed, 2) == ["a word", "a word"]
+    assert not waiting.done() and not reply._num_unsent_bytes
+    for stream in reply.streams:
+        stream.end()
+    assert await waiting is None
+
+
+async def test_what_a_connection_does_not_take_is_there_for_who_writes_it() -> None:
+    reply = replied(logprobs=False, top_logprobs=None)
+    connection = Connection(reply)
+    connection.is_full = True
+    waiting = asyncio.create_task(reply.next())
+    await turns()
+    for event in chat_of("a word"):
+        reply.streams[0].tell(event)
+    told = await waiting
+    assert told is not None and texts_of(told, 1) == ["a word"] and not connection.pushed
+
+
+async def test_nothing_is_pushed_while_somebody_writes() -> None:
+    reply = replied(logprobs=False, top_logprobs=None)
+    connection = Connection(reply)
+    for event in chat_of("a word"):
+        reply.streams[0].tell(event)
+    await turns()
+    assert not connection.pushed
+    told = await reply.next()
+    assert told is not None and texts_of(told, 1) == ["a word"]
+
+
+async def test_a_client_that_was_away_has_all_in_order_though_the_rest_is_pushed() -> None:
+    reply = replied()
+    connection = Connection(reply)
+    waiting = asyncio.create_task(reply.next())
+    await turns()
+    chat = AwayFrom(reply, 0, 300)
+    sent = b""
+    while (data := await waiting) is not None:
+        sent += b"".join(connection.pushed) + data
+        connection.pushed.clear()
+        waiting = asyncio.create_task(reply.next())
+        await turns()
+        if chat.num_tokens < 400:
+            chat.commit(10)
+        elif not reply.is_over and not reply._catching_up:
+            chat.commit(1)
+            await turns()
+            chat.finish()
+    assert texts_of(sent + b"".join(connection.pushed), 1) == [counted(chat.num_tokens)]
+
+
+async def test_a_stream_is_silent_since_what_was_pushed_last() -> None:
+    reply = replied(logprobs=False, top_logprobs=None)
+    Connection(reply)
+    waiting = asyncio.create_task(reply.next(3600.0))
+    await turns()
+    for event in chat_of("a word"):
+        if not isinstance(event, Done):
+            reply.streams[0].tell(event)
+    await turns()
+    assert not waiting.done()
+    waiting.cancel()
+    assert await reply.next(0.0) == b"", "nothing comes any more"

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from outrider.models.vocabulary import Vocabulary
+from services.edge.http3.application import Application, Receive, Send
 from services.edge.http3.limits import Http3Limits
 from services.edge.http3.messages import Message
-from services.edge.http3.server import Application, Receive, Send
 from tests.edge.http3.client import H3Client, h3_client
 from tests.edge.integration.running import REPLY, Running, running
 

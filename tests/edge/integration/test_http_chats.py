@@ -7,6 +7,7 @@ import asyncio
 import json
 import ssl
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import openai
@@ -20,6 +21,8 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from services.edge.access.identity import TenantConfig
 from services.edge.http.config import HttpConfig
+from services.edge.http.exchange import Exchange
+from services.edge.http.stream import RunningReply
 from tests.edge.http.asking import events_of
 from tests.edge.integration.access_matrix import DOORS, as_bearer
 from tests.edge.integration.chat_routes import (
@@ -71,6 +74,48 @@ async def test_over_http2_and_tls(mesh: Running) -> None:
             assert answer.headers["alt-svc"].startswith(f'h3=":{mesh.ports.main}"')
             assert CHAT.text(answer.json()) == REPLY
         await mesh.settled()
+
+
+@pytest.mark.edge(http=HttpConfig(port=0, tls="on"))
+@pytest.mark.parametrize("version", ["HTTP/1.1", "HTTP/2"])
+async def test_the_tokens_of_a_stream_wake_no_task(
+    version: str, mesh: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for the first: then a task waits for the end, and tokens are pushed past it."""
+    num_writes = 0
+    write = Exchange.write
+
+    async def noted(self: Exchange, data: bytes, *, more: bool) -> None:
+        nonlocal num_writes
+        num_writes += 1
+        await write(self, data, more=more)
+
+    monkeypatch.setattr(Exchange, "write", noted)
+    region = mesh.region
+    region.hold(3)
+    trusted = ssl.create_default_context(cafile=str(mesh.ca))
+    is_second = version == "HTTP/2"
+    had, num_stops = b"", 0
+    async with (
+        plain(mesh, verify=trusted, http2=is_second, http1=not is_second) as client,
+        client.stream("POST", CHAT.path, json=CHAT.streamed) as answer,
+    ):
+        assert answer.http_version == version
+        async for piece in answer.aiter_bytes():
+            had += piece
+            if len(CHAT.text_of(had)) >= region.hold_at and not region.gate.is_set():
+                num_stops += 1
+                (reply,) = mesh.http._door.replies
+                await eventually(partial(_waits, reply))
+                region.gate.set()  # the session goes on...
+                if region.hold_at + 3 < len(REPLY):
+                    region.hold(region.hold_at + 3)  # ...to here
+    assert CHAT.text_of(had) == REPLY and num_stops > 3
+    assert num_writes <= 3, "the first, the last, and what says that it was the last"
+
+
+def _waits(reply: RunningReply) -> bool:
+    return reply._waiter is not None
 
 
 async def test_what_is_asked_for_reaches_the_region(

@@ -7,8 +7,8 @@ from pathlib import Path
 from outrider.models.definitions import ModelSpec
 from outrider.speculation.ngrams import keys
 from services.edge.config import EdgeConfig
+from services.edge.drafter.learnt_binding import learnt_binding
 from services.edge.models.kept_learning import KeptLearning
-from services.edge.models.keys import learnt_binding
 from tests.edge.integration.region import small_vocabulary
 
 GROUP = b"a group whose name lasts"
@@ -21,7 +21,7 @@ def opened(folder: Path, spec: ModelSpec) -> KeptLearning:
     config = EdgeConfig(
         state_dir=folder, model_store=folder, cache_salt_key="a secret of the edges"
     )
-    return KeptLearning(spec, config, WORDS, 2048, None)
+    return KeptLearning(spec, config.model_settings(), WORDS, 2048, None)
 
 
 def teach(learning: KeptLearning, context: int) -> None:

@@ -76,7 +76,7 @@ def served(config: EdgeConfig, metrics: Metrics) -> ServedModel:
     counted = TokenizationMetrics(metrics.registry, lambda: [])
     try:
         model = EdgeModel(ModelSpec("a", "file:/a.gguf"), "none", None)
-        return load_model(model, config, load, ModelLabels(metrics), counted)
+        return load_model(model, config.model_settings(), load, ModelLabels(metrics), counted)
     finally:
         counted.close()
 

@@ -155,9 +155,6 @@ def test_what_a_reset_stream_had_to_send_is_dropped() -> None:
 
 
 def test_it_is_written_for_one_version_of_aioquic(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert aioquic.__version__ == aioquic_shim.AIOQUIC_VERSION, (
-        "look through services/edge/quic/aioquic_shim.py for what the new version does otherwise"
-    )
     aioquic_shim.check_version()
     monkeypatch.setattr(aioquic, "__version__", "1.8.0")
     with pytest.raises(ConfigError, match=r"aioquic 1\.7\.2, not 1\.8\.0"):

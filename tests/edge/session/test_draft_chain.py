@@ -64,7 +64,7 @@ def test_an_epoch_whose_first_frame_could_not_be_sent_never_was() -> None:
     drafts = chain()
     drafts.advance(LEAD)
     drafts.take_unsent()
-    drafts.commit(0, 0, 1, [9])
+    drafts.commit(0, 0, 1, (9,))
     drafts.advance(LEAD)
     frame = drafts.take_unsent()
     assert frame is not None
@@ -85,7 +85,7 @@ def test_a_reply_begins_with_less_likely_drafts() -> None:
     drafts = chain(confidence=0.4, max_lead=8, first_tokens=4)
     assert drafts.advance(LEAD).num_kept == 4
     drafts.take_unsent()
-    drafts.commit(0, 0, 4, [])
+    drafts.commit(0, 0, 4, ())
     drafts.advance(LEAD)
     assert len(drafts.ids) == 1, "0.4 is enough, 0.16 is not"
 
@@ -94,36 +94,36 @@ def test_what_a_commit_says_of_drafts() -> None:
     drafts = chain()
     drafts.advance(LEAD)
     drafts.take_unsent()
-    right = drafts.commit(0, 0, 2, [])
+    _, right = drafts.commit(0, 0, 2, ())
     assert [(o.depth, o.right, o.decides) for o in right.outcomes] == [
         (0, True, True),
         (1, True, True),
     ]
     assert not right.on_its_own
-    wrong = drafts.commit(0, 2, 0, [9])
+    _, wrong = drafts.commit(0, 2, 0, (9,))
     assert [(o.depth, o.right, o.decides) for o in wrong.outcomes] == [
         (2, False, True),
         (3, False, False),
     ]
     assert not wrong.on_its_own, "a draft of ours was in that call, and wrong"
-    assert drafts.commit(0, 3, 0, [4]).on_its_own, "the chain was gone"
+    assert drafts.commit(0, 3, 0, (4,))[1].on_its_own, "the chain was gone"
 
 
 def test_where_the_drafter_had_no_more_to_say_is_told() -> None:
     drafts = chain([1, 2], max_lead=8)
     drafts.advance(LEAD)
-    assert drafts.commit(0, 0, 0, [1]).ended_at is None
-    assert drafts.commit(0, 1, 0, [2, 3]).ended_at == 2
+    assert drafts.commit(0, 0, 0, (1,))[1].ended_at is None
+    assert drafts.commit(0, 1, 0, (2, 3))[1].ended_at == 2
     drafts.advance(LEAD)
-    assert drafts.commit(0, 3, 0, [4]).ended_at is None, "there was no chain"
+    assert drafts.commit(0, 3, 0, (4,))[1].ended_at is None, "there was no chain"
 
 
 def test_a_right_chain_goes_on_in_its_epoch() -> None:
     drafts = chain()
     drafts.advance(LEAD)
     drafts.take_unsent()
-    resolved = drafts.commit(0, 0, 2, [3])
-    assert (resolved.ids, resolved.diverged) == ((1, 2, 3), False)
+    ids, checked = drafts.commit(0, 0, 2, (3,))
+    assert (ids, checked.diverged) == ((1, 2, 3), False)
     assert (drafts.ids, drafts.num_sent) == ((4,), 1)
     drafts.advance(LEAD)
     assert drafts.take_unsent() == Draft(0, 4, (5, 6, 7), continues=True)
@@ -133,8 +133,8 @@ def test_a_divergence_ends_the_epoch() -> None:
     drafts = chain()
     drafts.advance(LEAD)
     drafts.take_unsent()
-    resolved = drafts.commit(0, 0, 1, [20])
-    assert (resolved.ids, resolved.diverged) == ((1, 20), True)
+    ids, checked = drafts.commit(0, 0, 1, (20,))
+    assert (ids, checked.diverged) == ((1, 20), True)
     assert drafts.ids == ()
     drafts.advance(LEAD)
     assert drafts.take_unsent() == Draft(1, 2, (3, 4, 5, 6))
@@ -144,7 +144,7 @@ def test_a_commit_past_the_chain_starts_a_new_epoch_since_frames_must_be_contigu
     drafts = chain()
     drafts.advance(LEAD)
     drafts.take_unsent()
-    assert drafts.commit(0, 0, 4, [5, 6]).diverged is False
+    assert drafts.commit(0, 0, 4, (5, 6))[1].diverged is False
     drafts.advance(LEAD)
     assert drafts.take_unsent() == Draft(1, 6, (7, 8, 9, 10))
 
@@ -152,7 +152,7 @@ def test_a_commit_past_the_chain_starts_a_new_epoch_since_frames_must_be_contigu
 def test_unsent_drafts_that_the_region_found_itself_leave_no_gap_in_an_epoch() -> None:
     drafts = chain(max_lead=4)
     drafts.advance(LEAD)
-    assert drafts.commit(0, 0, 0, [1, 2]).diverged is False
+    assert drafts.commit(0, 0, 0, (1, 2))[1].diverged is False
     assert drafts.take_unsent() == Draft(1, 2, (3, 4))
 
 
@@ -160,7 +160,7 @@ def test_survival_is_counted_from_the_last_commit() -> None:
     drafts = chain(confidence=0.5, max_lead=8)
     drafts.advance(LEAD)
     assert list(drafts.survival) == [0.5, 0.25]
-    drafts.commit(0, 0, 0, [1])
+    drafts.commit(0, 0, 0, (1,))
     assert list(drafts.survival) == [0.5]
     drafts.advance(LEAD)
     assert list(drafts.survival) == [0.5, 0.25]
@@ -203,7 +203,7 @@ def test_drafts_beyond_the_regions_lead_go_up_again_in_the_same_epoch() -> None:
         commit = list(range(len(reply) + 1, len(reply) + 3))
         reply += commit
         num_accepted.append(region.advance(commit))
-        drafts.commit(0, len(reply) - 2, num_accepted[-1], commit[num_accepted[-1] :])
+        drafts.commit(0, len(reply) - 2, num_accepted[-1], tuple(commit[num_accepted[-1] :]))
         drafts.limit_lead(3)
     assert num_accepted == [2] * 12
 
@@ -216,9 +216,9 @@ def test_drafts_are_not_sent_again_once_the_reply_is_past_them() -> None:
     first = drafts.take_unsent()
     assert first is not None and first.ids == tuple(range(1, 9))
     region.receive(Draft(first.epoch, first.base, first.ids, first.continues), [])
-    drafts.commit(0, 0, 2, [])
+    drafts.commit(0, 0, 2, ())
     drafts.limit_lead(3)
-    drafts.commit(0, 2, 6, [9])
+    drafts.commit(0, 2, 6, (9,))
     drafts.advance(LEAD)
     frame = drafts.take_unsent()
     assert frame is not None and (frame.base, frame.ids) == (9, (10, 11, 12))
@@ -265,14 +265,14 @@ def test_an_impossible_commit_is_refused(epoch: int, base: int, accepted: int) -
     drafts.advance(LEAD)
     drafts.take_unsent()
     with pytest.raises(MalformedFrameError):
-        drafts.commit(epoch, base, accepted, [9])
+        drafts.commit(epoch, base, accepted, (9,))
 
 
 def test_drafts_that_were_not_sent_cannot_be_accepted() -> None:
     drafts = chain()
     drafts.advance(LEAD)
     with pytest.raises(MalformedFrameError):
-        drafts.commit(0, 0, 1, [])
+        drafts.commit(0, 0, 1, ())
 
 
 class KeepingRegion:
@@ -325,7 +325,7 @@ def test_against_a_region_that_keeps_every_draft(seed: int) -> None:
             accepted = region.num_accepted(base)
             ids = truth[base + accepted : base + accepted + rng.randint(0, 3)]
             if accepted + len(ids):
-                resolved += drafts.commit(region.epoch, base, accepted, ids).ids
+                resolved += drafts.commit(region.epoch, base, accepted, tuple(ids))[0]
                 assert resolved == truth[: len(resolved)]
                 if rng.random() < 0.2:
                     drafts.limit_lead(rng.randint(1, 8))

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from services.edge.session.draft_sources import PATIENCE_TOKENS, CombinedDrafter, Guess
+from services.edge.session.draft_sources import (
+    PATIENCE_TOKENS,
+    CombinedDrafter,
+    CopyDrafter,
+    Guess,
+    Wanted,
+    always,
+)
 from services.edge.session.events import DrafterReport
 from tests.edge.session.toolkit import ScriptedDrafter
 
@@ -22,7 +29,7 @@ OWN = Guess((21, 22, 23), (0.95, 0.9, 0.5), ("suffix",) * 3)
 class Own(ScriptedDrafter):
     """Always the same guess."""
 
-    def draft_after(self, tentative_ids: object, max_tokens: int) -> Guess:
+    def draft_after(self, tentative_ids: object, max_tokens: int, wanted: Wanted = always) -> Guess:
         return OWN
 
 
@@ -119,3 +126,17 @@ def test_a_hopeless_chain_is_no_division_by_zero() -> None:
     drafter = combined(10)
     drafter.take_report(DrafterReport(1, (11, 12), (0.0, 0.0), ("model", "model")))
     assert drafter.draft_after((11,), 8).survival == (0.0,)
+
+
+def test_behind_a_copy_that_is_not_wanted_no_other_is_looked_for() -> None:
+    drafter = CopyDrafter(64)
+    drafter.extend((1, 2, 3, 4, 5, 1, 2, 3))
+    whole, asked = drafter.draft_after((), 8), list[tuple[str, float]]()
+
+    def noted(source: str, survival: float) -> bool:
+        asked.append((source, survival))
+        return len(asked) > 1
+
+    assert drafter.draft_after((), 8, noted).ids == whole.ids[:1]
+    assert asked == [(whole.sources[0], whole.survival[0])]
+    assert drafter.draft_after((), 8, noted) == whole and len(whole.ids) > 1

@@ -12,7 +12,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
 from outrider.session.types import Speculation
 from services.edge.session.draft_chain import DraftLimits
-from services.edge.session.draft_sources import Guess
+from services.edge.session.draft_sources import Guess, Wanted, always
 from services.edge.session.events import (
     ChatAsked,
     ChatRequest,
@@ -54,7 +54,9 @@ class ScriptedDrafter:
     def extend(self, ids: Sequence[int]) -> None:
         self.learnt.extend(ids)
 
-    def draft_after(self, tentative_ids: Sequence[int], max_tokens: int) -> Guess:
+    def draft_after(
+        self, tentative_ids: Sequence[int], max_tokens: int, wanted: Wanted = always
+    ) -> Guess:
         at = len(self.learnt) - self.prompt_tokens + len(tentative_ids)
         ids = tuple(self.script[at : at + max_tokens])
         survival = tuple(self.confidence ** (n + 1) for n in range(len(ids)))

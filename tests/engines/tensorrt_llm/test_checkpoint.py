@@ -15,7 +15,7 @@ from outrider.engines.tensorrt_llm.config import TensorRtLlmOptions
 from outrider.errors import ConfigError
 from outrider.models.bpe import VocabularyDefinition, pipeline_of
 from outrider.models.vocabulary import Vocabulary
-from services.inference import app
+from services.inference import model
 from services.inference.config import InferenceConfig
 from tests.engines.tensorrt_llm.checkpoint_files import write_checkpoint
 from tests.models.sentencepieces import trained, write_gguf
@@ -164,7 +164,7 @@ def test_a_replica_refuses_another_models_checkpoint_before_it_loads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The vocabulary of `model` alone does not decide: Llama's checkpoint has another."""
-    monkeypatch.setattr(app, "load_vocabulary", lambda *_: SERVED)
+    monkeypatch.setattr(model, "load_vocabulary", lambda *_: SERVED)
     options = TensorRtLlmOptions(model_dir=write_checkpoint(tmp_path))
     with pytest.raises(ConfigError, match="scores 128256 ids, the vocabulary that is served has"):
-        app.load_model(InferenceConfig(engine="tensorrt-llm", trtllm=options))
+        model.load_model(InferenceConfig(engine="tensorrt-llm", trtllm=options))

@@ -24,7 +24,8 @@ from outrider.sampling.reply import ReplyText
 from outrider.telemetry.metrics import Metrics
 from outrider.v1 import common_pb2, inference_pb2_grpc
 from outrider.wire import token_block_to_proto
-from services.inference.app import LoadedModel, Replica, replies_in
+from services.inference.app import Replica
+from services.inference.model import LoadedModel, replies_in
 from tests.inference.harness import Peer, Reply
 from tests.mesh import running_replica
 

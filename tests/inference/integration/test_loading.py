@@ -20,7 +20,7 @@ from outrider.models.store import Artifact, ModelStore
 from outrider.process import Ports
 from outrider.telemetry.config import AdminConfig
 from outrider.testing import eventually, free_tcp_port, leak_check
-from services.inference import app
+from services.inference import app, model
 from services.inference.config import InferenceConfig
 from tests.inference.harness import loaded
 
@@ -49,7 +49,7 @@ async def test_a_replica_stopped_while_it_loads_never_serves(
 ) -> None:
     engine, loading, go_on = FakeEngine(), threading.Event(), threading.Event()
 
-    def load(*_: object) -> app.LoadedModel:
+    def load(*_: object) -> model.LoadedModel:
         loading.set()
         assert go_on.wait(10)
         return loaded(engine)
@@ -103,7 +103,7 @@ def _ready(port: int) -> Any:
 
 def test_an_engine_that_cannot_be_warmed_up_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = FakeEngine(FakeOptions(fail_on_step=1))
-    monkeypatch.setattr(app, "create_engine", lambda config: engine)
+    monkeypatch.setattr(model, "create_engine", lambda config: engine)
     with pytest.raises(EngineError, match="as configured"):
-        app._load_engine(EngineConfig(engine="fake"), 4)
+        model._load_engine(EngineConfig(engine="fake"), 4)
     assert _is_closed(engine)

@@ -16,7 +16,7 @@ from outrider.wire import (
     logprobs_from_proto,
     token_block_to_proto,
 )
-from services.inference.app import LoadedModel
+from services.inference.model import LoadedModel
 from services.inference.reference import ReferenceReply, generate
 from services.inference.scheduler.limits import SchedulerLimits
 from tests.inference.harness import details_of

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Protocol
 
-from services.edge.session.draft_sources import Guess
+from services.edge.session.draft_sources import Guess, Wanted, always
 from tests.edge.session.simulation.circumstances import PROMPT, Circumstances
 
 
@@ -39,7 +39,9 @@ class VirtualDrafter:
         if not kept or not self._chain:
             self._busy_since = None
 
-    def draft_after(self, tentative_ids: Sequence[int], max_tokens: int) -> Guess:
+    def draft_after(
+        self, tentative_ids: Sequence[int], max_tokens: int, wanted: Wanted = always
+    ) -> Guess:
         host, draft_s = self._host, self._host.at.draft_s
         if self._busy_since is None:
             self._busy_since = host.now
