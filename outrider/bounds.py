@@ -17,7 +17,7 @@ from outrider.errors import ConfigError
 
 
 class Bounds(NamedTuple):
-    """Of a number, which is finite in any case."""
+    """The least and most that a finite number may be; `is_open` leaves out the least itself."""
 
     least: float
     most: float = inf
@@ -66,7 +66,7 @@ def check_bounds(settings: object, where: str = "") -> None:
     for name, bounds in _bounds(type(settings)):
         value = getattr(settings, name)
         if value is not None and not bounds.allow(value):
-            raise ConfigError(f"{where}{name} is {value:.15g}: use {bounds}")
+            raise ConfigError(f"{where}{name} is {value:.15g}; use {bounds}")
     for field in dataclasses.fields(settings):  # type: ignore[arg-type]
         value = getattr(settings, field.name)
         if dataclasses.is_dataclass(value):

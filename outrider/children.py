@@ -1,16 +1,16 @@
 """Starts child processes: the one way to do so in a process that may use gRPC.
 
-A child that is made by a plain fork runs fork handlers (pthread_atfork(3)) before it executes its
-program. gRPC registers some, which restart its poller on descriptors that are closed by then: now
-and then the child dies of it, by SIGSEGV or SIGABRT, without a word. uvloop's subprocesses fork,
-and so do `subprocess` with a `preexec_fn`, and `os.fork`. `subprocess` without `preexec_fn` uses
-vfork(2), which runs no handlers. Everything here is built on that, and the linter refuses the rest.
+A child made by a plain fork runs fork handlers (pthread_atfork(3)) before it executes its program.
+gRPC registers some, which restart its poller on descriptors that are closed by then: now and then
+the child dies of SIGSEGV or SIGABRT without a message. uvloop's subprocesses fork, and so do
+`subprocess` with a `preexec_fn`, and `os.fork`. `subprocess` without `preexec_fn` uses vfork(2),
+which runs no handlers. Everything here is built on vfork; the linter refuses the rest.
 
-Where nobody has to await a command's end, `subprocess.run` and `subprocess.Popen` do as well. This
-module adds an end that can be awaited, and what `preexec_fn` is otherwise for: a child that ends
-with its parent, or runs on some cores only. A child like that begins as a small script,
-launch_child.py, which settles this and then executes the command in its own place. It costs the
-start of an interpreter, some 15 ms of the child's time.
+If no task awaits the command's end, use `subprocess.run` or `subprocess.Popen`. This module adds an
+end that can be awaited, and what `preexec_fn` is otherwise for: a child that ends with its parent
+or runs on some cores only. Such a child begins as a small script, launch_child.py, which settles
+this and then executes the command in its own place. That costs the start of an interpreter, some 15
+ms of the child's time.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ChildProcess:
         return self._process.poll()
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Nothing happens if it has ended."""
+        """Send a signal; does nothing if the process has ended."""
         self._process.send_signal(number)
 
     def terminate(self) -> None:
@@ -63,7 +63,8 @@ class ChildProcess:
         self._process.kill()
 
     async def wait(self) -> int:
-        """Its `returncode` once it has ended. Any number of tasks may wait, and be cancelled."""
+        """Wait for the end and return the exit status. Any number of tasks may wait and be
+        cancelled."""
         if self.returncode is None:
             await self._ended()
         return self._process.wait()
@@ -84,7 +85,7 @@ class ChildProcess:
             os.close(descriptor)
 
     def join(self) -> int:
-        """As `wait`, for callers without an event loop."""
+        """Like `wait`, but blocks: for callers without an event loop."""
         return self._process.wait()
 
 
@@ -101,9 +102,9 @@ class PipedProcess(ChildProcess):
         super().__init__(process)
         self._reading = reading
         self.stdin = stdin
-        """What is written here is its input."""
+        """Writes to the child's standard input."""
         self.stdout = stdout
-        """Its output."""
+        """Reads the child's standard output."""
 
     async def finish(self) -> int:
         """Close its input, read the rest of its output, and wait."""
@@ -169,8 +170,8 @@ async def start_piped(
     cores: Collection[int] = (),
     limit_bytes: int = 1 << 16,
 ) -> PipedProcess:
-    """As `start`, with streams at its input and output. `stdout` may send its output elsewhere;
-    the stream is at its end then. `limit_bytes`: of a line of output."""
+    """Like `start`, with streams connected to the child's input and output. If `stdout` sends the
+    output elsewhere, the output stream is at its end. `limit_bytes`: longest line of output."""
     process = start(
         command,
         stdin=subprocess.PIPE,

@@ -28,7 +28,8 @@ from outrider.errors import ConfigError
 T = TypeVar("T")
 
 MIN_MESSAGE_BYTES: Final = 64 * 1024
-"""Least limit of the size of a received gRPC message. Frames larger than half of it go alone."""
+"""Least limit for the size of a received gRPC message. Frames larger than half of it travel in a
+message of their own."""
 
 _BOOLS = {"true": True, "1": True, "yes": True, "on": True}
 _BOOLS |= {"false": False, "0": False, "no": False, "off": False}
@@ -54,7 +55,7 @@ def load(
         where = f"{file} [{section}] {key}"
         values[key] = _convert(value, _kind(kinds, key, where), where)
     entries: dict[str, dict[str, object]] = {}
-    """Of tables that are fields, by field."""
+    """Values of nested tables, by field and key."""
     for key, text in _environment(section, os.environ if environ is None else environ).items():
         where = f"environment variable OUTRIDER_{section.upper()}_{key.upper()}"
         if (table := _table_key(kinds, key, "_")) is not None:
@@ -102,14 +103,14 @@ def check_message_bytes(num_bytes: int) -> None:
     """Raises ConfigError for a limit of received messages that peers do not know to keep."""
     if num_bytes < MIN_MESSAGE_BYTES:
         raise ConfigError(
-            f"max_message_bytes is {num_bytes}: set it to {MIN_MESSAGE_BYTES} or more, as peers "
+            f"max_message_bytes is {num_bytes}; set it to {MIN_MESSAGE_BYTES} or more, as peers "
             "put that much into one message"
         )
 
 
 def toml_literal(value: object) -> str:
-    """A value as it stands behind the `=` in a TOML file; whatever is no number, boolean, list or
-    table, as text."""
+    """A value as written behind the `=` in a TOML file. Anything but a number, boolean, list or
+    table becomes a string."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
@@ -153,7 +154,7 @@ class _TableKey(NamedTuple):
     """A key of a table that is itself a field."""
 
     name: str
-    """Of the field."""
+    """Name of the field that is the table."""
     kind: type[object]
     key: str
 

@@ -72,16 +72,16 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Update(Generic[C]):
-    """What a service is to run with from now on."""
+    """The configuration and models that a service is to run with from now on."""
 
     config: C
     """The running configuration with the live keys of the file; its other keys are as before."""
     catalog: ModelCatalog
     """The definitions of models as they are now."""
     changed_keys: frozenset[str]
-    """The live keys whose values differ from what ran before."""
+    """Live keys whose values differ from what ran before."""
     changed_models: frozenset[str]
-    """Names of models that were defined, or removed, or whose definitions differ."""
+    """Names of models that were added, removed or defined differently."""
 
 
 # --- what differs: pure ---
@@ -97,7 +97,7 @@ class Changes(NamedTuple):
 
 
 def compared(running: C, new: C, live_keys: Collection[str]) -> Changes:
-    """What of `new` differs from `running`, two objects of one dataclass."""
+    """The fields in which `new` differs from `running`; both are of one dataclass."""
     changed = _changed_fields(running, new)
     live = frozenset(name for name in changed if name in live_keys)
     restart = [
@@ -110,7 +110,7 @@ def compared(running: C, new: C, live_keys: Collection[str]) -> Changes:
 
 
 def changed_models(running: ModelCatalog, new: ModelCatalog) -> frozenset[str]:
-    """Names whose definitions differ."""
+    """Names of models that were added, removed or defined differently."""
     before = {spec.name: spec for spec in running}
     after = {spec.name: spec for spec in new}
     return frozenset(
@@ -126,7 +126,7 @@ def _changed_fields(running: object, new: object) -> list[str]:
 
 
 def _changed_keys(name: str, running: object, new: object) -> list[str]:
-    """The key itself, or those of a table that differ in it."""
+    """`name` itself, or for a table the keys in it that differ."""
     if type(running) is not type(new) or not dataclasses.is_dataclass(running):
         return [name]
     return [
@@ -140,23 +140,24 @@ def _changed_keys(name: str, running: object, new: object) -> list[str]:
 
 
 class Configured(NamedTuple, Generic[C]):
-    """What is read at one time."""
+    """A configuration and the models defined beside it, from one reading of the file."""
 
     config: C
     catalog: ModelCatalog
 
 
 class Verdict(NamedTuple):
-    """What became of the file's contents when they were read last."""
+    """Result of the last reading of the file."""
 
     sha256: str
-    """Of the contents, hexadecimal; "": they could not be read."""
+    """SHA-256 of the file's contents, hexadecimal; "" if they could not be read."""
     refused: str
     """Why nothing of them counts; "": they are applied, as far as they can be."""
 
 
 class ConfigSource(Generic[C]):
-    """Where a service's configuration comes from; it can be read again and again."""
+    """Sources of a service's configuration (defaults, file, environment, flags), which can be read
+    again at any time."""
 
     def __init__(
         self,
@@ -168,8 +169,9 @@ class ConfigSource(Generic[C]):
         environ: Mapping[str, str] | None = None,
         with_models: bool = True,
     ) -> None:
-        """As `outrider.config.load`. `with_models`: whether the service looks up definitions of
-        models; otherwise [models.NAME] tables are not read, and the catalog is the shipped one."""
+        """`cls`, `section`, `flags` and `environ` are those of `outrider.config.load`.
+        `with_models`: whether to read the [models.NAME] tables; otherwise the catalog is the
+        shipped one."""
         self.file = file
         self._cls = cls
         self._section = section
@@ -178,7 +180,7 @@ class ConfigSource(Generic[C]):
         self._with_models = with_models
         self._asked = asyncio.Event()
         self.verdict: Verdict | None = None
-        """By who follows the file; None: it was not read since the start."""
+        """Set by the task that follows the file; None until its first reading after the start."""
 
     def read(self) -> Configured[C]:
         """The configuration and the catalog as they are now; blocks. Raises ConfigError."""
@@ -191,11 +193,11 @@ class ConfigSource(Generic[C]):
         return Configured(config, load_catalog(self.file, environ))
 
     def read_at_once(self) -> None:
-        """Whoever follows the file reads it now, whether it has changed or not."""
+        """Have the task that follows the file read it now, changed or not."""
         self._asked.set()
 
     async def asked(self, timeout_s: float) -> bool:
-        """Wait to be told to read at once; False if nobody has, within the time."""
+        """Wait at most `timeout_s` for `read_at_once` to be called; return whether it was."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._asked.wait()
@@ -238,7 +240,7 @@ async def following(
 
 
 class _Look(NamedTuple):
-    """One look at the file: equal looks mean that nobody has touched it in between."""
+    """The file's metadata at one moment: equal looks mean that it was not touched in between."""
 
     device: int
     inode: int
@@ -258,7 +260,8 @@ def _look(path: Path) -> _Look:
 
 
 def _digest(path: Path) -> bytes:
-    """Of the contents; of nothing if they cannot be read, which `ConfigSource.read` explains."""
+    """SHA-256 of the file's contents, empty contents if they cannot be read; `ConfigSource.read`
+    reports why."""
     try:
         return hashlib.sha256(path.read_bytes()).digest()
     except OSError:
@@ -282,12 +285,12 @@ class _Follower(Generic[C]):
         self._fixed_models = fixed_models
         self._apply = apply
         self._last_read = running
-        """As the file was last, including what waits for a restart."""
+        """The last valid contents of the file, including changes that wait for a restart."""
         self._look = _MISSING
         self._look_read: _Look | None = None
         """The look after which the file was read."""
         self._digest: bytes | None = None
-        """Of the contents that were read."""
+        """SHA-256 of the contents that were read."""
 
     async def run(self, poll_s: float) -> None:
         """For ever."""
@@ -351,8 +354,8 @@ class _Follower(Generic[C]):
         )
 
     def _log_restarts(self, keys: tuple[str, ...], new: Configured[C]) -> None:
-        """Those that have changed since the file was last read: `keys` of the configuration, and
-        definitions that are fixed."""
+        """Log `keys` of the configuration and definitions of fixed models that changed since the
+        last reading."""
         last = self._last_read
         since = set(compared(last.config, new.config, ()).restart)
         told = [key for key in keys if key in since]

@@ -30,19 +30,19 @@ def is_secret(key: str) -> bool:
 
 
 def defaults_text(cls: type[object], section: str) -> str:
-    """All keys of table `[section]`, each behind a comment that says what it is for; those without
-    a value are commented out."""
+    """All keys of table `[section]`, each behind a comment that explains it. Keys without a default
+    are commented out."""
     return "\n".join(_lines(cls, None, section, explained=True))
 
 
 def effective_text(config: object, section: str) -> str:
-    """All values of `config`; those that are not the default say so."""
+    """All values of `config`; a comment marks those that are not the default."""
     return "\n".join(_lines(type(config), config, section, explained=False))
 
 
 def changed_values(config: object) -> dict[str, object]:
-    """Values that are not the default, by `key` or `table.key`, for a log line. Of a secret it is
-    said that it is set, of a list of tables how many there are."""
+    """Values that are not the default, by `key` or `table.key`, for a log line. A secret is shown
+    as set, a list of tables by its length."""
     found: dict[str, object] = {}
     for field in dataclasses.fields(config):  # type: ignore[arg-type]
         value, default = getattr(config, field.name), _default(field)
@@ -61,7 +61,7 @@ def changed_values(config: object) -> dict[str, object]:
 
 
 def _lines(cls: type[Any], config: object, section: str, *, explained: bool) -> Iterator[str]:
-    """Of one table, then of the tables in it; `config` None: of the defaults."""
+    """Lines of one table, then of the tables in it; with `config` None they show the defaults."""
     kinds, about = typing.get_type_hints(cls), _explanations(cls)
     tables, lists = [], []
     yield f"[{section}]"

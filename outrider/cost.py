@@ -17,7 +17,7 @@ class Cost:
     amount_nanos: int
     """Billionths of the currency."""
     currency: str
-    """As the operator names it, e.g. USD."""
+    """The operator's name for it, for example USD."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.amount_nanos <= MAX_AMOUNT_NANOS:
@@ -26,7 +26,7 @@ class Cost:
             raise ValueError(f"a currency called {self.currency[: 2 * MAX_CURRENCY_CHARS]!r}")
 
     def __str__(self) -> str:
-        """All of its decimals, two at least: `0.00042 USD`."""
+        """The amount with all its decimals, at least two: `0.00042 USD`."""
         whole, nanos = divmod(self.amount_nanos, NANOS)
         decimals = f"{nanos:09d}".rstrip("0").ljust(2, "0")
         return f"{whole}.{decimals} {self.currency}"

@@ -17,12 +17,12 @@ MAX_CALL_REQUESTS: Final = 256
 MAX_CRASHES: Final = 16
 """Crashes that a replica reports."""
 CRASH_KEPT_S: Final = 600.0
-"""For which a crash is reported, and counts against the requests in it."""
+"""How long a crash is reported and counts against the requests in it."""
 MAX_PROCESS_BYTES: Final = 16
-"""Of a process's name."""
+"""Longest name of a process."""
 SESSIONS_IN_CALL: Final = "sessions_in_call"
-"""Metadata of an EngineError: so many sessions were in the call that failed, this one among them.
-Without it the failure says nothing of the session."""
+"""Metadata key of an EngineError: how many sessions were in the call that failed, this one
+included. Without it, the session is not to blame."""
 
 
 class EngineCall(NamedTuple):
@@ -33,11 +33,11 @@ class EngineCall(NamedTuple):
     num_sessions: int = 0
     """All sessions in it."""
     duration_ms: float = 0.0
-    """Of a call that runs: so far, without the time for which the process stalled."""
+    """Duration, or time so far if the call still runs; stalls of the process are left out."""
 
     @property
     def is_single(self) -> bool:
-        """Whether one session alone was in it."""
+        """Whether the call had exactly one session."""
         return self.num_sessions == 1
 
 
@@ -46,7 +46,7 @@ class Crash(NamedTuple):
     SIGFPE, SIGILL). A process that was stopped, or killed from outside, did not crash."""
 
     process: bytes
-    """Its name: random bytes."""
+    """The process's name: random bytes."""
     call: EngineCall
     """The one that it was in."""
 
@@ -58,6 +58,7 @@ def request_key(tenant: str, request_id: str) -> int:
 
 
 def sessions_in_call(error: OutriderError) -> int:
-    """How many sessions were in the engine call that an error tells of; 0: it tells of none."""
+    """How many sessions were in the engine call that failed; 0 if the error has no such
+    metadata."""
     told = error.metadata.get(SESSIONS_IN_CALL, "")
     return int(told) if told.isascii() and told.isdigit() and len(told) < 6 else 0

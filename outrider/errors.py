@@ -70,8 +70,9 @@ class OutriderError(Exception):
         self.metadata: dict[str, str] = dict(metadata or {})
 
     def bare(self) -> Self:
-        """This error without the way it came: for who keeps it. The frames of its traceback keep
-        all that they worked on, and who keeps the error is among that, as a rule."""
+        """Drop traceback, cause and context, and return the error. For code that keeps an error:
+        the frames of its traceback often hold the keeper itself, which would be a reference
+        cycle."""
         self.__cause__ = self.__context__ = None
         return self.with_traceback(None)
 
@@ -91,7 +92,7 @@ class InvalidSamplingError(InvalidRequestError):
 
 
 class EmptyPromptError(InvalidRequestError):
-    """There is nothing to answer."""
+    """The prompt is empty."""
 
     reason = "EMPTY_PROMPT"
 
@@ -160,7 +161,7 @@ class SlowRequestError(InvalidRequestError):
 
 
 class UnknownRouteError(OutriderError):
-    """There is nothing at this path."""
+    """No resource has this path."""
 
     grpc_code = "NOT_FOUND"
     http_status = 404
@@ -168,7 +169,7 @@ class UnknownRouteError(OutriderError):
 
 
 class MethodNotAllowedError(OutriderError):
-    """What is at this path takes other methods."""
+    """The resource does not support the request's method."""
 
     grpc_code = "INVALID_ARGUMENT"
     http_status = 405
@@ -176,7 +177,7 @@ class MethodNotAllowedError(OutriderError):
 
 
 class UnauthenticatedError(OutriderError):
-    """Nobody knows who the caller is: no credential or certificate, or none that is good here."""
+    """The caller sent no valid credential or certificate."""
 
     grpc_code = "UNAUTHENTICATED"
     http_status = 401
@@ -184,7 +185,7 @@ class UnauthenticatedError(OutriderError):
 
 
 class PermissionDeniedError(OutriderError):
-    """The credential does not allow this; the message says what it does allow."""
+    """The credential does not allow this request; the message lists what it allows."""
 
     grpc_code = "PERMISSION_DENIED"
     http_status = 403
@@ -200,7 +201,7 @@ class UnknownModelError(OutriderError):
 
 
 class UnknownChatError(OutriderError):
-    """There is no such chat to go on with, not any more; send the whole request."""
+    """The chat does not exist or was dropped, so it cannot be resumed; send the whole request."""
 
     grpc_code = "NOT_FOUND"
     http_status = 404
@@ -232,7 +233,7 @@ class DuplicateSessionError(OutriderError):
 
 
 class OverloadedError(OutriderError):
-    """No capacity now; `retry_delay_ms` says when to come back."""
+    """No capacity at present; retry after `retry_delay_ms`."""
 
     grpc_code = "RESOURCE_EXHAUSTED"
     http_status = 429
@@ -240,8 +241,8 @@ class OverloadedError(OutriderError):
 
 
 class RateLimitedError(OverloadedError):
-    """The tenant has used up what it may use in this time; `metadata` says of what: `limited`
-    (requests, input_tokens, output_tokens, sessions), `limit`, `remaining` and `reset_ms`."""
+    """The tenant has reached a limit of this period. `metadata` names it: `limited` (requests,
+    input_tokens, output_tokens, sessions), `limit`, `remaining` and `reset_ms`."""
 
     reason = "RATE_LIMITED"
 
@@ -314,14 +315,14 @@ class PoisonousRequestError(OutriderError):
 
 
 class PeerFaultError(OutriderError):
-    """A service behind this one answered what it must not; who asked is not to blame."""
+    """A service behind this one sent an invalid answer; the caller's request was not at fault."""
 
     http_status = 502
     reason = "PEER_FAULT"
 
     @classmethod
     def of(cls, error: OutriderError) -> PeerFaultError:
-        """For what a service's answer was refused with."""
+        """From the error that the service's answer was refused with."""
         return cls(error.message, metadata=error.metadata)
 
 
@@ -334,17 +335,17 @@ class ConfigError(OutriderError):
 
 
 class InsufficientMemoryError(ConfigError):
-    """What is configured does not fit into the memory that is free now; later it may."""
+    """The configuration needs more memory than is free now; it may fit later."""
 
     grpc_code = "RESOURCE_EXHAUSTED"
     http_status = 503
     reason = "INSUFFICIENT_MEMORY"
     needed_bytes: int = 0
-    """What would have to be free; 0: not said."""
+    """Memory that has to be free, in bytes; 0: unknown."""
 
     @classmethod
     def of(cls, needed_bytes: int, message: str) -> InsufficientMemoryError:
-        """With what would have to be free."""
+        """An error that carries the number of bytes needed."""
         error = cls(message)
         error.needed_bytes = needed_bytes
         return error

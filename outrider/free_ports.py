@@ -17,18 +17,18 @@ from typing import Final
 _LOWEST: Final = 20_000
 """Below are the ports that services are known by."""
 _IANA_EPHEMERAL: Final = (49_152, 65_535)
-"""RFC 6335, section 6: where the system does not tell its own."""
+"""RFC 6335, section 6: used if the system does not report its range."""
 _ATTEMPTS: Final = 200
 _SETTINGS: Final = Path("/proc/sys/net/ipv4")
 
 _random = random.SystemRandom()
 _kept: list[socket.socket] = []
-"""Marks of what this process keeps, until it ends."""
+"""Sockets that reserve ports for this process until it ends."""
 
 
 def free_tcp_port(host: str = "127.0.0.1") -> int:
-    """A TCP port on which nobody listens. As long as this process lives, neither outgoing
-    connections nor others that call this function take it. Raises OSError if there is none."""
+    """A TCP port that no process listens on. While this process lives, neither outgoing connections
+    nor other callers of this function take it. Raises OSError if no port is left."""
     return _keep(host, socket.SOCK_STREAM)
 
 
@@ -47,7 +47,7 @@ def candidates(ephemeral: tuple[int, int], reserved: Iterable[range] = ()) -> li
 
 
 def port_ranges(text: str) -> list[range]:
-    """What `ip_local_reserved_ports` says, such as "8080,9000-9010\\n"."""
+    """Port ranges in the format of `ip_local_reserved_ports`, such as "8080,9000-9010"."""
     found = []
     for part in text.strip().split(","):
         if part:

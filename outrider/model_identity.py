@@ -1,8 +1,8 @@
-"""What a replica computes, as one value: who may go on with whose reply. Pure.
+"""What a replica computes, as one value: replicas of equal identity continue each other's replies.
+Pure.
 
-Two replicas give the same text where weights, vocabulary, engine, precision and rounding are the
-same. The digest of all of these is the replica's model identity. Everybody else compares it and
-never looks inside.
+Two replicas give the same text if weights, vocabulary, engine, precision and rounding are the same.
+The digest of all of these is the replica's model identity. All other code only compares it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def model_identity(
     exact: bool,
     fingerprint: bytes,
 ) -> bytes:
-    """SHA-256 of all that the text of a replica depends on, besides the request.
+    """SHA-256 of everything besides the request that the text of a replica depends on.
 
-    `weights_sha256` is of the model file, hexadecimal; `fingerprint` is of the numbers computed
-    with it (EngineInfo) and says what the others cannot: the CPU's kernels, a converted model that
-    was changed on disk.
+    `weights_sha256` is of the model file, hexadecimal. `fingerprint` is of numbers computed with
+    the model (EngineInfo); it covers what the other arguments do not: the CPU's kernels, and a
+    converted model that was changed on disk.
     """
     digest = hashlib.sha256()
     parts = (

@@ -29,7 +29,7 @@ class Ports:
     http: int = 0
     """HTTP for clients (TCP), on an edge that serves it; 0: none."""
     num_main: int = 1
-    """So many ports from `main` on: one for each process of a router."""
+    """Number of consecutive ports from `main` on: one for each process of a router."""
 
 
 class Serve(Protocol[C]):
@@ -100,25 +100,25 @@ async def _run(
 
 
 GC_THRESHOLDS: Final = (20_000, 20, 20)
-"""Of gc.set_threshold. Cycles that are garbage are found after some 8 million objects at the
-latest, of which a connection has some hundreds; nearly all that ends is freed without."""
+"""Arguments of gc.set_threshold. Garbage in cycles is found after at most some 8 million objects; a
+connection has some hundreds of them, and nearly all are freed by reference counting."""
 
 
 def settle() -> None:
-    """What a service has loaded stays: full collections need not look at it any more, which would
-    hold its event loop for 50 to 100 ms each time. All collections are rarer, too: with thousands
-    of connections open they took much of an edge's time, and held its loop for a second."""
+    """Exempt all that a service has loaded from garbage collection, and make collections rarer. A
+    full collection would hold the event loop for 50 to 100 ms each time; with thousands of
+    connections open, collections took much of an edge's time and held its loop for a second."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
 
 
 PARENT_ENDED = signal.SIGINT
-"""What a process with `has_parent` is sent when that has ended; it has no terminal, and nobody else
-who sends it."""
+"""Signal that a process with `has_parent` gets when its parent has ended; it has no terminal, so no
+one else sends it."""
 
 PARENT_VARIABLE: Final = "OUTRIDER_HAS_PARENT"
-"""Environment variable of a service that is to run with `has_parent`; its parent alone sets it."""
+"""Environment variable, set only by a parent, for a service that is to run with `has_parent`."""
 
 
 def was_told_of_parent() -> bool:
@@ -134,7 +134,7 @@ def write_ports(path: Path, ports: Ports) -> None:
 
 
 def read_ports(path: Path) -> Ports | None:
-    """What `write_ports` published, or None while it has not."""
+    """Ports published by `write_ports`; None until then."""
     try:
         return Ports(**json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:

@@ -1,6 +1,5 @@
-"""Where a Redis is and how to log in, for every service that uses one: tokenizers' shared texts,
-edges' shared limits, replicas' prefixes. Needs no Redis client.
-"""
+"""Address and login of a Redis, for every service that uses one: tokenizers' shared texts, edges'
+shared limits, replicas' prefixes. Needs no Redis client."""
 
 from __future__ import annotations
 
@@ -14,13 +13,13 @@ from urllib.parse import urlsplit
 from outrider.errors import ConfigError
 
 MIN_KEY_CHARS: Final = 32
-"""Of the secret that seals entries: whoever can read the Redis can try keys offline, without
-limit."""
+"""Least length of the secret that seals entries: anyone who can read the Redis can try keys
+offline, without limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class RedisAddress:
-    """Where Redis is, and as which user to log in."""
+    """Address of a Redis, and the user to log in as."""
 
     url: str
     """redis://HOST:PORT/DATABASE, or rediss:// over TLS; without secrets and options."""
@@ -28,7 +27,7 @@ class RedisAddress:
     """User of its access control lists (ACL); "": its default user."""
     password: str = field(default="", repr=False)
     ca: Path | None = None
-    """CA certificates for its own, in PEM; None: those of this machine."""
+    """CA certificates to accept for the Redis, in PEM; None: those of this machine."""
 
     @property
     def is_tls(self) -> bool:
@@ -45,19 +44,19 @@ class RedisAddress:
             raise ValueError("use redis://HOST:PORT/DATABASE, or rediss:// for TLS")
         if parts.username is not None or parts.password is not None:
             raise ValueError(
-                "it holds a user or a password, which would be logged: set user, and password or "
+                "it holds a user or a password, which would be logged; set user, and password or "
                 "password_file, of the same table"
             )
         if parts.query or parts.fragment:
-            raise ValueError("it has options: only host, port and database are taken")
+            raise ValueError("it has options; only host, port and database are taken")
         if parts.scheme == "redis" and self.ca is not None:
-            raise ValueError("there is a CA, but no TLS: use rediss://")
+            raise ValueError("a CA is set, but the URL has no TLS; use rediss://")
         if parts.scheme == "redis" and self.password and not _is_loopback(host):
-            raise ValueError("the password would go over the network as it is: use rediss://")
+            raise ValueError("the password would cross the network unencrypted; use rediss://")
 
     def options(self, timeout_s: float, connect_timeout_s: float) -> dict[str, Any]:
-        """Of `from_url` of either client, redis.Redis or redis.asyncio.Redis: the user, times, and
-        TLS with a certificate that has to be valid for the host of the URL."""
+        """Arguments of `from_url` of redis.Redis and redis.asyncio.Redis: user, timeouts, and TLS
+        with a certificate that must be valid for the URL's host."""
         options: dict[str, Any] = {
             "username": self.user or None,
             "password": self.password or None,
@@ -86,18 +85,18 @@ def secret(value: str, file: Path | None, where: str) -> str:
 
 
 def sealing_key(value: str, file: Path | None, where: str) -> str:
-    """As `secret`, of a key that seals entries. Raises ConfigError for a short one too."""
+    """Like `secret`, for a key that seals entries. Raises ConfigError also if it is too short."""
     key = secret(value, file, where)
     if len(key) < MIN_KEY_CHARS:
         raise ConfigError(
-            f"{where} has {len(key)} characters: make one of {MIN_KEY_CHARS} or more, for example "
+            f"{where} has {len(key)} characters; make one of {MIN_KEY_CHARS} or more, for example "
             "with `openssl rand -hex 32`"
         )
     return key
 
 
 def needs_client(where: str) -> ConfigError:
-    """What to say where the setting `where` needs a client that is not installed."""
+    """The error for a setting that needs the Redis client, which is not installed."""
     return ConfigError(f"{where} needs the Redis client: pip install 'outrider[redis]'")
 
 

@@ -1,5 +1,5 @@
-"""Static prefixes: what an operator says that many chats begin with. Their settings, and their
-token ids (pure)."""
+"""Static prefixes: beginnings of prompts that the operator knows many chats share. Their settings
+and their token ids (pure)."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ class PrefixMessage:
 
 @dataclass(frozen=True, slots=True)
 class StaticPrefixConfig:
-    """What many chats begin with: computed before it is wanted, and kept (`[[inference.prefixes]]`,
+    """A beginning of prompts that is computed ahead of time and kept (`[[inference.prefixes]]`,
     `[[edge.prefixes]]`)."""
 
     name: str
     """Unique; shown by `outrider prefixes`."""
     tenants: tuple[str, ...] = ()
-    """Whose chats may use it, by name; ["*"] is everybody. It has to be said: such a chat is told
-    by its cached_tokens, and by how soon it begins, that it begins with this prefix."""
+    """Names of the tenants whose chats may use it; ["*"] is all. Required, because such a chat
+    reveals that it begins with this prefix, by its cached_tokens and by its time to first token."""
     system: str = ""
     """A system prompt."""
     messages: tuple[PrefixMessage, ...] = ()
-    """Or the first messages of a chat. If the last one is the user's, chats go on in it."""
+    """Alternatively, the first messages of a chat. If the last one is the user's, chats continue
+    inside it."""
     model: str = ""
     """Only for this model; empty: for any."""
 
@@ -44,8 +45,8 @@ class StaticPrefixConfig:
         check_label(self.name, "a prefix's name")
         if not self.tenants:
             raise ConfigError(
-                f"prefix {self.name} has no tenants: name those whose chats may use it, or "
-                '["*"] for everybody. Who may use it can find out that it is registered'
+                f'prefix {self.name} has no tenants: name those whose chats may use it, or ["*"] '
+                "for all (they can find out that the prefix is registered)"
             )
         check_listed(self.tenants, f"tenants of prefix {self.name}")
         if bool(self.system) == bool(self.messages):
@@ -60,15 +61,15 @@ class StaticPrefixConfig:
 def check_prefixes(prefixes: Sequence[StaticPrefixConfig]) -> None:
     """Raises ConfigError for two of one name and model, and for too many."""
     if len(prefixes) > MAX_PREFIXES:
-        raise ConfigError(f"there are {len(prefixes)} prefixes: give at most {MAX_PREFIXES}")
+        raise ConfigError(f"there are {len(prefixes)} prefixes; give at most {MAX_PREFIXES}")
     names = [(prefix.name, prefix.model) for prefix in prefixes]
     for name, model in names:
         if names.count((name, model)) > 1:
-            raise ConfigError(f"prefix {name} is there twice: give each a name of its own")
+            raise ConfigError(f"prefix {name} is defined twice; give each a name of its own")
 
 
 _PROBES: Final = ("Hello", "1")
-"""What a user may go on with: what the prompts of both have in common is the prefix."""
+"""Two different continuations of a user's message; the prefix is what the two prompts share."""
 
 
 class Templates(Protocol):
@@ -78,8 +79,8 @@ class Templates(Protocol):
 
 
 def prefix_ids(config: StaticPrefixConfig, templates: Templates) -> tuple[int, ...]:
-    """What all chats begin with that begin with these messages. A last message of the user goes
-    on, or the user says something after it."""
+    """Token ids shared by all chats that begin with these messages. If the last message is the
+    user's, their text may continue it; otherwise a user message follows."""
     messages = [Message(message.role, message.content) for message in config.all_messages]
     head, begun = messages, ""
     if messages[-1].role == "user":

@@ -1,4 +1,4 @@
-"""For tests of Outrider and of what is built on it: virtual time, free ports, leak checks."""
+"""Helps to test Outrider and what is built on it: virtual time, free ports, leak checks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["FakeClock", "eventually", "free_tcp_port", "free_udp_port", "leak_ch
 
 
 class FakeClock:
-    """A clock that moves only when told to; call it for the time in seconds."""
+    """A clock that moves only by `advance`; call it for the time in seconds."""
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now
@@ -39,14 +39,15 @@ async def eventually(condition: Callable[[], bool], *, timeout_s: float = 60.0) 
 
 
 def _told(task: asyncio.Task[Any]) -> str:
-    """What a task runs; the coroutines of extension modules say no more than their address."""
+    """Description of a task's coroutine; for those of extension modules only an address is
+    known."""
     coroutine = task.get_coro()
     return f"{getattr(coroutine, '__qualname__', '')} {coroutine!r}"
 
 
 _AWAITS_CALL = "AioServer._request_"
-"""Of a gRPC server, which has another one after each call that came; it has tasks besides that stay
-the same for as long as it runs."""
+"""Prefix of the task with which a gRPC server awaits its next call; it starts a new one after each
+call, while the server's other tasks stay the same."""
 
 
 @asynccontextmanager

@@ -1,8 +1,8 @@
-"""When this process wakes up for what can wait: at the same times for all of it.
+"""Common wake-up times for all timers of this process that need no exact time.
 
-A wake-up costs an idle process more than most of what it does then: a switch there and back, and
-cold caches. So timers that need no exact time are due together, as with `round_jiffies` of Linux
-and `AccuracySec=` of systemd.timer(5). Processes of one machine are out of step with one another.
+Most timers do less work than it costs an idle process to wake up: a switch there and back, and cold
+caches. So such timers are due together, as with `round_jiffies` of Linux and `AccuracySec=` of
+systemd.timer(5). Processes of one machine are out of step with one another.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import random
 from typing import Final
 
 INTERVAL_S: Final = 0.1
-"""Of what is to share its wake-ups."""
+"""Time between shared wake-ups."""
 _EARLY: Final = 0.25
 """A timer that is called by this share of an interval too early is called in time."""
 PHASE: Final = random.random()
@@ -20,6 +20,6 @@ PHASE: Final = random.random()
 
 
 def next_wake_up(now: float, interval_s: float = INTERVAL_S, phase: float = PHASE) -> float:
-    """The next of a process's times, which are `interval_s` apart on the clock of `now`: 0.25 to
-    1.25 intervals ahead, and one interval for who just woke up at such a time. Pure."""
+    """The next shared wake-up on the clock of `now`; they are `interval_s` apart. 0.25 to 1.25
+    intervals ahead; exactly one interval if `now` is such a time. Pure."""
     return (math.floor(now / interval_s - phase + _EARLY) + 1 + phase) * interval_s

@@ -40,7 +40,7 @@ DEFAULT_MAX_TOKENS = 256
 MAX_MESSAGE_CHARS = 1024
 """Longer messages of errors are cut: a trailer has to fit gRPC's 8 KiB of metadata."""
 MAX_AT_ONCE_INPUTS = 32
-"""Of a request for vectors that comes in one message."""
+"""Most inputs of an embedding request that is sent as one message."""
 MAX_METADATA = 16
 MAX_METADATA_CHARS = 128
 MAX_RETRY_DELAY_MS = 600_000
@@ -156,8 +156,8 @@ def message_to_proto(message: Message) -> common_pb2.ChatMessage:
 
 
 def message_from_proto(message: common_pb2.ChatMessage) -> Message:
-    """Nothing is checked (outrider.models.chat.check_messages) but the number of calls, before
-    each costs. Raises InvalidRequestError."""
+    """A message, of which only the number of tool calls is checked, before each of them costs; the
+    rest is for outrider.models.chat.check_messages. Raises InvalidRequestError."""
     check_num_calls(len(message.tool_calls))
     calls = tuple(ToolCall(call.id, call.name, call.arguments) for call in message.tool_calls)
     return Message(
@@ -187,8 +187,9 @@ def _scored_to_proto(token: ScoredToken) -> common_pb2.ScoredToken:
 def logprobs_from_proto(
     messages: Sequence[common_pb2.TokenLogprobs], *, max_tokens: int
 ) -> tuple[TokenLogprobs, ...]:
-    """Raises MalformedFrameError for those of more than `max_tokens` tokens, for more alternatives
-    than can be asked for, and for what is no log probability."""
+    """Log probabilities from protobuf. Raises MalformedFrameError for more than `max_tokens`
+    tokens, for more alternatives than can be requested, and for values that are no log
+    probabilities."""
     if len(messages) > max_tokens or any(len(at.top) > MAX_LOGPROBS for at in messages):
         raise MalformedFrameError(
             f"the peer sent log probabilities of {len(messages)} tokens, or of more than "

@@ -15,11 +15,11 @@ JOINERS = "\u200d\ufe0e\ufe0f"
 
 
 def first_word_end(text: str, *, is_whole: bool) -> int | None:
-    """The end of the first word with all that stands before it; None while it may yet grow.
+    """Index behind the first word of `text`; None if the word may still grow.
 
-    What stands before it (blanks, quotation marks, bullets, Markdown) belongs to it, so "**Rome**"
-    has its first word once "**Rome" is there. `is_whole` tells that nothing follows `text`: its end
-    is then the end of a word, and a text without letters is one word up to its trailing blanks.
+    Anything in front of the word (blanks, quotation marks, bullets, Markdown) is part of it, so
+    "**Rome**" has its first word once "**Rome" has arrived. With `is_whole` nothing follows `text`:
+    its end is the end of a word, and a text without letters is one word up to its trailing blanks.
     """
     begin = next((at for at, char in enumerate(text) if char.isalnum()), None)
     if begin is None:

@@ -18,7 +18,7 @@ from outrider.redis_settings import RedisAddress, sealing_key, secret
         (RedisAddress("redis://u:p@h:1"), "would be logged"),
         (RedisAddress("redis://h:1/0?db=2"), "options"),
         (RedisAddress("redis://h:1/0", ca=Path("/ca")), "no TLS"),
-        (RedisAddress("redis://h:1/0", password="p"), "as it is"),
+        (RedisAddress("redis://h:1/0", password="p"), "unencrypted"),
     ],
 )
 def test_addresses_that_cannot_be_right(address: RedisAddress, wrong: str) -> None:

@@ -245,13 +245,12 @@ def record(recording: Recording, state_dir: Path) -> list[Output]:
 
 
 def without_waits(printed: Iterable[tuple[float, bytes]]) -> Iterable[tuple[float, bytes]]:
-    """Output with the seconds before each piece, its pauses cut to MAX_PAUSE_S. A spinner turns
-    for as long at most: each of its frames paints its line anew, so that others can be left out."""
+    """Output with the seconds before each piece. A pause lasts MAX_PAUSE_S at most, and so does a
+    spinner that turns."""
     turning_s = 0.0
     for pause_s, data in printed:
         turning_s = turning_s + pause_s if _SPINNER.search(data) else 0.0
-        if turning_s <= MAX_PAUSE_S:
-            yield min(pause_s, MAX_PAUSE_S), data
+        yield (0.0 if turning_s > MAX_PAUSE_S else min(pause_s, MAX_PAUSE_S)), data
 
 
 @contextlib.contextmanager

@@ -23,8 +23,8 @@ from services.inference.scheduler.types import (
     Event,
     Failed,
     Finished,
-    Load,
     OpenRequest,
+    SchedulerLoad,
     SessionCommit,
 )
 
@@ -95,7 +95,7 @@ class Replica:
         if not self._busy:
             self._tick()
 
-    def load(self) -> Load:
+    def load(self) -> SchedulerLoad:
         """Its load report."""
         return self._scheduler.load()
 

@@ -56,7 +56,9 @@ class Report:
     blocks: tuple[KvEvent, ...]
 
     @classmethod
-    def of(cls, name: str, load: scheduling.Load, blocks: Sequence[replicas.BlockEvent]) -> Report:
+    def of(
+        cls, name: str, load: scheduling.SchedulerLoad, blocks: Sequence[replicas.BlockEvent]
+    ) -> Report:
         """As routers read from the wire what a replica's scheduler and pool say."""
         return cls(
             name,

@@ -1,1 +1,1 @@
-"""Who may ask an edge for what: API keys and the file that holds them."""
+"""Who may request what from an edge: API keys and the file that holds them."""

@@ -1,11 +1,10 @@
-"""API keys: what they look like, what is kept of them, and what one is good for (pure).
+"""API keys: their format, what is stored of them, and what each one allows (pure).
 
     or_3f9c0a1b2d4e_<64 hexadecimal digits>
        `- the id, which is no secret: logs, lists and commands name the key by it
 
-The secret has 256 random bits. So one round of SHA-256 is enough for what is kept at rest: there is
-nothing to guess, which slow hashes such as Argon2 are for, and a slow hash would let whoever sends
-wrong keys keep an edge busy.
+The secret has 256 random bits, so it is stored as one round of SHA-256. Slow hashes such as Argon2
+protect secrets that can be guessed, and would let a client that sends wrong keys keep an edge busy.
 """
 
 from __future__ import annotations
@@ -22,15 +21,14 @@ from outrider.errors import ConfigError, PermissionDeniedError, UnauthenticatedE
 from outrider.session.types import Priority
 
 ALL_MODELS: Final = ("*",)
-"""A list of models, or of regions, with this name in it is of all there are. An empty list is of
-none."""
+"""A list of models or regions that contains this name stands for all. An empty list allows none."""
 MAX_KEYS: Final = 10_000
 MAX_LISTED: Final = 256
 """Models or regions that one key or tenant may name."""
 MAX_NAME_CHARS: Final = 128
 DEAD_KEPT_S: Final = 90 * 86_400.0
-"""Keys that expired or were revoked are kept so long, to be listed and told apart from unknown
-ones; then they make room."""
+"""How long expired and revoked keys are kept, to be listed and distinguished from unknown ones,
+before they are deleted to make room."""
 _LATEST: Final = 95_617_584_000.0
 """The year 5000: later times are mistakes."""
 ID_CHARS: Final = 12
@@ -39,11 +37,12 @@ _FORM: Final = re.compile(rf"or_([0-9a-f]{{{ID_CHARS}}})_[0-9a-f]{{{2 * SECRET_B
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _NAME: Final = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._@-]{{0,{MAX_NAME_CHARS - 1}}}")
 UNKNOWN: Final = "the key is not known here; check it, or ask for one"
-"""Also for a wrong secret behind an id that exists: who tries keys does not learn which do."""
+"""Also the answer to a wrong secret with an existing id, so that a caller who tries keys does not
+learn which ids exist."""
 
 
 class Scope(Enum):
-    """What may be asked with a credential."""
+    """A kind of request that a credential can allow."""
 
     CHAT = "chat"
     """Chats, completions, typed text."""
@@ -52,11 +51,11 @@ class Scope(Enum):
     TOKENIZE = "tokenize"
     """The ids of texts."""
     ADMIN = "admin"
-    """Reserved for administration over the network, of which there is none yet."""
+    """Reserved for administration over the network, which does not exist yet."""
 
 
 USER_SCOPES: Final = frozenset({Scope.CHAT, Scope.MODELS, Scope.TOKENIZE})
-"""Of a key that was made without naming any, and of clients without a key."""
+"""Scopes of a key that was made without naming any, and of clients without a key."""
 
 
 def scopes_of(names: Iterable[str], where: str) -> frozenset[Scope]:
@@ -67,9 +66,12 @@ def scopes_of(names: Iterable[str], where: str) -> frozenset[Scope]:
             found.add(Scope(name))
         except ValueError:
             known = ", ".join(scope.value for scope in Scope)
-            raise ConfigError(f"{where}: there is no scope {name!r}; there is {known}") from None
+            raise ConfigError(f"{where}: unknown scope {name!r}; use one of {known}") from None
     if not found:
-        raise ConfigError(f"{where}: name at least one scope, or the key is good for nothing")
+        raise ConfigError(
+            f"{where}: no scope is named, and a key without scopes allows nothing; name at least "
+            "one"
+        )
     return frozenset(found)
 
 
@@ -79,7 +81,7 @@ def is_allowed(name: str, allowed: Iterable[str]) -> bool:
 
 
 def narrowed(names: tuple[str, ...], allowed: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of `names` that are `allowed` too. Either may be ALL_MODELS."""
+    """The names of `names` that are also in `allowed`. Either may be ALL_MODELS."""
     if "*" in names:
         return allowed
     return names if "*" in allowed else tuple(name for name in names if name in allowed)
@@ -87,8 +89,8 @@ def narrowed(names: tuple[str, ...], allowed: tuple[str, ...]) -> tuple[str, ...
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """What is kept of a key. Times in seconds since 1970, UTC. Raises ConfigError for values that
-    cannot be."""
+    """The stored record of a key. Times are in seconds since 1970, UTC. Raises ConfigError for
+    invalid values."""
 
     id: str
     name: str
@@ -96,7 +98,7 @@ class ApiKey:
     digest: str = field(repr=False)
     """SHA-256 of the whole key, hexadecimal."""
     tenant: str
-    """Whose it is: limits, prices, trust and shares follow from the tenant."""
+    """Name of the tenant that owns the key; limits, prices, trust and shares are the tenant's."""
     created: float = 0.0
     scopes: frozenset[Scope] = USER_SCOPES
     expires: float | None = None
@@ -106,7 +108,7 @@ class ApiKey:
     max_priority: Priority | None = None
     """The highest it may ask for, no higher than its tenant may; None: as its tenant."""
     models: tuple[str, ...] = ALL_MODELS
-    """Those of its tenant's models that it may use."""
+    """Names of the tenant's models that the key may use."""
 
     def __post_init__(self) -> None:
         where = f"key {self.id[:64]!r}"
@@ -120,7 +122,7 @@ class ApiKey:
             if at is not None and not 0 <= at < _LATEST:
                 raise ConfigError(f"{where}: {what} is a time before the year 5000, or none")
         if not self.scopes:
-            raise ConfigError(f"{where} has no scope, and is good for nothing; revoke it instead")
+            raise ConfigError(f"{where} has no scope and so allows nothing; revoke it instead")
         check_listed(self.models, f"{where}: its models")
 
 
@@ -155,13 +157,13 @@ def id_of(text: str) -> str:
 
 
 def digest_of(text: str) -> str:
-    """What is kept of a key."""
+    """SHA-256 of a key's text, hexadecimal: the only form in which the secret is stored."""
     return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 _NOBODYS: Final = "0" * 64
-"""No text is known whose SHA-256 this is: what is sent is compared with it if its id is unknown, so
-that an unknown id takes as long as a wrong secret."""
+"""Compared with the sent key if its id is unknown, so that an unknown id takes as long as a wrong
+secret. No text with this SHA-256 is known."""
 
 
 class KeyTable:
@@ -184,8 +186,9 @@ class KeyTable:
         return len(self._by_id)
 
     def find(self, text: str, now: float) -> ApiKey:
-        """The key that was sent. Raises UnauthenticatedError: alike for one that is unknown and
-        for a wrong secret; that it expired or was revoked is told to who has the secret alone."""
+        """The record of a key that a caller sent. Raises UnauthenticatedError, with one message for
+        unknown ids and wrong secrets; only a caller with the right secret learns that it expired or
+        was revoked."""
         digest = digest_of(text)
         key = self._by_id.get(id_of(text))
         is_right = hmac.compare_digest(digest, _NOBODYS if key is None else key.digest)
@@ -218,7 +221,7 @@ def _check_good(key: ApiKey, now: float) -> None:
 
 
 def require(scopes: Iterable[Scope], scope: Scope) -> None:
-    """Raises PermissionDeniedError unless the scope is among those of a credential."""
+    """Raises PermissionDeniedError unless a credential's `scopes` include `scope`."""
     held = set(scopes)
     if scope not in held:
         names = ", ".join(sorted(it.value for it in held)) or "nothing"
@@ -257,7 +260,7 @@ def of_row(row: object) -> ApiKey:
         raise ConfigError("each of keys is an object")
     where = f"key {str(row.get('id', ''))[:64]!r}"
     for name in row.keys() - _FIELDS:
-        raise ConfigError(f"{where}: there is no {str(name)[:64]!r} of a key")
+        raise ConfigError(f"{where}: {str(name)[:64]!r} is no field of a key")
     return ApiKey(
         id=_text(row, "id", where),
         name=_text(row, "name", where),

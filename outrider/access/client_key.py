@@ -1,5 +1,5 @@
-"""Where a client finds its API key if it is not given one: in the environment, in its user's
-configuration file, or with a mesh of `outrider up` on this machine."""
+"""Where a client finds its API key if none is given: in the environment, in the user's
+configuration file, or in the state of a mesh of `outrider up` on this machine."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def _config_file(environ: Mapping[str, str]) -> Path:
 
 
 def state_folder(environ: Mapping[str, str]) -> Path:
-    """Where `outrider up` keeps a mesh if it is told nothing else: $OUTRIDER_STATE_DIR, or the
-    user's state folder (XDG Base Directory)."""
+    """Folder in which `outrider up` keeps a mesh by default: $OUTRIDER_STATE_DIR, or the user's
+    state folder (XDG Base Directory)."""
     if explicit := environ.get("OUTRIDER_STATE_DIR"):
         return Path(explicit)
     base = environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
@@ -36,8 +36,9 @@ def state_folder(environ: Mapping[str, str]) -> Path:
 
 
 def configured_key(environ: Mapping[str, str]) -> str:
-    """Of the environment, or of table [client] of the configuration file: `api_key`, or the file
-    that `api_key_file` names; "": none. Raises ConfigError for a file that is damaged."""
+    """The API key from the environment, or from table [client] of the configuration file:
+    `api_key`, or the contents of `api_key_file`; "" if none. Raises ConfigError for a damaged
+    file."""
     if key := environ.get(KEY_VARIABLE, "").strip():
         return key
     file = _config_file(environ)

@@ -1,8 +1,8 @@
 """The file of API keys: read by edges, changed by `outrider keys`.
 
-Changes are atomic: a new file takes the place of the old one, so that a reader finds either of them
-whole; and durable: a key that is told to be revoked stays so after a loss of power. Who changes it
-holds the lock of a file beside it; who only reads needs none.
+Changes are atomic: a new file replaces the old one, so a reader always finds a whole file. They are
+durable: a key reported as revoked stays revoked after a loss of power. A writer holds the lock of a
+file beside it; readers need no lock.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _POLL_S: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class StoredKeys:
-    """What the file holds."""
+    """Contents of the keys file."""
 
     keys: tuple[ApiKey, ...] = ()
     revision: int = 0
-    """One more with each change: a running edge says which one it has."""
+    """Goes up by one with each change; a running edge reports the one that it has loaded."""
 
 
 def read(file: Path) -> StoredKeys:
-    """What the file holds; no keys if there is no file. Raises ConfigError."""
+    """Contents of the file; no keys if it does not exist. Raises ConfigError."""
     try:
         with file.open("rb") as source:
             text = source.read(MAX_FILE_BYTES + 1)
@@ -66,7 +66,7 @@ def read(file: Path) -> StoredKeys:
 
 
 Edit = Callable[[tuple[ApiKey, ...]], Iterable[ApiKey]]
-"""What is made of the keys that are there."""
+"""Makes the new list of keys from the present one."""
 
 
 def change(file: Path, edit: Edit) -> StoredKeys:

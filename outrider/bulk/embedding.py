@@ -49,13 +49,14 @@ _OF_INPUT: Final = re.compile(r"input\[(\d+)\]: ")
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedTexts:
-    """What an endpoint answers."""
+    """An endpoint's answer for some texts."""
 
     vectors: npt.NDArray[np.float32]
     """[n, d]"""
     num_tokens: int
     fingerprint: str
-    """Of what computed them: with another one vectors are not the same, byte for byte."""
+    """Fingerprint of the model that computed them; vectors of other fingerprints may differ in any
+    byte."""
 
 
 Ask = Callable[[Sequence[str]], EmbeddedTexts]
@@ -64,7 +65,7 @@ Ask = Callable[[Sequence[str]], EmbeddedTexts]
 
 @dataclass(frozen=True, slots=True)
 class VectorsWanted:
-    """What decides on the rows, besides the texts. Raises InvalidRequestError."""
+    """Everything besides the texts that determines the rows. Raises InvalidRequestError."""
 
     model: str
     fingerprint: str
@@ -79,12 +80,12 @@ class VectorsWanted:
 
     @property
     def digest(self) -> bytes:
-        """Of all of them."""
+        """SHA-256 of all fields."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).digest()
 
     @property
     def schema(self) -> pa.Schema:
-        """Of every shard, and of the whole."""
+        """Columns of every shard and of the whole."""
         value = pa.field("item", VALUES[self.values][1], nullable=False)
         fields = [
             pa.field("id", pa.uint64(), nullable=False),
@@ -99,7 +100,7 @@ class VectorsWanted:
 @dataclass(frozen=True, slots=True)
 class _Answer:
     documents: list[Document]
-    """Those that have a vector."""
+    """Documents that have a vector."""
     vectors: npt.NDArray[np.float32]
     num_tokens: int
     problems: list[TextProblem]
@@ -107,7 +108,7 @@ class _Answer:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingJob:
-    """What an executor is made of; pickles where `ask` does."""
+    """Arguments of an executor; can be pickled if `ask` can."""
 
     folder: Path
     settings: BulkSettings
@@ -130,9 +131,10 @@ class EmbeddingWorker:
 
 
 class EmbeddingExecutor:
-    """Does shards one after the other, with requests of the next under way before one is whole.
+    """Embeds shards in order, sending requests for the next while the last are still running.
 
-    What it holds is bounded: `num_requests` requests and their answers, and one row group."""
+    Memory is bounded: `num_requests` requests with their answers, and one row group.
+    """
 
     def __init__(self, job: EmbeddingJob) -> None:
         self._folder = job.folder
@@ -164,12 +166,12 @@ class EmbeddingExecutor:
                 writing.abandon()
 
     def close(self) -> None:
-        """Nothing runs between runs."""
+        """Does nothing: no resources are held between runs."""
 
     def _requests(
         self, shards: Sequence[Shard]
     ) -> Iterator[tuple[_ShardInWork, list[Document] | None]]:
-        """What is to be asked, of one shard after the other; None behind a shard's last."""
+        """Batches to embed, shard by shard; None marks the end of a shard."""
         for shard in shards:
             work = _ShardInWork(shard, self._folder, self._settings, self._wanted)
             for documents in work.batches():
@@ -205,8 +207,8 @@ class EmbeddingExecutor:
         if found.fingerprint != self._wanted.fingerprint:
             raise OutriderError(
                 f"vectors come from {found.fingerprint} now, and came from "
-                f"{self._wanted.fingerprint} before: what is written would not be of one model. "
-                "Begin anew, or serve the model that it was"
+                f"{self._wanted.fingerprint} before, so the output would mix two models; start in "
+                "another folder, or serve the first model"
             )
         if found.vectors.shape != (num_texts, self._wanted.dimensions):
             raise OutriderError(
@@ -245,7 +247,7 @@ _OPTIONS: Final[dict[str, Any]] = {
 
 
 class _ShardInWork:
-    """One shard: what is read of it, and what is written."""
+    """One shard while it is read, embedded and written."""
 
     def __init__(
         self, shard: Shard, folder: Path, settings: BulkSettings, wanted: VectorsWanted
@@ -283,8 +285,8 @@ class _ShardInWork:
             yield batch
 
     def settled(self, asked: AsyncResult[_Answer] | None) -> Iterator[ShardResult]:
-        """Rows of the next request; None: there is no further one, so this is the result. Raises
-        what the request does, OSError."""
+        """Add the rows of the next request. With None, no request is left: yields the shard's
+        result. Raises the request's error, OSError."""
         if asked is None:
             yield self._finished()
         else:

@@ -33,7 +33,7 @@ _COLUMNS: Final = (
 
 
 def schema(*, token_offsets: bool) -> pa.Schema:
-    """Of every shard."""
+    """Columns of every shard."""
     fields = [pa.field(name, kind, nullable=False) for name, kind in _COLUMNS]
     fields.append(pa.field("ids", _LIST, nullable=False))
     # Null where the ids do not stand for the very bytes of the text.

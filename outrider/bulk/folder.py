@@ -58,7 +58,7 @@ class OutputFolder:
         InvalidRequestError if it is not in the folder."""
         if not self._is_there(result):
             raise InvalidRequestError(
-                f"a worker wrote {result.name}, but it is not in {self._path}: the folder has to "
+                f"a worker wrote {result.name}, but it is not in {self._path}; the folder has to "
                 "be the same one on every machine"
             )
         self._write(journal.shard_line(result))
@@ -89,7 +89,7 @@ class OutputFolder:
         found = {**self._of_manifest(), **journal.finished(data, self._run)}
         if (found or any(self._path.glob("shard-*"))) and not resume:
             raise InvalidRequestError(
-                f"{self._path} has shards already: continue with --resume, or choose another folder"
+                f"{self._path} has shards already; continue with --resume, or choose another folder"
             )
         self.finished = {n: result for n, result in found.items() if self._is_there(result)}
         self._remove_parts()

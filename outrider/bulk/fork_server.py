@@ -47,7 +47,7 @@ _EXIT_S: Final = 5.0
 _PROBE_S: Final = 30
 """Encoding one line takes milliseconds, unless it waits for a thread that a fork does not have."""
 _UNSAFE: Final = frozenset({"grpc"})
-"""Modules whose own threads make a fork of no use."""
+"""Modules whose own threads make a forked process useless."""
 
 
 class ForkServer:
@@ -84,7 +84,7 @@ class ForkServer:
             return None
 
     def close(self) -> None:
-        """End it; workers whose pipes are closed end by themselves."""
+        """End the server; workers whose pipes are closed end by themselves."""
         self._leave()
 
     def _ask(self, message: bytes, *descriptors: int) -> int:
@@ -189,7 +189,8 @@ def _result(worker: BulkWorker, shard: Shard) -> ShardResult | OutriderError:
 
 
 def _status(pid: int) -> int:
-    """Its exit status, below 0 a signal's number; killed if it does not end by itself."""
+    """Exit status of a process, negative for a signal's number; it is killed if it does not end by
+    itself."""
     limit = time.monotonic() + _EXIT_S
     while time.monotonic() < limit:
         ended, status = os.waitpid(pid, os.WNOHANG)
@@ -201,8 +202,8 @@ def _status(pid: int) -> int:
 
 
 def _end_with(work: Callable[[], None]) -> NoReturn:
-    """Work in a forked process, and end it: nothing that the other process has begun is ended here,
-    nor what it has buffered written."""
+    """Call `work` in a forked process and exit without running exit handlers or flushing buffers,
+    which belong to the parent."""
     status = 1
     try:
         work()
@@ -215,7 +216,7 @@ def _end_with(work: Callable[[], None]) -> NoReturn:
 
 
 def main() -> None:
-    """A server that loads what it needs."""
+    """Run a server that has loaded everything a worker needs."""
     configure_logging("tokenize", "warning")
     worker = BulkWorker(pickle.load(sys.stdin.buffer))  # noqa: S301 - our own command wrote it
     worker.warm()

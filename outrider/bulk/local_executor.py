@@ -24,11 +24,11 @@ log = structlog.get_logger()
 
 
 class LocalExecutor:
-    """Several processes; a shard whose worker dies goes to another one."""
+    """Runs several processes; the shard of a worker that dies goes to another one."""
 
     def __init__(self, job: BulkJob, num_workers: int, fast: Backend | None = None) -> None:
-        """Begins to start them, so that they are ready when there are shards. `fast`: the job's
-        backend, if it is loaded here already. `close` has to be called."""
+        """Starts workers at once, so that they are ready when shards come. `fast`: the job's
+        backend, if this process has already loaded it. `close` must be called."""
         self._server = ForkServer(job, fast)
         self._num_workers = num_workers
         self._workers: dict[int, _WorkerProcess] = {}
@@ -36,11 +36,12 @@ class LocalExecutor:
 
     @property
     def pids(self) -> list[int]:
-        """Of the workers that run."""
+        """Process ids of the running workers."""
         return [worker.pid for worker in self._workers.values()]
 
     def run(self, shards: list[Shard]) -> Generator[ShardOutcome, None, None]:
-        """The outcome of each, in any order. Raises OutriderError when a worker cannot go on."""
+        """The outcome of each shard, in any order. Raises OutriderError if a worker fails for
+        good."""
         assignments = Assignments(shards, self._num_workers)
         try:
             while not assignments.is_over:
@@ -56,7 +57,7 @@ class LocalExecutor:
         self._server.close()
 
     def _start_workers(self, assignments: Assignments) -> None:
-        """Start as many workers as there is work for, and fill each one's queue."""
+        """Start as many workers as the work needs, and fill each one's queue."""
         while assignments.has_waiting and len(self._workers) < self._num_workers:
             self._workers[self._num_started] = _WorkerProcess(self._server)
             self._num_started += 1
@@ -125,6 +126,6 @@ class _WorkerProcess:
             os.kill(self.pid, signal.SIGKILL)
 
     def end(self) -> int | None:
-        """Its exit status, None if nobody knows it; the process has ended, or ends now."""
+        """End the worker; returns its exit status, or None if unknown."""
         self.connection.close()
         return self._server.ended(self.pid)

@@ -18,14 +18,14 @@ from outrider.errors import ConfigError, OutriderError
 
 
 class ShardWorker(Protocol):
-    """What an actor is."""
+    """Interface of an actor."""
 
     def run(self, shard: Shard) -> ShardOutcome:
         """Write the shard. Raises OutriderError, OSError."""
 
 
 class RayExecutor:
-    """Actors of a Ray cluster, one core each; Ray tries a shard again whose actor dies."""
+    """Runs actors on a Ray cluster, one core each; Ray retries a shard whose actor dies."""
 
     def __init__(
         self, make_worker: Callable[[], ShardWorker], num_workers: int, address: str | None

@@ -29,8 +29,8 @@ _ROWS: Final = 1024
 """Rows of a Parquet file that are read at once."""
 _PIECE_BYTES: Final = 1 << 20
 TEXT_BYTES: Final = 1 << 16
-"""Of a long text as it is encoded, about. Read in one piece it would take four bytes a character
-as soon as there is one symbol in it, and most of its pieces are ASCII."""
+"""Approximate bytes of a long text that are encoded at once. As one string, a single symbol would
+make it take four bytes a character, while most of its pieces are ASCII."""
 _MAX_PART_RATIO: Final = 16
 """A part may get this many times longer than asked for where no place is safe to cut."""
 
@@ -44,12 +44,12 @@ class Document:
     texts: tuple[str, ...]
     """The text in one piece, or in several, cut where their ids joined are the whole's."""
     num_bytes: int
-    """Of the text, in UTF-8."""
+    """Length of the text in UTF-8."""
     part: int = 0
     is_last: bool = True
     """Whether the document ends with it."""
     byte_offset: int = 0
-    """Of its first byte in the document."""
+    """Offset of the text's first byte in the document."""
 
     @property
     def text(self) -> str:
@@ -58,7 +58,7 @@ class Document:
 
     @property
     def num_chars(self) -> int:
-        """Of the text."""
+        """Characters of the text."""
         return sum(map(len, self.texts))
 
 
@@ -68,7 +68,7 @@ class ReadOptions:
 
     settings: BulkSettings
     rule: CutRule | None
-    """Where texts may be cut; None: nowhere."""
+    """Rule by which texts may be cut; None: they are not cut."""
 
 
 ReadResult: TypeAlias = Document | TextProblem
@@ -118,7 +118,7 @@ def _objects(
             return
         if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
             raise InvalidRequestError(
-                f"record {number} has more than {MAX_LINE_BYTES} bytes: the file is read no further"
+                f"record {number} has more than {MAX_LINE_BYTES} bytes; the file is read no further"
             )
         if left_bytes is not None:
             left_bytes -= len(line)
@@ -204,7 +204,8 @@ def read_text(one: Slice, options: ReadOptions) -> Iterator[ReadResult]:
 
 
 def _read_all(file: io.FileIO, num_bytes: int) -> bytes:
-    """So many, or what there is: Linux gives 2 GiB at most at once (read(2))."""
+    """Read `num_bytes`, or up to the end of the file: Linux returns at most 2 GiB per call
+    (read(2))."""
     data = file.read(num_bytes)
     if len(data) == num_bytes:
         return data

@@ -43,14 +43,14 @@ class RunProgress:
     """Bytes of text in the finished shards, by the plan's estimate."""
     total_bytes: int
     counts: TextCounts
-    """Of the finished shards, earlier runs' included."""
+    """Counts of the finished shards, including those of earlier runs."""
     num_earlier_bytes: int
     """The part of `num_bytes` that an earlier run did."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """What a run is asked for."""
+    """Options of a run."""
 
     paths: Sequence[str]
     folder: Path
@@ -73,7 +73,7 @@ class RunReport:
     num_problems: int
     failed: list[FailedShard]
     num_new_tokens: int
-    """Tokens of this run alone."""
+    """Tokens of this run only."""
     names: list[str] = field(default_factory=list)
     """File names of the shards, in order; empty unless all are finished."""
 
@@ -87,7 +87,7 @@ class Executor(Protocol):
     """Runs shards on several workers: local_executor.py, ray_executor.py."""
 
     def run(self, shards: list[Shard]) -> Generator[ShardOutcome, None, None]:
-        """The outcome of each, in any order. Raises OutriderError where no worker could go on.
+        """The outcome of each shard, in any order. Raises OutriderError if no worker can continue.
         Closing the iterator ends the workers."""
 
     def close(self) -> None:
@@ -96,13 +96,13 @@ class Executor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ShardsRequest:
-    """A run of which the rows' making is left to its executor."""
+    """A run whose rows are made by any executor."""
 
     paths: Sequence[str]
     folder: Path
     settings: BulkSettings
     digest: bytes
-    """Of what determines the rows, besides texts and settings."""
+    """Digest of everything that determines the rows besides texts and settings."""
     facts: Mapping[str, object]
     """More for the manifest."""
     cuts_texts: bool
@@ -116,7 +116,7 @@ def run(
     on_progress: Callable[[RunProgress], None] = lambda _: None,
 ) -> RunReport:
     """Write every shard that is not written yet. Raises OutriderError, OSError, and
-    KeyboardInterrupt; what is finished by then is kept."""
+    KeyboardInterrupt; shards finished by then are kept."""
     vocabulary, settings, rule = request.vocabulary, request.settings, request.rule
     job = BulkJob(str(request.folder), settings, vocabulary, request.backend, rule)
     shards = ShardsRequest(
@@ -136,7 +136,7 @@ def run(
 def run_shards(
     request: ShardsRequest, executor: Executor, on_progress: Callable[[RunProgress], None]
 ) -> RunReport:
-    """As `run`, by an executor that is there."""
+    """Like `run`, with a given executor."""
     settings = request.settings
     sources, unreadable = scan.find(request.paths, settings)
     shards = scan.plan(sources, settings, cuts_texts=request.cuts_texts)

@@ -28,8 +28,9 @@ from outrider.errors import InvalidRequestError
 
 
 def expand(patterns: Iterable[str]) -> list[str]:
-    """The files that names and patterns (`*`, `?`, `[]`, and `**` for folders within folders)
-    mean, each once; those of a pattern by name. Raises InvalidRequestError for one without any."""
+    """The files of names and patterns (`*`, `?`, `[]`, and `**` for folders within folders),
+    without duplicates; those of a pattern by name. Raises InvalidRequestError for a pattern without
+    files."""
     found: dict[str, None] = {}
     for pattern in patterns:
         paths = [pattern] if Path(pattern).exists() else _matching(pattern)
@@ -46,8 +47,8 @@ def _matching(pattern: str) -> list[str]:
 def find(
     paths: Iterable[str], settings: BulkSettings
 ) -> tuple[list[SourceFile], list[TextProblem]]:
-    """The sources, and what cannot be one. Raises InvalidRequestError for a name that does not
-    say what the file holds."""
+    """The sources, and the paths that cannot be read. Raises InvalidRequestError for a name that
+    does not show the file's kind."""
     sources, problems = [], []
     for path in paths:
         if (shown := _shown(path)) != path:
@@ -66,7 +67,7 @@ def find(
 
 
 def _shown(path: str) -> str:
-    """What is printed and kept in place of it: a byte that is no UTF-8 as \\xNN."""
+    """A path as it is printed and stored: bytes that are not UTF-8 are escaped as hexadecimal."""
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -75,7 +76,7 @@ def _shown(path: str) -> str:
 
 
 def plan(sources: Sequence[SourceFile], settings: BulkSettings, *, cuts_texts: bool) -> list[Shard]:
-    """The shards, whose slices know the numbers of their records. Raises OSError."""
+    """The shards; each slice has the number of its first record. Raises OSError."""
     shards = make_shards(sources, settings, cuts_texts=cuts_texts)
     numbered = _numbered([one for shard in shards for one in shard.slices])
     return [replace(shard, slices=tuple(next(numbered) for _ in shard.slices)) for shard in shards]

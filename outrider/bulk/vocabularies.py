@@ -29,8 +29,8 @@ class LoadedVocabulary:
 
     @classmethod
     def of(cls, vocabulary: Vocabulary, backend: FallbackBackend) -> LoadedVocabulary:
-        """What a backend makes at its first use is made here, once, for all processes that are
-        forked of this one."""
+        """Load a vocabulary and encode once, so that what backends build at first use exists before
+        processes are forked."""
         for one in backend.both:
             one.encode(_LINE)
         return cls(vocabulary, backend, rule_of(vocabulary))

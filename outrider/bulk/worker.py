@@ -46,7 +46,7 @@ MALLOC_OPTIONS: Final = {-1: _KEEP_BYTES, -3: _KEEP_BYTES}
 
 @dataclass(frozen=True, slots=True)
 class BulkJob:
-    """What a worker needs besides its shards; pickles."""
+    """Everything a worker needs besides its shards; can be pickled."""
 
     folder: str
     settings: BulkSettings
@@ -116,8 +116,8 @@ class BulkWorker:
 
 
 class _OneByOne:
-    """A backend that encodes in the calling thread alone: a worker is a core, and as a forked
-    process it lacks the threads over which packages spread a batch."""
+    """A backend that encodes only in the calling thread: each worker uses one core, and a forked
+    process has none of the threads over which packages spread a batch."""
 
     def __init__(self, backend: Backend) -> None:
         self.name = backend.name

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from outrider.bulk.plan.shards import BulkSettings
 
 PARTIAL_SUFFIX: Final = ".part"
-"""What the name of an unfinished shard ends with."""
+"""Suffix of an unfinished shard's name."""
 
 WRITER: Final = f"pyarrow {pa.__version__}"
 """The library and version that determine the bytes of a shard, besides its rows."""

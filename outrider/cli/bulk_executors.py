@@ -1,4 +1,4 @@
-"""The options that say what runs bulk work."""
+"""Command-line options that choose what runs bulk work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 
 class ExecutorName(StrEnum):
-    """What runs the workers."""
+    """What runs the workers of bulk work."""
 
     local = "local"
     ray = "ray"

@@ -20,8 +20,8 @@ Show = Callable[["RunProgress"], None]
 
 @contextmanager
 def shown(what: str, *, quiet: bool) -> Iterator[Show]:
-    """A function that shows progress on stderr while the block lasts: a bar on a terminal, which
-    says `what` is done, a line now and then elsewhere."""
+    """A function that shows progress on stderr while the block lasts: a bar on a terminal, labelled
+    `what`; elsewhere a line now and then."""
     from rich.console import Console
 
     console = Console(stderr=True, soft_wrap=True, highlight=False)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _DAY_S: Final = 86_400.0
 _SOON_DAYS: Final = 7
-"""Of a certificate that ends sooner it is said."""
+"""A certificate with fewer days left is reported as ending soon."""
 _TROUBLE: Final = {
     "CONNECTING": "it has not been reached yet; check again in a few seconds",
     "SUSPECT": "it is silent; look at its process, its log and its network",
@@ -41,7 +41,7 @@ _TROUBLE: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CheckedMesh:
     """A mesh to check. "" and None: that part is not checked."""
 
     router: str = ""
@@ -86,16 +86,16 @@ def check(
                 check_address(address, flag)
         flags = (certificate, private_key, ca, trust_domain, plaintext)
         tls = operator.of_flags(*flags) if router else None
-        place = Place(router, tls, edge, edge_ca, read_key_file(key_file) if key_file else "")
+        place = CheckedMesh(router, tls, edge, edge_ca, read_key_file(key_file) if key_file else "")
     else:
         place = _place_here((state_dir or default_state_dir()).resolve())
     status = report(_findings(place, timeout, has_chat=has_chat), as_json=as_json)
     raise typer.Exit(status)
 
 
-def _place_here(folder: Path) -> Place:
+def _place_here(folder: Path) -> CheckedMesh:
     mesh = mesh_here(folder)
-    return Place(
+    return CheckedMesh(
         router=router_of(mesh),
         tls=operator.of_mesh(folder),
         edge=f"{mesh.host}:{mesh.service('edge')['port']}",
@@ -104,7 +104,7 @@ def _place_here(folder: Path) -> Place:
     )
 
 
-def _findings(place: Place, timeout_s: float, *, has_chat: bool) -> Iterator[Finding]:
+def _findings(place: CheckedMesh, timeout_s: float, *, has_chat: bool) -> Iterator[Finding]:
     """In order; what needs something that failed is left out."""
     if place.router:
         reached = _reached(place.router, timeout_s)
@@ -131,7 +131,7 @@ def _reached(address: str, timeout_s: float) -> Finding:
 
 
 def of_certificate(expires_at: datetime, now: datetime) -> Finding:
-    """Of the operator that asks."""
+    """Whether the operator certificate of this command is still valid."""
     left_days = (expires_at - now).total_seconds() / _DAY_S
     return Finding(
         left_days > 0,
@@ -158,7 +158,7 @@ def _router(address: str, tls: Tls) -> Iterator[Finding]:
 
 
 def of_state(state: State) -> Iterator[Finding]:
-    """Of models and replicas, as a router sees them."""
+    """Findings about models and replicas, as a router reports them."""
     if not state["models"]:
         yield Finding(
             False,
@@ -187,7 +187,7 @@ def of_state(state: State) -> Iterator[Finding]:
             )
 
 
-async def _edge(place: Place, timeout_s: float, *, has_chat: bool) -> list[Finding]:
+async def _edge(place: CheckedMesh, timeout_s: float, *, has_chat: bool) -> list[Finding]:
     # Imported here: roles that only serve have no client's packages.
     from outrider.client import Message, SamplingParams, connect
 

@@ -20,7 +20,7 @@ from outrider.models.catalog import (
     read_models_file,
     write_user_definitions,
 )
-from outrider.models.definitions import Place, as_table, read_definitions
+from outrider.models.definitions import DefinitionsSource, as_table, read_definitions
 from outrider.models.sources import parse_source
 from outrider.models.store import ModelStore, default_root
 from outrider.reply_parsing.formats import CallSyntax
@@ -86,7 +86,7 @@ def add(
             "tool_parser": tool_parser,
             "embeds": embeds,
         }
-        place = Place("models add", lambda text: parse_source(text, {}).text)
+        place = DefinitionsSource("models add", lambda text: parse_source(text, {}).text)
         (spec,) = read_definitions({name: table}, place)
         file = models_file()
         with editing():
@@ -117,7 +117,7 @@ def forget(
             kept = {it.name: it for it in _user_definitions(file)}
             spec = kept.pop(name, None)
             if spec is None and name in SHIPPED.names:
-                raise ConfigError(f"{name} comes with Outrider, and cannot be forgotten")
+                raise ConfigError(f"{name} is shipped with Outrider and cannot be forgotten")
             if spec is None:
                 known = ", ".join(kept) or "none"
                 raise UnknownModelError(f"{file} does not define {name[:100]!r}; it has {known}")

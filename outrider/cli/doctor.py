@@ -173,13 +173,13 @@ def _pull(spec: ModelSpec) -> str:
 
 
 def _has_changed(spec: ModelSpec) -> bool:
-    """Whether the store took other bytes from its source than those that are wanted."""
+    """Whether the store pulled other bytes from the source than the definition's sha256."""
     recorded = ModelStore(default_root()).recorded(spec.source)
     return bool(spec.sha256 and recorded) and recorded != spec.sha256
 
 
 def _argument(spec: ModelSpec) -> str:
-    """What other commands know it by: a definition made for this one has no name there."""
+    """The model's argument for other commands; they do not know a name defined for this command."""
     return spec.name if spec in load_catalog() else f"'{spec.source}'"
 
 

@@ -70,7 +70,7 @@ def _drain(
     address: str, tls: Tls, replica: str, timeout: float, *, undo: bool, move: bool, force: bool
 ) -> None:
     if undo and move:
-        raise InvalidRequestError("give one of --undo and --move")
+        raise InvalidRequestError("give either --undo or --move")
     replicas = asyncio.run(ask(address, tls))["replicas"]
     check(replicas, replica, undo=undo, force=force)
     asyncio.run(_tell(address, tls, replica, undo=undo, move=move))

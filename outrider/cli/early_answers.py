@@ -1,5 +1,5 @@
-"""Requests whose answer may come before all of the body is sent, and the connection's end with it:
-a server that takes no body of that size reads no further. urllib by itself says "broken pipe"."""
+"""HTTP requests whose answer may come, with the connection's end, before the body is sent: a server
+that refuses a body for its size reads no further. urllib itself reports "broken pipe" instead."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 @cache
 def opener() -> urllib.request.OpenerDirector:
-    """As urllib.request.urlopen has it, but for such answers, which are read."""
+    """Like urllib.request.urlopen, but also reads such early answers."""
     return urllib.request.build_opener(_Http, _Https)
 
 

@@ -1,4 +1,4 @@
-"""Which edge a command talks to, and as whom: by its flags, or that of the mesh of `outrider
+"""The edge that a command connects to, and its credentials: from flags, or of the mesh of `outrider
 up`."""
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ User = Annotated[str, typer.Option(help="The user, among those of the key, who a
 
 @dataclass(frozen=True, slots=True)
 class EdgeAddress:
-    """Where the edge is and whom to trust for it."""
+    """Address of an edge, and which certificate to trust for it."""
 
     host: str
     port: int
@@ -47,7 +47,7 @@ class EdgeAddress:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks."""
+    """Credentials of a request."""
 
     key: str = field(default="", repr=False)
     user: str = ""
@@ -55,12 +55,12 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class ChosenEdge:
-    """An edge, and who asks it."""
+    """An edge and the credentials to use."""
 
     address: EdgeAddress
     caller: Caller
     is_here: bool
-    """It is of the mesh of `outrider up`."""
+    """Whether the edge belongs to the mesh of `outrider up`."""
 
 
 def choose(
@@ -85,7 +85,7 @@ def choose(
 def given_key(file: Path | None, flag: str | None) -> str:
     """The API key that the user gave; "": none. Raises InvalidRequestError, ConfigError."""
     if file is not None and flag is not None:
-        raise InvalidRequestError("give one of --api-key and --key-file")
+        raise InvalidRequestError("give either --api-key or --key-file")
     if flag is not None:
         return flag.strip()
     return configured_key(os.environ) if file is None else read_key_file(file)

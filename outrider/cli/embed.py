@@ -20,7 +20,7 @@ from outrider.cli.local.state import StateDir, default_state_dir
 from outrider.errors import ConfigError, InvalidRequestError
 
 _FILES_TIMEOUT_S: Final = 120.0
-"""Of one request of many, which is sent again then."""
+"""Timeout of one request of a bulk run; it is then sent again."""
 _SHOWN_VALUES: Final = 4
 
 

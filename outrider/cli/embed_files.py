@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from outrider.backoff import Backoff
 from outrider.cli.bulk_progress import shown
 from outrider.cli.embeddings_endpoint import Endpoint
 from outrider.errors import (
@@ -33,21 +34,22 @@ _FIRST_PAUSE_S: Final = 0.25
 _MAX_PAUSE_S: Final = 30.0
 _MAX_LISTED: Final = 20
 _SHARD_BYTES: Final = 256 << 10
-"""Of text: half a minute of a small machine's work, which is what a killed run loses."""
+"""Bytes of text in a shard: half a minute of a small machine's work, which is what a killed run
+loses."""
 
 
 @dataclass(frozen=True, slots=True)
 class RayActors:
-    """Of a Ray cluster, which ask the endpoint in this process's place."""
+    """Actors of a Ray cluster that send the requests instead of this process."""
 
     count: int
     address: str | None
-    """Of the cluster; None: one on this machine, for this run."""
+    """Address of the cluster; None: one on this machine, for this run."""
 
 
 @dataclass(frozen=True, slots=True)
 class FilesRequest:
-    """What a run is asked for."""
+    """Options of a run."""
 
     paths: Sequence[str]
     out: Path
@@ -64,7 +66,7 @@ class FilesRequest:
 
     @property
     def parts(self) -> Path:
-        """Where shards lie until all of them are there."""
+        """Folder for finished shards until all are done."""
         return self.out.with_name(f"{self.out.name}.parts")
 
 
@@ -131,7 +133,7 @@ def _check(request: FilesRequest) -> None:
     if request.out.suffix != ".parquet":
         raise InvalidRequestError(f"--out names a file that ends with .parquet, not {request.out}")
     if request.out.exists():
-        raise InvalidRequestError(f"{request.out} is there already; remove it, or name another")
+        raise InvalidRequestError(f"{request.out} exists already; remove it, or name another")
 
 
 def _tell(request: FilesRequest, report: RunReport, elapsed_s: float) -> None:
@@ -179,11 +181,10 @@ class EndpointAsk:
             raise OutriderError(f"the endpoint answers no vectors: {error}") from error
 
     def _answer(self, body: dict[str, Any]) -> dict[str, Any]:
-        pause_s = _FIRST_PAUSE_S
+        backoff = Backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S)
         for _ in range(_TRIES - 1):
             try:
                 return self._endpoint.ask(body)
             except (OverloadedError, UnavailableError):
-                time.sleep(pause_s)
-                pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+                time.sleep(backoff.next_s())
         return self._endpoint.ask(body)

@@ -19,7 +19,7 @@ from outrider.errors import (
 )
 
 MAX_TEXTS: Final = 2048
-"""Of one request."""
+"""Most texts of one request."""
 _MAX_ANSWER_BYTES: Final = 256 << 20
 _MAX_ERROR_BYTES: Final = 1 << 16
 _BUSY: Final = (429, 503)
@@ -27,17 +27,17 @@ _BUSY: Final = (429, 503)
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where, and with which key."""
+    """Address and key of an endpoint."""
 
     url: str
-    """Of the API, as http://HOST:PORT/v1."""
+    """Base URL of the API, such as http://HOST:PORT/v1."""
     key: str
     timeout_s: float = 600.0
 
     def ask(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Raises InvalidRequestError for what the endpoint refuses as such, FrameTooLargeError of
-        these for a body that is too large, OverloadedError, UnavailableError, and OutriderError
-        with what else it says."""
+        """Send a request and return its answer. Raises InvalidRequestError if the endpoint refuses
+        it as invalid, FrameTooLargeError if the body is too large, OverloadedError,
+        UnavailableError, and OutriderError with the endpoint's message for any other error."""
         # Imported here: other commands do without.
         import http.client
         import urllib.error

@@ -58,7 +58,7 @@ def explain(
     answer = asyncio.run(_ask(to.address, _asked(text, request, last, name), to.tls))
     if request and not answer.placements:
         raise InvalidRequestError(
-            f"the router knows no request {request!r}: it remembers the latest ones only, and "
+            f"the router knows no request {request!r}; it remembers the latest ones only, and "
             "`outrider chat --json` prints a chat's request_id"
         )
     if as_json:
@@ -91,7 +91,7 @@ def _model_name(model: str, state: Path, *, is_here: bool) -> str:
         return served_name(model, state / "config" / "edge.toml")
     if not is_name(model):
         raise InvalidRequestError(
-            "--model takes a name: a mesh elsewhere has no access to your files"
+            "--model takes a name; a mesh elsewhere has no access to your files"
         )
     return model
 

@@ -31,12 +31,12 @@ Advance: TypeAlias = Callable[[int], None]
 def verify(
     spec: ModelSpec, store: ModelStore, precision: Precision, *, threads: int, as_json: bool
 ) -> bool:
-    """Measure a model of the store with all texts, print the figures, and say whether they are
+    """Measure a model of the store with all texts, print the figures, and return whether they are
     within bounds. Takes minutes.
 
     f32 is f32 throughout: inputs of products are not rounded to 8 bits, as they are when served.
     Raises UnsupportedModelError for a model that the reference does not know, ModelStoreError,
-    EngineError, and ConfigError for a precision that this CPU lacks.
+    EngineError, and ConfigError for a precision that this CPU does not have.
     """
     from outrider.engines.config import EngineConfig
     from outrider.fidelity.measure import IN_F32, SERVED

@@ -1,4 +1,4 @@
-"""What commands that check things print: numbered lines, each with what to do about a failure."""
+"""Output of commands that check something: numbered lines, each failure with its fix."""
 
 from __future__ import annotations
 

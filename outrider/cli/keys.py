@@ -80,8 +80,8 @@ def make(
     models: tuple[str, ...] = ALL_MODELS,
     max_priority: Priority | None = None,
 ) -> MadeKey:
-    """A new key with a random id and secret; `tenant` "": the name is that of its tenant too.
-    Raises ConfigError."""
+    """A new key with a random id and secret; `tenant` "": the tenant has the key's name. Raises
+    ConfigError."""
     check_label(name, "a key's name")
     text = assemble(secrets.token_hex(ID_CHARS // 2), secrets.token_bytes(SECRET_BYTES))
     key = ApiKey(
@@ -251,7 +251,7 @@ def moment(text: str, now: float) -> float:
         ) from None
     at = (named if named.tzinfo else named.replace(tzinfo=UTC)).timestamp()
     if at <= now:
-        raise ConfigError(f"{text} is past; choose a later time")
+        raise ConfigError(f"{text} is in the past; choose a later time")
     return at
 
 
@@ -265,7 +265,7 @@ def _priority(name: str) -> Priority | None:
 
 
 def _named(keys: Iterable[ApiKey], which: str, now: float) -> list[ApiKey]:
-    """The live keys of an id or a name. Raises ConfigError if there is none."""
+    """The live keys with an id or a name. Raises ConfigError if none has it."""
     key_id = which.removeprefix("or_")
     live = [key for key in keys if _is_live(key, now)]
     found = [key for key in live if key.id == key_id] or [key for key in live if key.name == which]
@@ -298,7 +298,7 @@ def _until(key: ApiKey) -> str:
 
 
 def _row(key: ApiKey) -> dict[str, object]:
-    """Without the digest: who reads lists needs none."""
+    """A key's fields without the digest, which readers of lists do not need."""
     return {
         "id": key.id,
         "name": key.name,
@@ -358,7 +358,7 @@ def _change(file: Path | None, state_dir: Path | None, edit: keys_file.Edit) -> 
 
 
 def _taken(host: str, admin_port: int) -> float:
-    """The revision that an edge says it has; -1 if it does not answer."""
+    """The keys file's revision that an edge has loaded; -1 if it does not answer."""
     from outrider.cli.local.admin_page import read_page
 
     try:

@@ -1,4 +1,4 @@
-"""The `outrider` command. Subcommands import what they need when they run."""
+"""The `outrider` command. Subcommands import their dependencies when they run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COMMANDS: Final = {
     "demo": "outrider.cli.demo.commands:app",
     "bench": "outrider.cli.bench.serve:app",
 }
-"""Where each command, or group of commands, is. To import them all takes most of a second."""
+"""Module and function of each command or group. Importing all of them takes most of a second."""
 
 _HELP: Final = (
     "Serve LLM chats across sites: every reply is byte-identical to the model's own and "

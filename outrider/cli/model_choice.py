@@ -1,4 +1,4 @@
-"""What `--model` means: a defined name, a model file of this machine, or a source.
+"""The meaning of `--model`: a defined name, a model file of this machine, or a source.
 
 A file or a source gets a definition of its own, for this process or the mesh that it starts.
 """
@@ -32,12 +32,12 @@ MODEL_HELP: Final = (
     "hf:REPO, hf:REPO@REVISION#file, file:PATH, dir:PATH."
 )
 _MADE_FOR: Final = "--model"
-"""Where such a definition stands, for people to read."""
+"""Shown as the origin of such a definition."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenModel:
-    """A model, and all that is defined beside what is shipped."""
+    """A model, and all definitions besides the shipped ones."""
 
     spec: ModelSpec
     definitions: tuple[ModelSpec, ...]
@@ -45,7 +45,7 @@ class ChosenModel:
 
 @dataclass(frozen=True, slots=True)
 class ChosenModels:
-    """Several, each once, in the order in which they were given."""
+    """Several models, without duplicates, in the order given."""
 
     specs: tuple[ModelSpec, ...]
     definitions: tuple[ModelSpec, ...]
@@ -87,7 +87,7 @@ def _meant(model: str, catalog: ModelCatalog) -> ModelSpec:
 
 
 def _embeds(source: str) -> bool:
-    """Whether a folder of this machine says how texts' vectors are made of their tokens'."""
+    """Whether a folder of this machine is an embedding model's: it has a pooling configuration."""
     scheme, _, rest = source.partition(":")
     return scheme == "dir" and (Path(rest) / POOLING).exists()
 
@@ -113,9 +113,9 @@ def source_of(model: str) -> str:
 
 
 def served_name(model: str, edge_config: Path) -> str:
-    """The name to ask a mesh for, whose edge has this configuration file: a mesh knows names only.
-    "" is its default. Raises UnknownModelError if it does not serve this model, file or source, and
-    names what it serves."""
+    """The name by which a mesh, whose edge has this configuration file, serves `model`: a mesh
+    knows only names; "" is its default. Raises UnknownModelError, which lists what it serves, if
+    it does not serve this model, file or source."""
     if not model:
         return model
     try:
@@ -143,8 +143,8 @@ def _is_path(model: str) -> bool:
 
 
 def _digest_now(source: str) -> str:
-    """Of a file or a folder as it is at this moment, so that the store takes it anew when it has
-    changed; "" for one that is not there, which the store may still hold."""
+    """Digest of a file or folder at this moment, so that the store pulls it again after a change;
+    "" if it does not exist: the store may still hold it."""
     scheme, _, rest = source.partition(":")
     path = Path(rest)
     if scheme == "dir" and path.is_dir():

@@ -270,7 +270,7 @@ def open_store(store: Path | None, mirrors: ByDigest | None = None) -> ModelStor
 def _with_mirrors(
     store: Path | None, sources: list[str], max_mb_s: float, connections: int, tls: TlsConfig
 ) -> ModelStore:
-    """The store, which asks these mirrors, and then those of the environment. Raises
+    """The store, fetching from these mirrors and then from those of the environment. Raises
     ConfigError."""
     from outrider.mirrors.config import MirrorConfig
     from outrider.mirrors.opening import open_mirrors
@@ -286,7 +286,7 @@ def _with_mirrors(
 
 
 def held_artifact(store: ModelStore, model: str) -> Artifact:
-    """What the store holds of a MODEL, verified. Raises ModelStoreError."""
+    """The artifact of a MODEL in the store, verified. Raises ModelStoreError."""
     source, pin = _resolve(model)
     return store.load(source, sha256=pin)
 
@@ -327,7 +327,7 @@ def _definition_row(
 
 
 def _undefined_row(artifact: Artifact, errors: dict[str, str | float]) -> tuple[str, ...]:
-    """Its name is the beginning of its sha256."""
+    """Row for an artifact without definition, named by the beginning of its sha256."""
     name = artifact.sha256[:12]
     return name, _size(artifact), "-", "no definition", artifact.source, _told(errors)
 
@@ -337,8 +337,8 @@ def _size(artifact: Artifact) -> str:
 
 
 def _weight_errors(store: ModelStore, artifact: Artifact) -> dict[str, str | float]:
-    """What the last conversion found (ModelFacts); empty without one, or where the weights are
-    served as they came."""
+    """Errors measured by the last conversion (ModelFacts); empty without one, or if the weights are
+    served unchanged."""
     folders = store.built(artifact, "ir-v")
     try:
         facts = json.loads((folders[-1] / "facts.json").read_text()) if folders else {}

@@ -1,4 +1,4 @@
-"""As whom the command line asks routers: with the certificate of an operator."""
+"""Credentials of the command line for routers: an operator's certificate."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ Plaintext = Annotated[
     bool, typer.Option("--plaintext", help="Ask a router elsewhere without certificates.")
 ]
 Flags: TypeAlias = tuple[Path | None, Path | None, Path | None, str, bool]
-"""Of a command, in the order above."""
+"""Values of a command's flags, in the order above."""
 TRUST_DOMAIN = TlsConfig().trust_domain
 
 
 def of_flags(
     certificate: Path | None, private_key: Path | None, ca: Path | None, domain: str, plain: bool
 ) -> Tls:
-    """What the flags say. Raises ConfigError."""
+    """TLS settings from the flags. Raises ConfigError."""
     from outrider.tls import Role, Tls
 
     return Tls.open(TlsConfig(certificate, private_key, ca, domain, plain), Role.OPERATOR)

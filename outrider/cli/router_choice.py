@@ -1,4 +1,5 @@
-"""Which router a command asks, and as whom: by its flags, or that of the mesh of `outrider up`."""
+"""The router that a command asks, and its credentials: from flags, or of the mesh of `outrider
+up`."""
 
 from __future__ import annotations
 
@@ -20,17 +21,17 @@ Router = Annotated[
 
 
 class ChosenRouter(NamedTuple):
-    """Which router a command asks, and as whom."""
+    """The router that a command asks, and its credentials."""
 
     address: str
     """HOST:PORT"""
     tls: Tls
     is_here: bool
-    """It is of the mesh of `outrider up`."""
+    """Whether the router belongs to the mesh of `outrider up`."""
 
 
 def choose(state_dir: Path | None, router: str, flags: operator.Flags) -> ChosenRouter:
-    """The router that --router names, else that of the mesh here. Raises UnavailableError,
+    """The router named by --router, else the one of the local mesh. Raises UnavailableError,
     ConfigError."""
     if router:
         check_address(router, "--router")
@@ -41,7 +42,7 @@ def choose(state_dir: Path | None, router: str, flags: operator.Flags) -> Chosen
 
 
 def mesh_here(folder: Path) -> RunningMesh:
-    """That of `outrider up` in a folder. Raises UnavailableError."""
+    """The mesh of `outrider up` in a folder. Raises UnavailableError if none runs."""
     mesh = running_mesh(folder)
     if mesh is None:
         raise no_mesh(folder)

@@ -32,14 +32,14 @@ _MAX_LISTED: Final = 20
 
 
 class Format(StrEnum):
-    """Of the shards."""
+    """Format of the shards."""
 
     parquet = "parquet"
     arrow = "arrow"
 
 
 class Compression(StrEnum):
-    """Of the shards."""
+    """Compression of the shards."""
 
     none = "none"
     lz4 = "lz4"

@@ -182,14 +182,17 @@ async def connect(
     is the only edge; "": none.
     """
     if key and insecure:
-        raise ConfigError("a key is not for whoever answers: name the certificate to trust as `ca`")
+        raise ConfigError(
+            "a key must not be sent to an edge that is not verified; name the certificate to "
+            "trust as `ca`"
+        )
     first = _address(host, port, ca, insecure, server_name)
     if key is None and not insecure:
         # The key of a mesh on this machine is for its own edge: not where there are others.
         find = partial(found_key, first.host, first.port) if not others else configured_key
         key = await asyncio.to_thread(find, os.environ)
     if user and not key:
-        raise ConfigError("a user is one of a tenant's: give its key too")
+        raise ConfigError("a user needs the key of its tenant; give the key too")
     if client_secret and not 16 <= len(client_secret) <= 64:
         raise ConfigError(f"client_secret has 16 to 64 bytes, not {len(client_secret)}")
     credential = Credential(key or "", user, client_secret or secrets.token_bytes(32))

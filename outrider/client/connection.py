@@ -139,7 +139,9 @@ class ClientConnection(QuicConnectionProtocol):
         try:
             transport = await self._open_socket()
         except OSError as error:
-            raise UnavailableError(f"there is no way to {self._edge} now ({error})") from error
+            raise UnavailableError(
+                f"{self._edge} cannot be reached now ({error}); try again"
+            ) from error
         try:
             self._check_lost()  # meanwhile
         except OutriderError:
@@ -312,7 +314,7 @@ class ClientConnection(QuicConnectionProtocol):
             case LinkAction.MIGRATE:
                 self._move()
             case LinkAction.GIVE_UP:
-                error = UnavailableError(f"{self._edge} is not heard any more; connect again")
+                error = UnavailableError(f"{self._edge} no longer answers; connect again")
                 self._quic.close(CloseCode.COMING_BACK)
                 self._lose(error)
             case LinkAction.WAIT:

@@ -33,7 +33,7 @@ def _message(message: Message | Mapping[str, Any], number: int) -> Message:
 
 def _of_dict(message: Mapping[str, Any], where: str) -> Message:
     if not isinstance(message, Mapping):
-        raise ConfigError(f"{where} is {_kind(message)}; messages are as in {_EXAMPLE}")
+        raise ConfigError(f"{where} is {_kind(message)}; write messages as in {_EXAMPLE}")
     if "role" not in message:
         raise ConfigError(f'{where} has no role; write "system", "user" or "assistant"')
     if "content" not in message and "tool_calls" not in message:

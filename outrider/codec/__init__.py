@@ -1,1 +1,1 @@
-"""What travels: varints, token blocks, length-prefixed frames."""
+"""Encodings for the wire: varints, token blocks, length-prefixed frames."""

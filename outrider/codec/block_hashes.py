@@ -2,8 +2,8 @@
 
 A block's hash is BLAKE2b-128 (RFC 7693) over its parent's hash and its own ids as little-endian
 u32; the first block's parent is the root, BLAKE2b-128 over the cache salt. So equal hashes mean
-equal prefixes of one tenant, and who does not know the salt cannot tell what is cached. Replica
-and router compute the same.
+equal prefixes of one trust group, and without the salt nobody can find out what is cached. Replica
+and router compute the same hashes.
 """
 
 from __future__ import annotations

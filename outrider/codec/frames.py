@@ -13,7 +13,7 @@ from outrider.errors import FrameTooLargeError, MalformedFrameError, OutriderErr
 
 DEFAULT_MAX_FRAME_BYTES: Final = 1 << 20
 MIN_MEAN_FRAME_BYTES: Final = 128
-"""Of the frames of a stream whose number is limited, beyond those that are free."""
+"""Least mean size of the frames of a limited stream, beyond its free ones."""
 
 
 _SHORT: Final = tuple(bytes([size]) for size in range(0x80))
@@ -32,13 +32,13 @@ class FrameDecoder:
     """Cuts a byte stream into frames, however it arrives.
 
     Memory: never more than the bytes that arrived for one frame, at most `max_frame_bytes`; a
-    length alone reserves nothing. Each payload byte is copied once when its frame arrives whole,
-    otherwise twice (plus the amortised growth of one buffer).
+    length without payload reserves nothing. Each payload byte is copied once when its frame arrives
+    whole, otherwise twice (plus the amortised growth of one buffer).
 
-    Time: a frame costs about a microsecond beside its bytes. From a peer that is not trusted take
-    `num_free` frames at most, and one more for each MIN_MEAN_FRAME_BYTES of all of them.
+    Time: a frame costs about a microsecond beside its bytes. For peers that are not trusted, limit
+    frames to `num_free`, and one more for each MIN_MEAN_FRAME_BYTES received.
 
-    A stream that broke the protocol cannot be read on: after an error every `feed` raises it.
+    After a protocol error the stream cannot be read any further: every `feed` raises that error.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class FrameDecoder:
             raise ValueError(f"max_frame_bytes must be 1 .. {varint.MAX_VALUE}")
         self._max_frame_bytes = max_frame_bytes
         self._num_free = num_free
-        """Frames that may still come, whatever is in them."""
+        """Frames that may still come, whatever their size."""
         self._num_bytes = 0
-        """Of frames, less what frames beyond the free ones have used."""
+        """Bytes of frames, less what frames beyond the free ones have used."""
         self._length = 0
         self._shift = 0
         self._in_payload = False

@@ -1,12 +1,12 @@
-"""Prompts that both ends of a stream have seen: what is named instead of being sent again.
+"""Prompts known to both ends of a stream, which can be named instead of sent again.
 
 A returning chat's prompt is its last one, its reply, and a little more. A `PromptMemory` keeps
-recent prompts by name, so that a sender can say "the first n ids of that one, and then these". Both
-ends name alike what went over between them. What a name stands for may be gone at the receiver,
-which then says so and gets the whole.
+recent prompts by name, so that a sender can send "the first n ids of that one, then these". Both
+ends derive the same names from the prompts sent over the stream. The receiver may have dropped a
+prompt; it then answers so, and is sent the whole.
 
-A name is a keyed BLAKE2b (RFC 7693) of the ids as little-endian u32. Its key, the *scope*, is made
-of the trust group's salt and the vocabulary: what one group said cannot be named by another one.
+A name is a keyed BLAKE2b (RFC 7693) of the ids as little-endian u32. Its key, the *scope*, combines
+the trust group's salt and the vocabulary, so that no group can name another group's prompts.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ import numpy as np
 
 NAME_BYTES: Final = 16
 MIN_PREFIX_TOKENS: Final = 64
-"""Shorter beginnings are not left out: a name and its fields take some 20 bytes. Also the distance
-of the places at which the beginnings of prompts are compared."""
+"""Shorter beginnings are sent in full: a name and its fields take some 20 bytes. Also the distance
+between the places at which the beginnings of prompts are compared."""
 _ID_BYTES: Final = 4
 _STEP_BYTES: Final = MIN_PREFIX_TOKENS * _ID_BYTES
 _MAX_NAMES: Final = 16
-"""Of one prompt that grew turn by turn; the oldest are dropped."""
+"""Most names of one prompt that grew turn by turn; the oldest are dropped."""
 _ENTRY_BYTES: Final = 600
 _NAME_COST_BYTES: Final = 250
 _PLACE_COST_BYTES: Final = 200
-"""What Python's objects take beside the ids, for each prompt, name and place, rounded up."""
+"""Bytes of Python objects besides the ids, for each prompt, name and place, rounded up."""
 _SCOPE_PART: Final = 4
 """One trust group has at most this part of the room, a fourth, while others want it."""
 
@@ -66,7 +66,7 @@ def reply_name(scope: bytes, prompt: bytes, num_tokens: int, checksum: int) -> b
     return blake2b(about, key=scope, digest_size=NAME_BYTES, person=b"reply").digest()
 
 
-class Known(NamedTuple):
+class KnownPrefix(NamedTuple):
     """A beginning that the other end is believed to have."""
 
     name: bytes
@@ -88,7 +88,7 @@ class _Prompt:
 
     @property
     def num_bytes(self) -> int:
-        """What it takes, about."""
+        """Approximate memory of the prompt, in bytes."""
         unread = len(self.unread[1]) if self.unread else 0
         names, places = len(self.names) * _NAME_COST_BYTES, len(self.places) * _PLACE_COST_BYTES
         return _ENTRY_BYTES + len(self.ids) + unread + names + places
@@ -96,7 +96,7 @@ class _Prompt:
 
 @dataclass(slots=True, eq=False)
 class _Scope:
-    """What is remembered of one trust group, the least recently used first."""
+    """Prompts of one trust group, the least recently used first."""
 
     prompts: OrderedDict[int, _Prompt] = field(default_factory=OrderedDict)
     by_name: dict[bytes, _Prompt] = field(default_factory=dict)
@@ -115,7 +115,7 @@ class PromptMemory:
         self._scopes: OrderedDict[bytes, _Scope] = OrderedDict()
         self._next_number = 0
         self.num_bytes = 0
-        """What is kept takes about so much."""
+        """Approximate memory of everything kept, in bytes."""
 
     def __len__(self) -> int:
         return sum(len(scope.prompts) for scope in self._scopes.values())
@@ -175,7 +175,7 @@ class PromptMemory:
         self._make_room(scope, group)
         return found if len(found) == num_tokens * _ID_BYTES else None
 
-    def longest(self, scope: bytes, ids: bytes) -> Known | None:
+    def longest(self, scope: bytes, ids: bytes) -> KnownPrefix | None:
         """The longest beginning of `ids` that something remembered has too, in `is_searched`."""
         group = self._scopes.get(scope)
         if group is None:
@@ -190,10 +190,10 @@ class PromptMemory:
         num_tokens = (at + _common_bytes(prompt.ids[at:], ids[at:])) // _ID_BYTES
         # The shortest that will do: of a reply the receiver may not know the end yet.
         names = [it for it in prompt.names.items() if it[1] >= num_tokens]
-        return Known(min(names, key=lambda it: it[1])[0], num_tokens) if names else None
+        return KnownPrefix(min(names, key=lambda it: it[1])[0], num_tokens) if names else None
 
     def forget(self, scope: bytes, name: bytes) -> None:
-        """Whoever should know that name does not."""
+        """Drop a prompt that the peer does not know by this name."""
         group = self._scopes.get(scope)
         prompt = group.by_name.get(name) if group else None
         if group is not None and prompt is not None:
@@ -236,8 +236,8 @@ class PromptMemory:
         self._charge(group, prompt)
 
     def _make_room(self, scope: bytes, group: _Scope) -> None:
-        """Forget what there is no room for: of this group if it has much, else of the one that was
-        silent longest."""
+        """Drop prompts until the limit holds: of this group if it has much, else of the least
+        recently used group."""
         while self.num_bytes > self.max_bytes:
             is_greedy = group.num_bytes > self.max_bytes // _SCOPE_PART
             oldest = scope if is_greedy else next(iter(self._scopes))

@@ -1,9 +1,10 @@
-"""Ranks in classes: four bits say about how large a rank is, and as many as that takes the rest.
+"""Ranks in classes: four bits give the class of a rank by size, further bits its place in the
+class.
 
 Sixteen classes of neighbouring ranks, small ones first; a class of 2^b ranks takes b more bits. So
 a rank takes 6 to 22 bits, where LEB128 takes 8, 16 or 24. First come the classes of all ranks, two
-to a byte, the first one in the low bits; behind them the other bits, one rank behind the other, the
-lowest bit first, and zeros up to a whole byte. A sequence of ranks has one encoding.
+to a byte, the first one in the low bits; behind them the other bits, rank by rank, the lowest bit
+first, and zeros up to a whole byte. A sequence of ranks has one encoding.
 
 The sizes fit the ranks of a table by frequency, whatever its vocabulary: they were chosen on the
 prompts of bench/data/tuning, and measured on others (bench/codec.py).
@@ -59,8 +60,8 @@ def _halves(classes: npt.NDArray[np.int64]) -> bytes:
 
 
 def decode(data: bytes, count: int) -> U32:
-    """The ranks [count] that `encode` made `data` of. Raises MalformedFrameError for anything else;
-    `data` bounds what is allocated."""
+    """The ranks [count] from which `encode` made `data`. Raises MalformedFrameError for anything
+    else; memory is bounded by `data`."""
     least, most = encoded_bounds(count)
     if not least <= len(data) <= most:
         raise MalformedFrameError(f"{count} ranks in classes cannot have {len(data)} bytes")

@@ -3,7 +3,7 @@
 A table is bound to the digest of a vocabulary's tokens and has a version; codec RANK_VARINT means
 version 1. A published table never changes: a better one gets a new version and a new codec number,
 because a peer may hold the old one. (A wrong table would be caught by the token block's checksum.)
-`tools/make_rank_table.py` makes the tables and says from what.
+`tools/make_rank_table.py` makes the tables and documents their source.
 """
 
 from __future__ import annotations

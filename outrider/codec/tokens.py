@@ -7,7 +7,7 @@ vocabulary or a flipped bit is refused and never decoded to other ids.
 
 A block of a few ids takes a plain Python path, a long one numpy.
 
-Commits and drafts are too short for a header and a checksum: they carry LEB128 alone, of ids or of
+Commits and drafts are too short for a header and a checksum: they carry only LEB128, of ids or
 ranks (`TokenCoder.pack` and `unpack`, `number` and `token`), and a running checksum covers a reply.
 """
 
@@ -31,14 +31,15 @@ from outrider.errors import BadTokenBlockError, MalformedFrameError
 
 _LONG_ENCODE: Final = 768
 _LONG_DECODE: Final = 96
-"""Ids from which numpy is faster than a loop, as measured."""
+"""Number of ids from which numpy is faster than a loop, as measured."""
 _U16_VOCABULARY: Final = 1 << 16
 MIN_CLASSES: Final = 96
-"""Ids from which RANK_CLASSES is written: fewer take as long as so many, above 1 us each."""
+"""Number of ids from which RANK_CLASSES is written: fewer take as long as this many, above 1 us
+each."""
 
 
 class TokenCodec(IntEnum):
-    """Layouts; the numbers are those of the wire."""
+    """Layouts, by their numbers on the wire."""
 
     RANK_VARINT = 1
     VARINT = 2
@@ -47,7 +48,7 @@ class TokenCodec(IntEnum):
 
 
 RANKED: Final = frozenset({TokenCodec.RANK_VARINT, TokenCodec.RANK_CLASSES})
-"""Those that need a rank table."""
+"""Layouts that need a rank table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class Block:
     count: int
     """Number of ids."""
     checksum: int | None
-    """None where the ids are checked with those of other messages."""
+    """None if the ids are checked together with those of other messages."""
     payload: bytes
 
 
@@ -132,12 +133,12 @@ class TokenCoder:
         return Block(chosen, len(ids), zlib.crc32(raw, self._seed), payload)
 
     def checksum(self, ids: Sequence[int], before: int | None = None) -> int:
-        """CRC-32 of ids, behind those whose checksum is `before`."""
+        """CRC-32 of ids; `before` is the checksum of the ids in front of them."""
         raw = ids[0].to_bytes(4, "little") if len(ids) == 1 else _as_bytes(ids)
         return zlib.crc32(raw, self._seed if before is None else before)
 
     def number(self, token: int, codec: TokenCodec) -> int:
-        """What stands for a token alone: its rank where the codec has ranks, else its id. Raises
+        """A single token's value in a codec: its rank if the codec has ranks, else its id. Raises
         BadTokenBlockError for one outside the vocabulary."""
         if not 0 <= token < self._size:
             raise self._outside()
@@ -165,7 +166,7 @@ class TokenCoder:
         return b"".join([pieces[i] for i in ids])
 
     def unpack(self, payload: bytes, codec: TokenCodec, *, max_count: int) -> tuple[int, ...]:
-        """The ids of what `pack` made. Raises BadTokenBlockError."""
+        """The ids from which `pack` made `payload`. Raises BadTokenBlockError."""
         self._require(codec)
         table = self._ids_by_rank if codec == TokenCodec.RANK_VARINT else range(self._size)
         try:
@@ -199,8 +200,8 @@ class TokenCoder:
         return ids
 
     def decode_array(self, block: Block, *, max_count: int) -> U32:
-        """As `decode`, for long blocks: [count] ids. Lets go of the GIL for most of its time.
-        A checksum that is not there is not missed."""
+        """Like `decode`, for long blocks: [count] ids. Releases the GIL for most of its time. A
+        missing checksum is accepted."""
         self._check(block, max_count)
         try:
             ids = self._unpack_array(block)
@@ -299,7 +300,7 @@ def _as_bytes(ids: Sequence[int]) -> bytes:
 
 
 def ids_checksum(vocabulary_digest: bytes, ids: Sequence[int]) -> int:
-    """As TokenCoder.checksum, of ids that are known to be of this vocabulary."""
+    """Like TokenCoder.checksum, for ids known to be of this vocabulary."""
     return zlib.crc32(_as_bytes(ids), zlib.crc32(vocabulary_digest))
 
 

@@ -85,7 +85,7 @@ def encode_array(values: U32) -> bytes:
 
 
 def decode_array(data: bytes, *, max_count: int) -> U32:
-    """As `decode`, vectorised; [n] values."""
+    """Like `decode`, vectorised: [n] values."""
     raw = np.frombuffer(data, dtype=np.uint8)
     if not len(raw):
         return np.empty(0, dtype=np.uint32)

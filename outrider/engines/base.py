@@ -1,13 +1,13 @@
-"""The engine seam: what the scheduler asks of a model, and what every engine refuses.
+"""The engine interface: what the scheduler needs of a model, and what every engine refuses.
 
 An engine computes rows of logits for batches of sequences over a paged KV pool whose blocks the
-caller hands out. It keeps no policy. The contract (tests/engines/seam/contract.py):
+caller hands out. It has no policy of its own. The contract (tests/engines/seam/contract.py):
 
-- a row is a function of the ids at positions 0..p of its sequence alone, bit for bit, whatever
+- a row is a function of the ids at positions 0..p of its sequence only, bit for bit, whatever
   else is in the call, however the ids were split over calls, and whichever blocks hold them;
 - ids behind a row (drafts) never change it; KV at positions past a sequence's kept length may
   hold anything and is rewritten before it is read;
-- a slice spoils what lies behind its last token, up to the end of the block of its last scratch
+- a slice overwrites what lies behind its last token, up to the end of the block of its last scratch
   token: a block shared between sequences is never written behind its shared tokens.
 """
 
@@ -44,7 +44,7 @@ class SizingRule:
 
     @property
     def max_prepared(self) -> int:
-        """Most rows of a call that is rounded up to one of `sizes`; 0: there are none."""
+        """Most rows of a call that is rounded up to one of `sizes`; 0: `sizes` is empty."""
         return self.sizes[-1] if self.sizes else 0
 
     def padded(self, num_rows: int) -> int:
@@ -70,7 +70,7 @@ NO_SIZING = SizingRule()
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What an engine is and can hold."""
+    """An engine's properties and limits."""
 
     name: str
     vocabulary_size: int
@@ -87,26 +87,26 @@ class EngineInfo:
     """KV slots past a slice's last token that the engine may write garbage to; the slice's
     blocks must cover them."""
     sizing: SizingRule = NO_SIZING
-    """How the number of rows of a call is rounded; rows up to there are nearly free."""
+    """How the number of rows of a call is rounded; filling a call up to it is nearly free."""
     exact: bool = True
     """Whether the contract's bit-exactness holds in this configuration."""
     precision: str = "f32"
     """Arithmetic between the weight products, and of the KV: bf16 or f32."""
     fingerprint: bytes = b""
-    """SHA-256 of the logits' bits over fixed probe tokens: engines in which it is equal compute the
-    same. Empty: the engine computes no bits that could be compared."""
+    """SHA-256 of the logits' bits over fixed probe tokens: engines with equal fingerprints compute
+    the same. Empty: the engine's bits cannot be compared."""
     pool_reason: str = ""
     """Why the pool has this size, for the log."""
     num_candidates: int = 0
-    """Columns of a row: the likeliest ids alone; 0: the whole vocabulary."""
+    """Columns of a row: only the likeliest ids; 0: the whole vocabulary."""
     truncates_sampling: bool = False
-    """Whether requests whose choice may lie outside the candidates are served from these all the
-    same; otherwise they are refused. Not exact."""
+    """Whether requests whose choice may lie outside the candidates are served from the candidates
+    anyway, which is not exact; otherwise they are refused."""
     partial_rows: bool = False
     """Whether a slice may be answered with fewer rows than asked, see LogitsRows."""
     kv_layout: KvLayout | None = None
-    """How export_blocks arranges a block, one block behind the other; None: what it gives cannot be
-    packed, and goes nowhere."""
+    """How export_blocks arranges each of its blocks; None: the exported bytes cannot be packed and
+    are not sent anywhere."""
     keeps_kv: bool = False
     """The engine keeps KV itself: blocks are the caller's measure of its room, no more. Copies do
     nothing, exports and imports are refused."""
@@ -114,7 +114,7 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class NewSequence:
-    """A sequence that the engine is told of before its first slice."""
+    """A sequence announced to the engine before its first slice."""
 
     sequence: int
     """The caller's number, not open."""
@@ -138,14 +138,14 @@ class SequenceSlice(NamedTuple):
     blocks: Ids
     """Physical blocks in order, covering past + n + scratch_tokens tokens."""
     num_rows: int
-    """Logit rows wanted, those of the last num_rows tokens; 0 for an inner prefill chunk."""
+    """Logit rows to return, those of the last num_rows tokens; 0 for an inner prefill chunk."""
 
 
 class LogitsRows(NamedTuple):
-    """Candidates for the token after each asked position.
+    """Candidates for the token after each position asked for.
 
     Engines with `partial_rows` may leave out rows from the end: r rows, 1 <= r <= num_rows, are
-    those of the first r asked positions. What is missing may be asked for again.
+    those of the first r positions. Missing rows may be asked for again.
     """
 
     logits: Logits
@@ -171,8 +171,8 @@ class Engine(Protocol):
 
     @property
     def busy_s(self) -> float:
-        """Seconds that it computed so far: of each call the time from its start on the hardware to
-        its end there, without what is done around it."""
+        """Seconds of computing so far: for each call from its start on the hardware to its end
+        there, without preparation and evaluation."""
         ...
 
     def open(self, sequence: int, prompt: Ids, salt: bytes = b"", num_candidates: int = 0) -> None:

@@ -1,9 +1,9 @@
-"""Which requests an engine can serve that names only the likeliest ids of a row.
+"""Which requests an engine can serve that returns only the likeliest ids of a row.
 
-Everything the sampler keeps must be among the candidates, and their scores must mean to it what
-those of a whole row do. Candidates come with log probabilities: logits less a constant of the row,
-which no softmax and no argmax sees. The engine normalised them over the whole row, so sessions that
-ask for log probabilities are told them as they are.
+Everything the sampler keeps must be among the candidates, and their scores must mean the same to it
+as those of a whole row. Candidates come with log probabilities: logits less a constant of the row,
+to which softmax and argmax are indifferent. The engine normalised them over the whole row, so they
+are returned unchanged to sessions that ask for log probabilities.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def check_sampling(params: SamplingParams, info: EngineInfo) -> None:
         )
     if params.num_logprobs > info.num_candidates:
         raise InvalidSamplingError(
-            f"the engine {info.name} scores only the {info.num_candidates} likeliest ids: set "
+            f"the engine {info.name} scores only the {info.num_candidates} likeliest ids; set "
             f"num_logprobs to at most {info.num_candidates}"
         )
     if not 1 <= num_candidates(params) <= info.num_candidates and not info.truncates_sampling:
         raise InvalidSamplingError(
-            f"the engine {info.name} scores only the {info.num_candidates} likeliest ids: set "
+            f"the engine {info.name} scores only the {info.num_candidates} likeliest ids; set "
             f"top_k to 1..{info.num_candidates}, or temperature to 0"
         )
 

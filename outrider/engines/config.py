@@ -1,4 +1,4 @@
-"""What an engine is made from."""
+"""Configuration of an engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EngineName: TypeAlias = Literal["openvino", "tensorrt-llm", "fake"]
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Which engine, which model, how much memory, which arithmetic."""
+    """The engine, its model, its memory and its arithmetic."""
 
     engine: EngineName = "openvino"
     model: str = ""
@@ -51,18 +51,18 @@ class EngineConfig:
     num_blocks: Annotated[int | None, at_least(1)] = None
     """Blocks of the KV pool; given, it decides instead of kv_bytes."""
     max_context_tokens: NonNegativeInt = 0
-    """Prompt and reply together, for which the pool must have room; 0: the model's most, as far
-    as the pool has room."""
+    """Most tokens of prompt and reply together; the pool must have room for them. 0: the model's
+    limit, as far as the pool has room."""
     precision: Precision = "auto"
     """Arithmetic of attention and of everything between the weight products, and of the KV; auto:
     bf16 on a CPU that has instructions for it and no AMX, else f32 (decision 0002). OpenVINO
     only."""
     dynamic_quantization: bool = True
-    """Whether a weight product rounds its inputs to 8 bits, in groups that share a scale: with it
-    calls of many rows take half the time, and 4 % of likeliest tokens become another one (without
-    it 2 %; `python -m bench.fidelity`). CPUs with AVX2 alone never do. OpenVINO only."""
+    """Whether a weight product rounds its inputs to 8 bits, in groups that share a scale. Calls of
+    many rows then take half the time, and 4 % of likeliest tokens become another one (otherwise 2
+    %; `python -m bench.fidelity`). CPUs with AVX2 only never round. OpenVINO only."""
     weight_bits: int = 8
-    """Bits of a weight, 8 or 4, once a model is converted. With 4 a call of few rows takes six
+    """Bits of a weight once a model is converted: 8 or 4. With 4, a call of few rows takes six
     tenths of the time and is less true to the file: for draft models, whose text is verified
     (decision 0008). OpenVINO's folders are served as they are. OpenVINO only."""
     exact: bool = True
@@ -87,5 +87,5 @@ class EngineConfig:
             raise ConfigError(f"weight_bits is {self.weight_bits}; use 4 or 8")
 
     def kv_budget(self) -> Budget:
-        """What the KV pool may take."""
+        """Limits of the KV pool's size."""
         return Budget(self.num_blocks, self.kv_bytes, self.kv_share, self.max_context_tokens)

@@ -1,4 +1,4 @@
-"""What the processor of this machine is and can do, as Linux tells it."""
+"""Properties of this machine's processor, from Linux."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _CHANGING: Final = frozenset(
 
 @cache
 def cpu_flags() -> frozenset[str]:
-    """Names as /proc/cpuinfo has them (`avx512_bf16`, `amx_int8`); empty where there is none."""
+    """Feature names as in /proc/cpuinfo (`avx512_bf16`, `amx_int8`); empty without that file."""
     lines = [line for line in _cpuinfo().splitlines() if line.startswith("flags")]
     return frozenset(lines[0].split(":", 1)[1].split()) if lines else frozenset()
 
 
 @cache
 def cpu_identity() -> str:
-    """A text that is equal on two machines only if programs that choose kernels by the processor
-    choose the same ones: all that /proc/cpuinfo says of it (family, model, stepping, flags), the
-    sizes of its caches, and how many CPUs this process may use. "" where Linux does not tell."""
+    """A text that differs between two machines if programs that choose kernels by the processor may
+    choose different ones: all of /proc/cpuinfo that is constant (family, model, stepping, flags),
+    cache sizes, and the number of CPUs this process may use. "" if Linux does not provide them."""
     text = _cpuinfo()
     if not text:
         return ""

@@ -1,7 +1,8 @@
 """Files of draft models made for one target: their metadata, and composing them with the target.
 
-A draft is a GGUF file without tokenizer and embedding, which are its target's, and with an output
-head of a few rows: the ids that the target says most. `tools/train_draft` writes such files.
+A draft is a GGUF file without tokenizer and embedding, which it shares with its target, and with an
+output head of a few rows: the ids most frequent in the target's text. `tools/train_draft` writes
+such files.
 """
 
 from __future__ import annotations
@@ -47,9 +48,10 @@ class DraftCard:
 
 
 def read_card(path: Path) -> DraftCard | None:
-    """The card in a GGUF file; None for a model that is no trained draft.
+    """The card in a GGUF file; None if the model is not a trained draft.
 
-    Raises ArtifactCorruptError if there is no whole GGUF file, or the card contradicts itself.
+    Raises ArtifactCorruptError if the file is not a whole GGUF file, or the card contradicts
+    itself.
     """
     try:
         reader = open_gguf(path)
@@ -63,16 +65,16 @@ def read_card(path: Path) -> DraftCard | None:
 
 
 class TrainedSize(NamedTuple):
-    """What a trained draft's memory depends on."""
+    """The sizes that a trained draft's memory depends on."""
 
     weights_bytes: int
-    """Of its own matrices, and of the embedding, which is its target's, in a byte a weight."""
+    """Bytes of the draft's own matrices, and of its target's embedding at one byte a weight."""
     num_scored: int
     """Rows of its head."""
 
 
 def trained_size(path: Path) -> TrainedSize | None:
-    """Of a trained draft; None for a model that is none. Raises as read_card."""
+    """Sizes of a trained draft; None if the model is not one. Raises as `read_card`."""
     card = read_card(path)
     if card is None:
         return None
@@ -183,7 +185,7 @@ def copy_fields(source: GGUFReader, writer: GGUFWriter, wanted: Callable[[str], 
 
 
 def _add_readable(writer: GGUFWriter, tensor: gguf.ReaderTensor) -> None:
-    """As it is, or in Q8_0 where the converter does not read its type."""
+    """Add a tensor unchanged, or in Q8_0 if the converter does not read its type."""
     if tensor.tensor_type in _CONVERTED:
         _add(writer, tensor, None)
         return

@@ -21,8 +21,9 @@ from outrider.models.vocabulary import load_vocabulary
 SHIPPED: Final = ""
 """The draft in this package that was made for the target."""
 DRAFT_WEIGHT_BITS: Final = 4
-"""Of models that draft, unless their definition says otherwise: what they guess is verified, and
-time per guess counts for more than the few guesses that rounding costs (decision 0008)."""
+"""Bits per weight of draft models, unless their definition sets another number: their guesses are
+verified, and time per guess matters more than the few guesses that rounding costs (decision
+0008)."""
 _PACKAGES: Final = ("openvino", "openvino_genai")
 
 
@@ -37,7 +38,7 @@ class DraftModel:
 
 
 def shipped_draft(target: ModelSpec) -> Path | None:
-    """The draft in this package for a target, if there is one."""
+    """The draft in this package for a target; None without one."""
     path = Path(str(resources.files("outrider.engines"))) / "data" / f"{target.name}.draft.gguf"
     return path if path.is_file() else None
 
@@ -45,11 +46,11 @@ def shipped_draft(target: ModelSpec) -> Path | None:
 def load_draft(
     choice: str, target: ModelSpec, store: ModelStore, config: EngineConfig
 ) -> DraftModel:
-    """Load the draft: SHIPPED, a GGUF file's path, or a model's name, whose definition's settings
-    of the engine win over `config`'s. Blocks for seconds.
+    """Load the draft: SHIPPED, a GGUF file's path, or a model's name, whose definition overrides
+    the engine settings in `config`. Blocks for seconds.
 
-    Raises ArtifactMissingError where nothing is shipped, VocabularyMismatchError, ConfigError
-    without the engine's packages, and what ModelStore.ensure and the engine raise.
+    Raises ArtifactMissingError if no draft is shipped, VocabularyMismatchError, ConfigError without
+    the engine's packages, and what ModelStore.ensure and the engine raise.
     """
     check_packages()
     path = draft_path(choice, target)

@@ -1,4 +1,4 @@
-"""What makes vectors of token ids, behind one interface. Pure."""
+"""The interface of models that compute vectors of texts. Pure."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _BUCKETS: Final = 16
 """Lengths between a power of two and the next: at most a seventeenth of a long text's row is
 padding, and texts of nearly the same length share a call."""
 LEAST_TOKENS: Final = 8
-"""Shorter texts are padded to so many: products of very few rows come from other kernels on some
-CPUs (decision 0002), and a text alone is such a product."""
+"""Shorter texts are padded to this length: on some CPUs, products of very few rows use other
+kernels (decision 0002), and a single text is such a product."""
 
 
 def padded_tokens(num_tokens: int) -> int:
-    """The length that a text of so many tokens is computed at: of itself alone, whatever it is
-    batched with. The sums of a softmax are added in another order where the row is longer, so two
-    lengths would be two results (decision 0025)."""
+    """The padded length at which a text of this length is computed. It depends only on the text's
+    own length, not on its batch: a softmax over a longer row adds in another order, so another
+    length could give another result (decision 0025)."""
     octave = 1 << max(0, num_tokens - 1).bit_length() >> 1
     step = max(BUCKET_TOKENS, octave // _BUCKETS)
     return max(LEAST_TOKENS, -(-num_tokens // step) * step)
@@ -36,16 +36,17 @@ def padded_tokens(num_tokens: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class EmbedderInfo:
-    """What an embedder is."""
+    """An embedder's properties."""
 
     name: str
-    """Of the engine."""
+    """Name of the engine."""
     precision: str
     dimensions: int
     max_tokens: int
     vocabulary_size: int
     fingerprint: bytes
-    """Of numbers that it computed at start-up: equal ones compute the same."""
+    """SHA-256 of numbers computed at start-up; embedders with equal fingerprints compute the
+    same."""
 
 
 class Embedder(Protocol):
@@ -53,7 +54,7 @@ class Embedder(Protocol):
 
     @property
     def info(self) -> EmbedderInfo:
-        """What it is."""
+        """The embedder's properties."""
         ...
 
     def embed(self, texts: Sequence[Ids]) -> Vectors:
@@ -67,9 +68,10 @@ class Embedder(Protocol):
 
 
 def pool(states: Vectors, lengths: Sequence[int], pooling: Pooling, *, normalizes: bool) -> Vectors:
-    """[n, width] one vector for each text, of its tokens' [n, padded tokens, width].
+    """One vector per text, [n, width], from its tokens' states [n, padded tokens, width].
 
-    Text by text, over its own tokens alone: what follows them has no part in any sum."""
+    Each text is pooled by itself over its own tokens; padding is part of no sum.
+    """
     made = np.empty((len(lengths), states.shape[2]), np.float32)
     for row, (tokens, length) in enumerate(zip(states, lengths, strict=True)):
         if pooling is Pooling.MEAN:

@@ -37,8 +37,8 @@ def create_engine(config: EngineConfig) -> Engine:
 
 
 def check_vocabulary(config: EngineConfig, vocabulary: Vocabulary) -> None:
-    """Raises ConfigError, before a model is loaded, if the engine would read weights that are not
-    the vocabulary's: those of other engines come with it, in one file."""
+    """Raises ConfigError, before a model is loaded, if the engine would read weights for another
+    vocabulary. Only TensorRT-LLM can: other engines read weights and vocabulary from one file."""
     if config.engine == "tensorrt-llm":
         from outrider.engines.tensorrt_llm import checkpoint
 

@@ -44,7 +44,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _SPREAD = 8.0
 """Logits lie in [0, 8): sampling at temperature 1 is neither uniform nor one-sided."""
 _PROBE_TOKENS = 16
-"""Length of the sequence whose rows are the fingerprint."""
+"""Length of the sequence whose rows give the fingerprint."""
 _FAVOUR = 16.0
 """Added to the favourite's logit: it then wins against any other column."""
 
@@ -60,13 +60,13 @@ class FakeOptions:
     min_rows: int = 1
     scratch_tokens: int = 1
     sizing: SizingRule = NO_SIZING
-    """The SizingRule it reports; its cost is that of the tokens alone."""
+    """The SizingRule it reports; rounding costs it nothing."""
     num_candidates: int = 0
     """Columns of a row; 0: one per id."""
     cuts_rows: bool = False
     """Whether slices are answered with their first rows only, as many as chance has it."""
     repetition: float = 0.75
-    """Share of rows whose greedy token follows from the last id alone: greedy text then runs in
+    """Share of rows whose greedy token follows from the last id only: greedy text then runs in
     short cycles, which a suffix drafter guesses."""
     fixed_ms: float = 0.0
     """Virtual cost of a call."""
@@ -80,12 +80,13 @@ class FakeOptions:
     """A call with this id among its tokens ends the process by SIGABRT, as a failed assertion of a
     real engine does; below 0: none does."""
     call_ms: float = 0.0
-    """Time that a call waits, real, besides what it computes: a reply then lasts for a while on a
-    fast machine, too, and costs it little."""
+    """Real time that each call waits in addition to computing, so that replies last on fast
+    machines, too, without using the CPU."""
 
 
 class FakeEngine:
-    """Implements base.Engine. Spoils every slot a slice may spoil, whatever its number of rows."""
+    """Implements base.Engine. Overwrites every slot that a slice may overwrite, whatever its number
+    of rows."""
 
     def __init__(self, options: FakeOptions | None = None) -> None:
         self.options = options = options or FakeOptions()
@@ -189,7 +190,7 @@ class FakeEngine:
             raise EngineError(f"call {self.num_steps} fails as configured")
 
     def _fingerprint(self) -> bytes:
-        """Of the rows of one sequence, computed beside the pool."""
+        """Fingerprint of the rows of one sequence, computed without the pool."""
         options = self.options
         num_tokens = min(_PROBE_TOKENS, options.max_context_tokens)
         ids = probe_ids(options.vocabulary_size, num_tokens)

@@ -1,9 +1,9 @@
-"""What a replica of a model takes of the machine's memory, said before it is loaded (pure).
+"""Predicts the memory that a replica of a model takes, before it is loaded (pure).
 
 The OpenVINO engine holds the weights once in the model that takes any number of rows, laid out for
 its kernels, and once more in each model compiled for one number of rows (decision 0004). The file
-they come from is mapped, and its pages are given back. Sizes are fitted to measurements of models
-with 0.1 to 1.5 billion weights; the true ones are within a quarter of these.
+they come from is mapped, and its pages are released. Sizes are fitted to measurements of models
+with 0.1 to 1.5 billion weights; true sizes are within a quarter of the prediction.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ MIB: Final = 1 << 20
 PROCESS_BYTES: Final = 280 * MIB
 """Interpreter, libraries, vocabulary and the scheduler's tables of a replica, in pages of 2 MiB."""
 MAX_LOGITS_ROWS: Final = 64
-"""Rows of logits of one call for which memory is taken at the start; more take it when asked."""
+"""Rows of logits of one call for which memory is reserved at the start; calls with more allocate
+it."""
 RESERVE_BYTES: Final = 512 * MIB
-"""Memory that stays free of what only makes calls faster: sessions, buffers, other processes."""
+"""Memory kept free, for sessions, buffers and other processes, by anything that only makes calls
+faster."""
 
 _GRAPH_BYTES: Final = 32 * MIB
-"""Of one compiled model: nodes, kernels and what passes between them."""
+"""Bytes of one compiled model besides weights: nodes, kernels and intermediate results."""
 _LAYOUT_PERCENT: Final = 105
 """Weights as kernels want them, of their size in the converted file: the embedding stays there,
 scales of groups grow from f16 to f32 and are held twice."""
 _ORIGINAL_BYTES: Final = 40 * MIB
-"""Of the graph before it is compiled: products that were joined."""
+"""Bytes of the graph before it is compiled: products that were joined."""
 _MODEST_BYTES: Final = 2 << 30
 """Models for certain numbers of rows take so much of any machine that has it."""
 _PLENTY: Final = 20
@@ -44,7 +46,7 @@ def compiled_bytes(weights_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes of one replica, by what they are for."""
+    """Bytes of one replica, by purpose."""
 
     process_bytes: int
     """0 for an engine in a process that is there already."""
@@ -57,7 +59,7 @@ class Footprint:
 
     @property
     def needed_bytes(self) -> int:
-        """Without it the replica cannot start."""
+        """Bytes without which the replica cannot start."""
         return self.process_bytes + self.model_bytes + self.logits_bytes + self.kv_bytes
 
     @property
@@ -80,7 +82,7 @@ class Group(NamedTuple):
     num_replicas: int
 
     def told(self, is_alone: bool) -> str:
-        """What one of its replicas needs, by what it is for."""
+        """Text with the memory that one of the replicas needs, by purpose."""
         it = self.replica
         what = "the model" if is_alone else self.model
         if self.num_replicas > 1:
@@ -92,8 +94,8 @@ class Group(NamedTuple):
 
 
 def check_together(groups: Sequence[Group], free: FreeMemory | None, others_bytes: int = 0) -> None:
-    """Raises InsufficientMemoryError if the replicas of several models, beside others, do not fit
-    into what is free. Nothing is refused where that is not known."""
+    """Raises InsufficientMemoryError if the replicas of several models and other processes do not
+    fit into the free memory. Refuses nothing if that is unknown."""
     needed = sum(it.num_replicas * it.replica.needed_bytes for it in groups) + others_bytes
     if free is None or needed <= free.num_bytes:
         return
@@ -115,8 +117,8 @@ def footprint(
     process_bytes: int = PROCESS_BYTES,
     num_fixed: int = 0,
 ) -> Footprint:
-    """Of a model whose converted weights have `weights_bytes`, with `num_fixed` models for one
-    number of rows. With `kv_bytes` 0 the KV pool is the smallest that is made unasked."""
+    """Footprint of a model whose converted weights have `weights_bytes`, with `num_fixed` models
+    for one number of rows. With `kv_bytes` 0 the KV pool is the smallest default one."""
     return Footprint(
         process_bytes=process_bytes,
         model_bytes=compiled_bytes(weights_bytes) + _ORIGINAL_BYTES,
@@ -127,8 +129,8 @@ def footprint(
 
 
 def check_pool(pool_bytes: int, free: FreeMemory | None) -> None:
-    """Raises InsufficientMemoryError for a KV pool that does not fit into what is free, as far as
-    that is known."""
+    """Raises InsufficientMemoryError if a KV pool does not fit into the free memory; never if that
+    is unknown."""
     if free is not None and pool_bytes > free.num_bytes:
         raise InsufficientMemoryError.of(
             pool_bytes,
@@ -138,9 +140,9 @@ def check_pool(pool_bytes: int, free: FreeMemory | None) -> None:
 
 
 def fixed_budget(free_bytes: int | None, kv_bytes: int, asked_bytes: int = 0) -> int:
-    """Bytes that models for certain numbers of rows may take, where `free_bytes` are free once the
-    model is loaded and the KV pool will take `kv_bytes` of them; None: nobody knows. Whoever asks
-    for `asked_bytes` gets so many, as far as they are free."""
+    """Bytes for models compiled for certain numbers of rows. `free_bytes` are free once the model
+    is loaded (None: unknown), of which the KV pool takes `kv_bytes`. A nonzero `asked_bytes` is
+    granted as far as free memory allows."""
     if free_bytes is None:
         return asked_bytes or _MODEST_BYTES
     spare = max(0, free_bytes - kv_bytes - RESERVE_BYTES)

@@ -1,7 +1,7 @@
-"""How much memory this process may still take: what the machine has, and what its cgroups allow.
+"""Memory that this process can still allocate, within the machine and its cgroups.
 
-Limits are those of the process's own cgroup and of every group above it. Page cache that the
-kernel can drop at once counts as free (cgroup's inactive file pages; MemAvailable, proc(5)).
+Limits are those of the process's own cgroup and of every group above it. Page cache that the kernel
+can drop at once counts as free (cgroup's inactive file pages; MemAvailable, proc(5)).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class FreeMemory:
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """Where a version of the memory controller keeps its numbers (kernel documentation,
-    admin-guide/cgroup-v2 and cgroup-v1/memory)."""
+    """Files of one version of the memory controller (kernel documentation, admin-guide/cgroup-v2
+    and cgroup-v1/memory)."""
 
     name: str
     folder: str
@@ -97,7 +97,7 @@ def _of_group(group: Path, files: _Files) -> FreeMemory | None:
 
 
 def _text(path: Path) -> str:
-    """Empty where there is no such file: not every kernel has every controller."""
+    """Text of a file; "" without it, since not every kernel has every controller."""
     try:
         return path.read_text(encoding="ascii", errors="replace")
     except OSError:

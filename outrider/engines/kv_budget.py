@@ -9,7 +9,7 @@ from outrider.engines.free_memory import FreeMemory
 from outrider.errors import ConfigError
 
 DEFAULT_SHARE = 0.3
-"""Of the free memory: two replicas of a machine leave room for what else runs there."""
+"""Default share of free memory: two replicas on a machine leave room for other processes."""
 FLOOR_BYTES = 64 << 20
 """A measured budget is at least this, as far as so much is free."""
 CEILING_BYTES = 16 << 30
@@ -19,7 +19,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class BlockShape:
-    """What a block takes and holds."""
+    """Size of a block, in bytes and tokens."""
 
     num_bytes: int
     num_tokens: int
@@ -33,7 +33,7 @@ class BlockShape:
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """What was decided, and why."""
+    """The number of blocks chosen, and the reason for messages."""
 
     num_blocks: int
     reason: str
@@ -41,7 +41,7 @@ class PoolSize:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What was asked for: blocks, else bytes, else a share of what is free."""
+    """The size requested: a number of blocks, else bytes, else a share of free memory."""
 
     num_blocks: int | None = None
     num_bytes: int = 0

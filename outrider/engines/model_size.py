@@ -30,30 +30,31 @@ _SCALE_BYTES: Final = 2
 """The converter stores weights in a byte each, and an f16 for each group of so many (layouts)."""
 _FEW_BITS: Final = 4
 _FEW_BITS_BYTES: Final = (64 / 2 + _SCALE_BYTES + 1 / 2) / 64
-"""Of a weight of so many bits: groups of 64, each with an f16 and a zero point of half a byte."""
+"""Bytes of a weight stored in few bits: groups of 64, each with an f16 scale and a zero point of
+half a byte."""
 _EMBEDDING: Final = "token_embd.weight"
 _HEAD: Final = "output.weight"
 _VERSION: Final = 2
-"""A new number whenever what is kept changes."""
+"""Raised whenever the stored record changes."""
 _KEPT: Final = "size.json"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """What memory depends on."""
+    """The sizes that a model's memory depends on."""
 
     weights_bytes: int
-    """Of all matrices as they are converted, with 8 bits a weight."""
+    """Bytes of all matrices as converted, with 8 bits a weight."""
     vocabulary_size: int
     num_layers: int
     kv_values: int
-    """Of one token in one layer: its keys and values."""
+    """Values of one token's keys and values in one layer."""
     packed_bytes: int = 0
-    """Of weights_bytes, what is stored with 4 bits a weight where that is asked for: all matrices
-    but the embedding, none of a folder that serves as it is."""
+    """Part of weights_bytes that is stored with 4 bits a weight if that is configured: all matrices
+    but the embedding; 0 for an OpenVINO folder, which is served as it is."""
 
     def weights_bytes_of(self, weight_bits: int) -> int:
-        """Of all matrices, with so many bits a weight (layouts)."""
+        """Bytes of all matrices with `weight_bits` a weight (layouts)."""
         if weight_bits != _FEW_BITS:
             return self.weights_bytes
         share = _FEW_BITS_BYTES / (1 + _SCALE_BYTES / _GROUP)
@@ -65,8 +66,8 @@ class ModelSize:
 
 
 def size_of(spec: ModelSpec, store: ModelStore) -> ModelSize:
-    """Of a model that the store holds; kept there, since reading a large vocabulary's header takes
-    seconds. Raises what ModelStore.load, read_size and read_folder_size raise."""
+    """Size of a model in the store. It is cached there, since reading a large vocabulary's header
+    takes seconds. Raises what ModelStore.load, read_size and read_folder_size raise."""
     artifact = store.load(spec.source, sha256=spec.sha256)
 
     def build(folder: Path) -> None:
@@ -83,8 +84,8 @@ def size_of(spec: ModelSpec, store: ModelStore) -> ModelSize:
 
 
 def read_size(path: Path) -> ModelSize:
-    """Of a GGUF file. Raises ArtifactCorruptError if it is none, OSError, and
-    UnsupportedModelError if its header lacks what a transformer's has."""
+    """Size of a GGUF file's model. Raises ArtifactCorruptError if it is no GGUF file, OSError, and
+    UnsupportedModelError if its header is not that of a transformer."""
     reader = open_gguf(path)
     tokens = reader.fields.get("tokenizer.ggml.tokens")
     if tokens is None:
@@ -113,8 +114,9 @@ def read_size(path: Path) -> ModelSize:
 
 
 def read_folder_size(folder: Path) -> ModelSize:
-    """Of a folder with a checkpoint, or an OpenVINO model, whose weights serve as they are. Raises
-    UnsupportedModelError if its config.json lacks what a transformer's has, OSError."""
+    """Size of the model in a folder: a checkpoint, or an OpenVINO model, whose weights serve as
+    they are. Raises UnsupportedModelError if its config.json is not that of a transformer,
+    OSError."""
     config = read_config(folder)
 
     def number(key: str, default: int | None = None) -> int:
@@ -140,8 +142,8 @@ def read_folder_size(folder: Path) -> ModelSize:
 
 
 def read_embedder_size(folder: Path, num_bytes: int) -> ModelSize:
-    """Of a model that embeds, whose archive has so many bytes: the engine holds its weights in
-    float32 as they are and once more for its kernels, and there is no KV. Raises
+    """Size of an embedding model whose archive has `num_bytes`: the engine holds its weights in
+    float32 once as they are and once for its kernels, and it has no KV. Raises
     UnsupportedModelError."""
     facts = read_facts(folder)
     return ModelSize(
@@ -153,8 +155,8 @@ def read_embedder_size(folder: Path, num_bytes: int) -> ModelSize:
 
 
 def _checkpoint_bytes(config: Mapping[str, Any]) -> tuple[int, int]:
-    """Of all matrices, and of those besides the embedding. The head counts by itself, whether or
-    not it is the embedding."""
+    """Bytes of all matrices, and of all but the embedding. The output head counts separately, even
+    if it is the embedding."""
     return _summed(
         {
             each.gguf_name: math.prod(each.shape)
@@ -174,7 +176,8 @@ def _summed(counts: Mapping[str, int]) -> tuple[int, int]:
 
 
 def _weights_bytes(reader: Any) -> tuple[int, int]:
-    """As _checkpoint_bytes."""
+    """Bytes of all matrices of a GGUF file, and of all but the embedding, as
+    `_checkpoint_bytes`."""
     counts = {
         tensor.name: int(tensor.n_elements) for tensor in reader.tensors if len(tensor.shape) > 1
     }
@@ -184,7 +187,7 @@ def _weights_bytes(reader: Any) -> tuple[int, int]:
 
 
 def _value_bytes(precision: Precision) -> int:
-    """As compiling.precision_of decides, without OpenVINO."""
+    """Bytes of a KV value: decides as compiling.precision_of, without OpenVINO."""
     flags = cpu_flags()
     served = "avx512_bf16" in flags and "amx_bf16" not in flags
     return 2 if precision == "bf16" or (precision == "auto" and served) else 4

@@ -1,9 +1,8 @@
-"""Puts memory that is in use already into large pages (madvise(2), MADV_COLLAPSE, Linux 6.1).
+"""Puts memory that is already in use into large pages (madvise(2), MADV_COLLAPSE, Linux 6.1).
 
-What a process asks for as it starts (huge_pages.py) reaches what glibc allocates alone: weights
-that an engine repacks by an allocator of its own lie in pages of 4 KiB all the same. The kernel
-takes these apart one by one when the process dies, before it closes its sockets: until then nobody
-learns that a replica is gone.
+The setting of huge_pages.py reaches only what glibc allocates: weights that an engine repacks with
+an allocator of its own stay in pages of 4 KiB. The kernel releases these one by one when the
+process dies, before it closes its sockets, and until then no peer notices that a replica is gone.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class Mapping:
 
 
 def mappings(lines: Iterable[str]) -> Iterator[Mapping]:
-    """Those that the lines of a `smaps` file tell."""
+    """Mappings listed in the lines of a `smaps` file."""
     begin = end = resident = huge = 0
     is_private = False
     for line in lines:

@@ -1,1 +1,1 @@
-"""How close an engine's logits are to those of the model file's own weights."""
+"""How close an engine's logits are to logits computed from the model file's own weights."""

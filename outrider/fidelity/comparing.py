@@ -19,7 +19,7 @@ _SEQUENCE = 1
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A document and the reference's states for it, from which its logits are quickly made: all
+    """A document and the reference's states for it, from which its logits are quickly computed: all
     logits of some thousand tokens at once would take a gigabyte."""
 
     ids: Ids
@@ -41,9 +41,9 @@ def compare(
     documents: Sequence[Expected],
     on_tokens: Callable[[int], None] = lambda _: None,
 ) -> Fidelity:
-    """Run the documents through the engine, which must have no open sequence; `on_tokens` is told
-    the tokens of each call. Raises ConfigError for an engine that gives candidates alone, and
-    EngineError."""
+    """Run the documents through the engine, which must have no open sequence; `on_tokens` gets the
+    number of tokens of each call. Raises ConfigError for an engine that returns only candidates,
+    and EngineError."""
     tally = Tally()
     for document in documents:
         for past, rows in engine_rows(engine, document.ids):

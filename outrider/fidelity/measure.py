@@ -19,14 +19,14 @@ class Fidelity:
 
     num_positions: int
     reference_perplexity: float
-    """Of the texts, by the model file's own weights in f32."""
+    """Perplexity of the texts with the model file's own weights in f32."""
     perplexity: float
-    """Of the same texts, by the engine."""
+    """Perplexity of the same texts with the engine."""
     kl: float
     """Mean Kullback-Leibler divergence of the engine's next-token distribution from the
-    reference's, nats: 0 if both say the same."""
+    reference's, nats: 0 if they are equal."""
     argmax_agreement: float
-    """Share of positions at which both think the same token likeliest."""
+    """Share of positions at which both have the same likeliest token."""
 
     @property
     def ppl_ratio(self) -> float:
@@ -61,14 +61,14 @@ class Bounds:
 
 
 SERVED: Final = Bounds(max_ppl_ratio=1.01, max_kl=0.015, min_argmax_agreement=0.94)
-"""For an engine as it is served: bf16 between weight products alone makes another token the
-likeliest at 4 to 5 % of positions, inputs of products rounded to 8 bits at about as many."""
+"""For an engine as it is served: bf16 between weight products changes the likeliest token at 4 to 5
+% of positions, inputs of products rounded to 8 bits at about as many."""
 IN_F32: Final = Bounds(max_ppl_ratio=1.01, max_kl=0.015, min_argmax_agreement=0.97)
 """For arithmetic in f32, inputs of products as they are: what remains are the weights."""
 
 
 class Tally:
-    """Sums over rows; `add` as many as there are, then `figures`."""
+    """Sums over rows; call `add` for all rows, then `figures`."""
 
     def __init__(self) -> None:
         self._count = 0

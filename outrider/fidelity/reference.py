@@ -1,8 +1,8 @@
-"""What a model file says by itself: a forward pass in f32 on its dequantised tensors, with numpy.
+"""Reference logits of a model file: a forward pass in f32 on its dequantised tensors, with numpy.
 
 Independent of every engine: nothing here knows OpenVINO, and an engine imports nothing from here.
 Tensor names are those of ggml's docs/gguf.md; the arithmetic is that of the Llama family (RMSNorm,
-rotary positions, grouped queries, gated feed-forward; rules.py has where they differ). With 135
+rotary positions, grouped queries, gated feed-forward; rules.py has the differences). With 135
 million weights one core computes 7 ms a token.
 """
 
@@ -69,10 +69,10 @@ class Reference:
     def states(
         self, documents: Sequence[Ids], on_layer: Callable[[int], None] = lambda _: None
     ) -> list[Floats]:
-        """[n, width] of each document of n ids: what the head sees at its positions.
+        """[n, width] for each document of n ids: the head's input at its positions.
 
-        `on_layer` is told how many layers are done, 1 to num_layers. The longest document needs
-        4 n^2 bytes a head.
+        `on_layer` gets the number of layers done, 1 to num_layers. The longest document needs 4 n^2
+        bytes a head.
         """
         states = [self._embedded(ids) for ids in documents]
         for index, rule in enumerate(self._rules.layers):
@@ -97,7 +97,7 @@ class Reference:
         return _dequantised(tensor.data[ids], tensor.tensor_type) * scale
 
     def _layer(self, index: int) -> dict[str, Floats]:
-        """Its tensors by what follows `blk.N.` in their names."""
+        """Tensors of a layer, by the part of their names behind `blk.N.`."""
         prefix = f"blk.{index}."
         names = [name for name in self._tensors if name.startswith(prefix)]
         return {name.removeprefix(prefix): self._tensor(name) for name in names}
@@ -139,8 +139,8 @@ class Reference:
         return np.asarray(mixed.swapaxes(0, 1).reshape(length, -1), np.float32)
 
     def _headwise(self, layer: dict[str, Floats], name: str, normed: Floats) -> Floats:
-        """[n, heads * size] a product, each head of which is normed where the file has a gain for
-        that (qwen3, gemma3)."""
+        """[n, heads * size] a product, each head of which is normed if the file has a gain for it
+        (qwen3, gemma3)."""
         rows = _product(layer, name, normed)
         gain = layer.get(f"{name}_norm.weight")
         if gain is None:

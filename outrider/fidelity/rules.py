@@ -1,8 +1,8 @@
-"""What architectures compute in different ways, as a model file says (pure).
+"""Differences in computation between architectures, from a model file (pure).
 
-Most have one rule for all layers. Gemma 3 scales its embeddings and lets most layers see a window
-of the newest tokens, which turn by another base; where its files leave a number out, llama.cpp's
-rule for it holds.
+Most have one rule for all layers. Gemma 3 scales its embeddings, and most of its layers attend to a
+window of the newest tokens, with a rotary base of their own; for missing numbers llama.cpp's rule
+holds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from outrider.errors import UnsupportedModelError
 
 GEMMA3: Final = "gemma3"
 _LARGEST_LAYERS: Final = 62
-"""Of Gemma 3 27B, whose scores are scaled by the width's share of a head."""
+"""Number of layers of Gemma 3 27B, whose scores are scaled by width / number of heads."""
 
 
 class Fields(Protocol):
@@ -31,14 +31,14 @@ class LayerRule:
     window: int
     """A token sees so many, itself among them; 0: itself and all before."""
     base: float
-    """Of rotary frequencies."""
+    """Base of rotary frequencies."""
     factor: float
-    """By which positions are divided."""
+    """Positions are divided by this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Of a model."""
+    """Rules of one model."""
 
     layers: tuple[LayerRule, ...]
     embedding_scale: float
@@ -50,7 +50,8 @@ class Rules:
 def rules_of(
     architecture: str, field: Fields, *, num_layers: int, width: int, num_heads: int, head_size: int
 ) -> Rules:
-    """Raises UnsupportedModelError for what is computed in yet another way."""
+    """Rules from a file's fields. Raises UnsupportedModelError for a computation that is not
+    supported."""
     scaling = field("rope.scaling.type", "none")
     known = ("none", "linear") if architecture == GEMMA3 else ("none",)
     if scaling not in known:

@@ -28,11 +28,11 @@ class Text:
 
     name: str
     content: str
-    """With the lines that tell whose message follows, if it is a chat."""
+    """The text; in a chat, each message follows a line with its role."""
 
     @property
     def messages(self) -> list[Message]:
-        """Of a chat, in order; none for plain text."""
+        """Messages of a chat, in order; none for plain text."""
         _, *parts = _TURN.split(self.content)
         pairs = zip(parts[0::2], parts[1::2], strict=True)
         return [Message(role, content.removesuffix("\n")) for role, content in pairs]

@@ -22,6 +22,7 @@ from typing import Final
 
 import structlog
 
+from outrider.backoff import Backoff
 from outrider.errors import ModelStoreError, SourceError
 from outrider.mirrors.manifest import (
     MAX_MANIFEST_BYTES,
@@ -38,7 +39,7 @@ _MANIFEST_ATTEMPTS: Final = 3
 _ANSWER_S: Final = 30.0
 """For a manifest, all attempts together: then the next mirror is asked."""
 _SHARD_S: Final = 600.0
-"""For a shard; time in which the cap made it wait is not counted."""
+"""Most seconds for a shard, not counting waits for the bandwidth cap."""
 _MAX_FAILURES: Final = 6
 """In a row, without a byte between them, before a mirror is given up. What several connections meet
 at once counts once."""
@@ -51,8 +52,8 @@ _log = structlog.get_logger()
 
 
 class Mirrors:
-    """Where models are had by digest. Safe for several threads: each `fetch` is by itself but for
-    the cap, which they share."""
+    """Fetches models by digest. Safe for several threads: fetches are independent but share the
+    bandwidth cap."""
 
     def __init__(
         self, mirrors: Sequence[Mirror], *, connections: int = 4, max_bytes_s: float = 0.0
@@ -63,16 +64,16 @@ class Mirrors:
         self._connections = connections
         self._pace = _Pace(max_bytes_s)
         self.fetched_bytes = {mirror.text: 0 for mirror in self._mirrors}
-        """Of shards, that came from each, of all fetches."""
+        """Bytes of shards fetched from each mirror, over all fetches."""
 
     def fetch(self, sha256: str, path: Path, *, max_bytes: int, report: ReportProgress) -> int:
-        """Have the model of this digest at `path`, verified; returns its size. What is there from
-        an earlier attempt is gone on with, and stays after an error, unless all that was offered
-        is another model. Blocking.
+        """Write the model with this digest to `path`, verified; returns its size in bytes. Resumes
+        an earlier attempt. After an error the part stays, unless every mirror offered another
+        model. Blocks.
 
-        Raises SourceError if no mirror gives it, with what each of them said; ModelStoreError if
-        the disk had no room for what one of them offers (nothing is kept of a fetch that filled
-        it), and no other gives it; what `report` raises, which so ends it.
+        Raises SourceError if no mirror provides it, with the message of each; ModelStoreError if
+        the disk has no room for what one of them offers (nothing is kept of a fetch that filled it)
+        and no other provides it; and what `report` raises, which ends the fetch.
         """
         problems, roomless = list[str](), list[str]()
         num_offers = num_false = 0
@@ -143,7 +144,7 @@ class _Over(Exception):
 
 
 class _Download:
-    """What one mirror gives of a model: its threads, and the file they write."""
+    """The download of a model from one mirror: its threads, and the file they write."""
 
     def __init__(
         self,
@@ -158,7 +159,7 @@ class _Download:
         self._descriptor, self._pace = descriptor, pace
         self._wanted = deque(sorted(set(range(len(manifest.shards))) - set(have)))
         self._changed = threading.Condition()
-        """Guards all below, and what is wanted."""
+        """Guards all attributes below, and `_wanted`."""
         self._there = dict.fromkeys(range(len(manifest.shards)), 0)
         """Bytes of each shard that are there."""
         self._there |= {shard: manifest.extent(shard)[1] for shard in have}
@@ -166,12 +167,13 @@ class _Download:
         self.fetched_bytes = 0
         self._num_working = self._num_writing = 0
         self._failures = 0
+        self._backoff = Backoff(_FIRST_PAUSE_S)
         self._paused_until = 0.0
         self._is_stopped = False
         self._problem = ""
         """Why the mirror is given up."""
         self._error: Exception | None = None
-        """Of the disk, or of a thread that should not fail."""
+        """An error of the disk, or of a thread that should not fail."""
 
     def run(self, connections: int, report: ReportProgress) -> None:
         """Return once all shards are there. Raises SourceError, OSError, what `report` raises."""
@@ -215,7 +217,7 @@ class _Download:
         return bool(self._problem) or self._error is not None or not self._num_working
 
     def _work(self) -> None:
-        """What each thread does."""
+        """Body of each thread: fetch shards until none is left."""
         try:
             while (shard := self._next()) is not None:
                 self._fetch(shard)
@@ -258,7 +260,7 @@ class _Download:
                 self._give_up(shard, f"{type(error).__name__}: {error}")
 
     def _receive(self, shard: int, offset: int) -> None:
-        """Fetch what is missing, and compare the whole with its digest."""
+        """Fetch the missing part, and compare the whole with its digest."""
         begin, size = self._manifest.extent(shard)
         late_at = time.monotonic() + _SHARD_S
         with self._mirror.open(shard_name(self._manifest.sha256, shard), offset) as (at, pieces):
@@ -286,12 +288,15 @@ class _Download:
             )
 
     def _broke_off(self, has_come: bool, why: str) -> float:
-        """For how long to leave the mirror alone. Raises _Over if it is given up."""
+        """Seconds for which to leave the mirror alone. Raises _Over if it is given up."""
         now = time.monotonic()
         with self._changed:
             if has_come or now >= self._paused_until:  # else it is the failure of the pause
-                self._failures = 1 if has_come else self._failures + 1
-                self._paused_until = now + _FIRST_PAUSE_S * 2 ** (self._failures - 1)
+                if has_come:
+                    self._failures = 0
+                    self._backoff.reset()
+                self._failures += 1
+                self._paused_until = now + self._backoff.next_s()
             if self._failures < _MAX_FAILURES:
                 return self._paused_until - now
             self._problem = self._problem or why
@@ -308,7 +313,8 @@ class _Download:
         raise _Over
 
     def _write(self, data: bytes, at: int) -> None:
-        """Put bytes into the file. Raises _Over once nobody may, and for a disk that fails."""
+        """Write bytes to the file. Raises _Over if the download has ended, and if the disk
+        fails."""
         with self._changed:
             if self._is_stopped or self._has_ended():
                 raise _Over
@@ -330,7 +336,8 @@ class _Download:
 
     @contextmanager
     def _own_disk(self) -> Iterator[None]:
-        """Its failures end the download, as _Over here: they are not the mirror's fault."""
+        """Turn disk errors into the end of the download, as _Over: they are not the mirror's
+        fault."""
         try:
             yield
         except OSError as error:
@@ -341,8 +348,8 @@ class _Download:
 
 
 def _answer(mirror: Mirror, sha256: str, report: ReportProgress) -> Manifest:
-    """What a mirror says that the model is made of. One that is silent, or whose answer has no end,
-    is waited for no longer than _ANSWER_S. Raises SourceError, what `report` raises."""
+    """The manifest from a mirror; waits no longer than _ANSWER_S, even if the answer never ends.
+    Raises SourceError, and what `report` raises."""
     answers = queue.SimpleQueue[Manifest | str]()
 
     def ask() -> None:
@@ -384,7 +391,7 @@ def _manifest_of(mirror: Mirror, sha256: str) -> Manifest:
 
 
 def _all_of(pieces: Iterator[bytes]) -> bytes:
-    """At most as much as says that it is too much."""
+    """All bytes, but no more than needed to see that they are too many."""
     data = bytearray()
     for piece in pieces:
         data += piece
@@ -394,7 +401,7 @@ def _all_of(pieces: Iterator[bytes]) -> bytes:
 
 
 def _verified_shards(descriptor: int, manifest: Manifest) -> list[int]:
-    """Those on the disk already, of whatever attempt."""
+    """Shards that an earlier attempt wrote to the disk, verified."""
     size = os.fstat(descriptor).st_size
     found = list[int]()
     for shard, digest in enumerate(manifest.shards):
@@ -459,7 +466,7 @@ def _check_room(descriptor: int, path: Path, manifest: Manifest) -> None:
     if manifest.num_bytes - there_bytes > free_bytes:
         raise ModelStoreError(
             f"{manifest.num_bytes - there_bytes} bytes are to come and the disk of {path.parent} "
-            f"has {free_bytes} free: free space, or point OUTRIDER_MODEL_STORE at another disk"
+            f"has {free_bytes} free; free space, or point OUTRIDER_MODEL_STORE at another disk"
         )
 
 

@@ -1,13 +1,13 @@
-"""What a model is made of: the digest of the whole, and of each shard of it. Pure.
+"""The manifest of a model: the digest of the whole and of each shard. Pure.
 
-A mirror holds of each model, below its folder or prefix:
+A mirror has for each model, below its folder or prefix:
 
     SHA256/manifest.json    what this module reads and writes
     SHA256/000000 ...       the shards, each `shard_bytes` long, the last one shorter
 
-The digest of the whole is what definitions pin and what a replica's identity is made of; shards'
-digests let one that is damaged be refused before the rest has come. A manifest is believed only
-once the whole has the digest that was asked for.
+The digest of the whole is pinned by definitions and part of a replica's identity; shards' digests
+let a damaged shard be refused before the rest has arrived. A manifest is trusted only once the
+whole has the digest that was asked for.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from outrider.models.strict_json import read_object
 
 VERSION: Final = 1
 DEFAULT_SHARD_BYTES: Final = 16 << 20
-"""What a connection that breaks loses at most, and a request costs little beside."""
+"""Default size of a shard: a broken connection loses at most this, and a request costs little
+beside it."""
 MIN_SHARD_BYTES: Final = 1 << 10
 MAX_SHARD_BYTES: Final = 256 << 20
 MAX_SHARDS: Final = 1 << 16
@@ -34,19 +35,19 @@ _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Of one model: a file, or the archive of a folder."""
+    """Digests of one model: a file, or the archive of a folder."""
 
     sha256: str
-    """Of the whole, hexadecimal."""
+    """SHA-256 of the whole, hexadecimal."""
     num_bytes: int
-    """Of the whole."""
+    """Size of the whole."""
     shard_bytes: int
-    """Of each shard but the last."""
+    """Size of each shard but the last."""
     shards: tuple[str, ...]
     """SHA-256 of each, hexadecimal."""
 
     def extent(self, shard: int) -> tuple[int, int]:
-        """Where a shard lies in the whole: its first byte, and how many it has."""
+        """Offset of a shard in the whole, and its size in bytes."""
         begin = shard * self.shard_bytes
         return begin, min(self.shard_bytes, self.num_bytes - begin)
 
@@ -56,7 +57,7 @@ class Manifest:
 
 
 def num_shards(num_bytes: int, shard_bytes: int) -> int:
-    """Of a whole of so many bytes, which may be 0."""
+    """Number of shards of `num_bytes` bytes, which may be 0."""
     return -(-num_bytes // shard_bytes)
 
 
@@ -75,12 +76,12 @@ def check_shard_bytes(shard_bytes: int, num_bytes: int) -> int:
 
 
 def manifest_name(sha256: str) -> str:
-    """Where a mirror has the manifest of a model."""
+    """Path of a model's manifest in a mirror."""
     return f"{sha256}/manifest.json"
 
 
 def shard_name(sha256: str, shard: int) -> str:
-    """Where a mirror has a shard."""
+    """Path of a shard in a mirror."""
     return f"{sha256}/{shard:06}"
 
 

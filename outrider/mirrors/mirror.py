@@ -9,7 +9,7 @@ from typing import Final, Protocol, runtime_checkable
 READ_BYTES: Final = 256 << 10
 """Read from a source at a time."""
 TIMEOUT_S: Final = 30.0
-"""Of a connection, and between two of its bytes."""
+"""Timeout for connecting, and between two bytes of a connection."""
 
 
 class LacksError(Exception):
@@ -17,7 +17,7 @@ class LacksError(Exception):
 
 
 class RefusedError(Exception):
-    """The mirror will not give it, however often it is asked; the text says what to do."""
+    """The mirror refuses the file for good; the text says what to do."""
 
 
 class BrokeOffError(Exception):
@@ -25,28 +25,28 @@ class BrokeOffError(Exception):
 
 
 class Mirror(Protocol):
-    """Where shards are read. Safe for several threads."""
+    """A place to read shards from. Safe for several threads."""
 
     @property
     def text(self) -> str:
-        """What it was called in the configuration, without secrets."""
+        """Its name in the configuration, without secrets."""
         ...
 
     def open(
         self, name: str, offset: int = 0
     ) -> AbstractContextManager[tuple[int, Iterator[bytes]]]:
-        """A file's bytes from `offset` on, or from 0 where the mirror cannot do better: where they
-        begin, and what there is, in pieces. The context, and reading, raise LacksError,
+        """A file's bytes from `offset` on, or from 0 if the mirror cannot skip: the offset at which
+        they begin, and the bytes in pieces. The context, and reading, raise LacksError,
         RefusedError and BrokeOffError."""
         ...
 
 
 @runtime_checkable
 class WritableMirror(Mirror, Protocol):
-    """Where models are pushed to."""
+    """A place to push models to."""
 
     def num_bytes(self, name: str) -> int | None:
-        """Of a file that is there; None without one. Raises as `open` does."""
+        """Size of a file; None if it does not exist. Raises as `open` does."""
         ...
 
     def put(self, name: str, data: bytes) -> None:

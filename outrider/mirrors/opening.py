@@ -1,4 +1,4 @@
-"""From the text of a mirror to the mirror, and from settings to what the model store asks."""
+"""Builds mirrors from their texts, and the model store's mirrors from settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ FORMS = "peer://HOST:PORT, https://HOST/PATH, s3://BUCKET/PREFIX, or file:PATH f
 
 
 def open_mirrors(config: MirrorConfig, tls: Tls = PLAINTEXT) -> Mirrors | None:
-    """What a model store asks before models' own sources; None without any. Raises ConfigError."""
+    """Mirrors that a model store asks before models' own sources; None without any. Raises
+    ConfigError."""
     if not config.sources:
         return None
     found = [open_mirror(text, tls) for text in config.sources]
@@ -28,8 +29,8 @@ def open_mirrors(config: MirrorConfig, tls: Tls = PLAINTEXT) -> Mirrors | None:
 
 
 def open_mirror(text: str, tls: Tls = PLAINTEXT) -> Mirror:
-    """One mirror; nothing is asked yet. `tls`: what peers are shown. Raises ConfigError, which says
-    which forms there are."""
+    """A mirror, without connecting to it yet. `tls`: credentials for peers. Raises ConfigError,
+    which lists the forms."""
     scheme, _, rest = text.partition(":")
     if scheme == "file" and rest and "\0" not in rest:
         return FolderMirror(Path(os.path.abspath(Path(rest).expanduser())))
@@ -57,6 +58,6 @@ def open_writable(text: str) -> WritableMirror:
     if not isinstance(mirror, WritableMirror):
         raise ConfigError(
             f"nothing can be pushed to {text}; push to s3://BUCKET/PREFIX or file:PATH, or pull "
-            "where outrider models serve runs"
+            "on the machine that runs `outrider models serve`"
         )
     return mirror

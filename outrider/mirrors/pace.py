@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Final
 
 LEAST_BURST_BYTES: Final = 1 << 20
-"""What may pass at once after a pause, where the cap itself says less."""
+"""Least burst after a pause, if the cap allows less per second."""
 _BURST_S: Final = 0.25
 
 
 class BandwidthCap:
-    """Says how long to wait after bytes that have passed, so that the next ones keep to the cap.
+    """Computes how long to wait after bytes have passed, so that the next ones keep to the cap.
 
-    It may be overdrawn by what passes at once, which later ones wait for: over any time of t
-    seconds at most rate * t + burst pass, and once what one call takes.
+    One call may overdraw it, for which later calls wait: over any time of t seconds at most rate *
+    t + burst bytes pass, plus those of one call.
     """
 
     def __init__(self, bytes_per_s: float, now: float) -> None:

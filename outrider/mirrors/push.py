@@ -28,8 +28,8 @@ _Step: TypeAlias = Callable[[int], tuple[int, int]]
 
 
 def make_manifest(path: Path, shard_bytes: int = DEFAULT_SHARD_BYTES) -> Manifest:
-    """Of a model's file, which is read once. Raises ConfigError for shards of a size that cannot
-    be, OSError."""
+    """The manifest of a model's file, which is read once. Raises ConfigError for an impossible
+    shard size, OSError."""
     num_bytes = path.stat().st_size
     check_shard_bytes(shard_bytes, num_bytes)
     whole, shards = hashlib.sha256(), list[str]()
@@ -52,9 +52,9 @@ def push(
     refresh: bool = False,
     report: ReportProgress = ignore_progress,
 ) -> int:
-    """Have a model's shards at a mirror; those that are there in the right size are left, unless
-    `refresh`. Returns how many bytes were sent. Raises SourceError, of which what was sent stays
-    and counts the next time."""
+    """Send a model's shards to a mirror; those that it has in the right size are skipped unless
+    `refresh`. Returns the number of bytes sent. Raises SourceError; shards sent before it stay and
+    are skipped the next time."""
     done_bytes = sent_bytes = 0
 
     def one(shard: int) -> tuple[int, int]:

@@ -1,5 +1,5 @@
-"""`s3://BUCKET/PREFIX`: a bucket of S3 or of a server that speaks its protocol, through obstore
-(Apache Arrow's object_store), which signs and finds credentials.
+"""`s3://BUCKET/PREFIX`: a bucket of S3 or of a compatible server, through obstore (Apache Arrow's
+object_store), which signs requests and finds credentials.
 
 Endpoint, region and credentials are those of AWS's own variables: AWS_ENDPOINT_URL, AWS_REGION,
 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a web identity, a container's or a machine's role.

@@ -2,15 +2,16 @@
 
     GET /SHA256/manifest.json      GET /SHA256/000000       (and HEAD; ranges of shards)
 
-Over mutual TLS, to the roles that load models; without certificates to this machine alone. A
+Over mutual TLS, to the roles that load models; without certificates only to this machine. A
 deliberately small server, as the admin port's is: no bodies, a bounded head, one request per
-connection, bounded connections and times. What it sends is checked by whoever asked; what is
-damaged on this disk is noticed once, when its manifest is made, and not offered.
+connection, bounded connections and times. Receivers verify what it sends; damage on this disk is
+noticed once, when the manifest is made, and such a model is not offered.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
 import socket
@@ -18,13 +19,15 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 from cryptography import x509
 
+from outrider.bounds import NonNegativeFloat, PositiveInt, check_bounds
 from outrider.errors import (
     ConfigError,
     ModelStoreError,
@@ -35,6 +38,7 @@ from outrider.mirrors.manifest import DEFAULT_SHARD_BYTES, Manifest
 from outrider.mirrors.pace import BandwidthCap
 from outrider.mirrors.push import make_manifest
 from outrider.models.store import ModelStore
+from outrider.shared_calls import SharedCalls
 from outrider.tls import Tls
 from outrider.tls.access import MODELS
 from outrider.tls.certificates import subject_alternative_names
@@ -62,29 +66,28 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 7400
     """0: any free one."""
-    max_connections: int = 64
+    max_connections: PositiveInt = 64
     """Those whose handshake is under way among them. Further ones are closed at once; those who
     fetch ask again, or elsewhere."""
-    max_mb_s: float = 0.0
+    max_mb_s: NonNegativeFloat = 0.0
     """So many megabytes a second at most, to all together; 0: no cap."""
     shard_bytes: int = DEFAULT_SHARD_BYTES
 
     def __post_init__(self) -> None:
-        if self.max_connections < 1 or not 0 <= self.max_mb_s < float("inf"):
-            raise ConfigError("give at least one connection, and a cap of 0 or above")
+        check_bounds(self)
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What is sent: a small text, or a part of a file."""
+    """A response: a small text, or a part of a file."""
 
     status: HTTPStatus
     body: bytes = b""
     path: Path | None = None
     begin: int = 0
-    """Of the part, in the file."""
+    """Offset of the part in the file."""
     num_bytes: int = 0
-    """Of the part."""
+    """Length of the part."""
     headers: tuple[str, ...] = ()
 
 
@@ -93,7 +96,8 @@ class ModelServer:
 
     def __init__(self, store: ModelStore, config: ServerConfig, tls: Tls) -> None:
         self._store, self._config, self._tls = store, config, tls
-        self._manifests: dict[str, asyncio.Task[tuple[Manifest, Path]]] = {}
+        self._manifests: SharedCalls[str, tuple[Manifest, Path]] = SharedCalls(math.inf)
+        """Of models in the store."""
         self._pace = BandwidthCap(config.max_mb_s * 1e6, 0.0)
         self._connections = set[asyncio.Task[None]]()
         self._socket: socket.socket | None = None
@@ -102,7 +106,7 @@ class ModelServer:
         self._generation = 0
         self._told_at = -_TOLD_EVERY_S
         self.sent_bytes = 0
-        """Of shards, since the start."""
+        """Bytes of shards sent since the start."""
 
     async def start(self) -> int:
         """Look at the store's models, listen, and return the port. Raises ConfigError for a host
@@ -132,8 +136,8 @@ class ModelServer:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """Take connections and follow the certificates while the context is open, then end what is
-        under way."""
+        """Accept connections and follow the certificates while the context is open, then end
+        running connections."""
         assert self._socket is not None, "start comes first"
         running = [
             asyncio.create_task(self._follow()),
@@ -147,7 +151,10 @@ class ModelServer:
                 one.cancel()
             await asyncio.gather(*running, return_exceptions=True)
             self._socket.close()
-            tasks = [*self._connections, *self._manifests.values()]
+            tasks: list[asyncio.Future[Any]] = [
+                *self._connections,
+                *self._manifests.running.values(),
+            ]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -239,8 +246,8 @@ class ModelServer:
         await self._send(writer, answer, is_head=method == "HEAD")
 
     def _check_caller(self, writer: asyncio.StreamWriter) -> None:
-        """Raises PermissionDeniedError, UnauthenticatedError. The handshake has judged the chain;
-        without certificates there is nobody but this machine."""
+        """Raises PermissionDeniedError, UnauthenticatedError. The handshake has verified the chain;
+        without certificates only this machine can connect."""
         if self._tls.current is None:
             return
         session: ssl.SSLObject = writer.get_extra_info("ssl_object")
@@ -249,7 +256,7 @@ class ModelServer:
         names = subject_alternative_names(x509.load_der_x509_certificate(der))
         caller = identify(*names, self._tls.config.trust_domain)
         if caller.role not in MODELS:
-            raise PermissionDeniedError(f"models are not served to the role {caller.role}.")
+            raise PermissionDeniedError(f"models are not served to the role {caller.role}")
 
     async def _answer(self, method: str, target: str, asked: str) -> _Answer:
         if method not in ("GET", "HEAD"):
@@ -257,7 +264,7 @@ class ModelServer:
         match = _PATH.fullmatch(target)
         if match is None or not await asyncio.to_thread(self._holds, match[1]):
             if match is not None:
-                self._manifests.pop(match[1], None)  # of one that was removed
+                self._manifests.forget(match[1])  # of one that was removed
             return _said(HTTPStatus.NOT_FOUND, "there is no such model here")
         manifest, path = await self._manifest(match[1])
         if match[2] == "manifest.json":
@@ -276,13 +283,10 @@ class ModelServer:
     async def _manifest(self, sha256: str) -> tuple[Manifest, Path]:
         """Made once for each model, by reading all of it; whoever asks meanwhile waits. Raises
         ModelStoreError, OSError."""
-        if sha256 not in self._manifests:
-            made = asyncio.to_thread(self._read, sha256)
-            self._manifests[sha256] = asyncio.create_task(made)
         try:
-            return await asyncio.shield(self._manifests[sha256])
+            made = partial(asyncio.to_thread, self._read, sha256)
+            return await self._manifests.result(sha256, made)
         except (ModelStoreError, OSError) as error:
-            self._manifests.pop(sha256, None)  # it may be mended
             _log.warning("model_not_served", sha256=sha256, why=str(error))
             raise
 

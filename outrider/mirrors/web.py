@@ -1,9 +1,9 @@
 """Mirrors over HTTP: `https://HOST/PATH`, a folder at a web server, and `peer://HOST:PORT`, a
 process of the mesh that runs `outrider models serve`.
 
-Both are asked for whole files and for what is left of one (RFC 9110, section 14). They differ in
-whom they trust: a web server by this machine's CAs and its own name; a peer by the mesh's CA and
-the role `models`, and it is shown this process's certificate.
+Both are asked for whole files or the rest of one (RFC 9110, section 14). They differ in trust: a
+web server is verified by this machine's CAs and its own name; a peer by the mesh's CA and the role
+`models`, and this process shows the peer its own certificate.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ class PeerMirror:
 
 
 class _MeshConnection(http.client.HTTPConnection):
-    """Over mutual TLS, to whoever has a certificate of the role `models`, at whatever address."""
+    """A connection over mutual TLS to a server with a certificate of the role `models`, whatever
+    its address."""
 
     def __init__(self, host: str, port: int, tls: Tls) -> None:
         super().__init__(host, port, timeout=TIMEOUT_S)
@@ -128,7 +129,7 @@ def _of_status(status: int) -> Exception:
     if status in (404, 410):
         return LacksError()
     if status in (401, 403):
-        return RefusedError(f"it answers {status}: this process may not fetch there")
+        return RefusedError(f"it answers {status}; this process may not fetch there")
     if status in _RETRIED:
         return BrokeOffError(f"it answers {status}")
     return RefusedError(f"it answers {status}; check the address")
@@ -136,7 +137,8 @@ def _of_status(status: int) -> Exception:
 
 @contextmanager
 def _faults() -> Iterator[None]:
-    """What the network raises, as what is worth another attempt and what is not."""
+    """Turn the network's exceptions into BrokeOffError, which is worth another attempt, or
+    RefusedError."""
     try:
         yield
     except urllib.error.URLError as error:
@@ -150,7 +152,7 @@ def _faults() -> Iterator[None]:
 
 
 def host_and_port(url: str) -> tuple[str, int] | None:
-    """Of `peer://HOST:PORT`; None for anything else."""
+    """Host and port of `peer://HOST:PORT`; None for anything else."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port

@@ -1,12 +1,12 @@
-"""Vocabularies: what defines one, the digest of it, and the Hugging Face tokenizer.
+"""Vocabularies: their definition, their digest, and the Hugging Face tokenizer built from it.
 
-Only pipelines whose parts are known exactly are here: they equal the tokenizer of the models they
+Only pipelines whose parts are known exactly are built: they equal the tokenizer of the models they
 come from. Anything else is refused, since a nearly right tokenizer silently gives the model a text
 it was not trained on.
 
-The digest is SHA-256 over a canonical form that depends on no library's serialisation, so it is
-the same in every process and after every library update, whichever file the vocabulary was read
-from. Two sides with equal digests mean the same by every id and every chat.
+The digest is SHA-256 over a canonical form that depends on no library's serialisation, so it is the
+same in every process and after every library update, whichever file the vocabulary was read from.
+Two sides with equal digests give the same meaning to every id and every chat.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CL100K_REGEX: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """What happens to a text before byte-level BPE."""
+    """The steps that a text goes through before byte-level BPE."""
 
     regex: str
     """Oniguruma pattern whose matches BPE sees one by one."""
@@ -59,7 +59,7 @@ class VocabularyDefinition:
     merges: Sequence[str]
     """BPE merges, "left right", in rank order; none with a UnigramPipeline."""
     pipeline: Pipeline | SpacePipeline | UnigramPipeline
-    """What comes before BPE, and after it in the other direction; a UnigramPipeline has no BPE."""
+    """Steps before BPE when encoding, and after it when decoding; a UnigramPipeline has no BPE."""
     control_ids: Sequence[int]
     """Ids of control tokens, which never stand for text."""
     user_defined_ids: Sequence[int]
@@ -72,7 +72,8 @@ class VocabularyDefinition:
     chat_template: str
     """Jinja source; empty if the model has none."""
     sampling: SuggestedSampling | None = None
-    """What the model's makers suggest; not in the digest, since no prompt's ids depend on it."""
+    """Sampling that the model's makers suggest; not in the digest, since no prompt's ids depend on
+    it."""
 
     def __post_init__(self) -> None:
         size = len(self.tokens)

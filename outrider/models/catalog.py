@@ -21,9 +21,9 @@ from typing import Any, Final
 from outrider.errors import ConfigError
 from outrider.models.definitions import (
     MAX_TEMPLATE_CHARS,
+    DefinitionsSource,
     ModelCatalog,
     ModelSpec,
-    Place,
     read_definitions,
     to_toml,
 )
@@ -53,7 +53,7 @@ __all__ = [
 
 MODELS_VARIABLE: Final = "OUTRIDER_MODELS"
 SHIPPED_IN: Final = "shipped"
-"""Where the definitions that come with Outrider stand, for people to read."""
+"""Shown as the origin of definitions that come with Outrider."""
 _MAX_FILE_BYTES: Final = 16 << 20
 _SHIPPED_FILE: Final = Path(__file__).with_name("catalog.toml")
 
@@ -83,8 +83,8 @@ def read_config_file(path: Path) -> list[ModelSpec]:
 
 
 def user_definitions(environ: Mapping[str, str] = os.environ) -> list[ModelSpec]:
-    """Those of the user's models file, none without one. Raises ConfigError, also if the file that
-    $OUTRIDER_MODELS names is not there."""
+    """Definitions of the user's models file; none without a file. Raises ConfigError, also if
+    $OUTRIDER_MODELS names a file that does not exist."""
     path = models_file(environ)
     if not environ.get(MODELS_VARIABLE, "") and not path.exists():
         return []
@@ -100,8 +100,9 @@ def write_user_definitions(
 
 
 def editing(environ: Mapping[str, str] = os.environ) -> AbstractContextManager[bool]:
-    """Held while the user's models file is read and written again, so that no edit is lost. Raises
-    ConfigError for what is no file, such as /dev/null: it would be replaced by one."""
+    """A lock to hold from reading the user's models file until it is rewritten, so that no edit is
+    lost. Raises ConfigError if it is not a regular file (for example /dev/null), which would be
+    replaced."""
     path = models_file(environ)
     if path.exists() and not path.is_file():
         raise ConfigError(f"{path} is no file that definitions could be written to")
@@ -138,8 +139,8 @@ def _canonical(source: str) -> str:
     return parse_source(source, {}).text
 
 
-def _place(path: Path) -> Place:
-    """A file, to whose folder the paths in it are relative."""
+def _place(path: Path) -> DefinitionsSource:
+    """A file as the origin of definitions; relative paths in it start at its folder."""
     folder = path.absolute().parent
 
     def source_text(source: str) -> str:
@@ -153,12 +154,12 @@ def _place(path: Path) -> Place:
             raise ConfigError("a path has no NUL character")
         return _text_of(folder / Path(file).expanduser(), 4 * MAX_TEMPLATE_CHARS)
 
-    return Place(str(path), source_text, template_text)
+    return DefinitionsSource(str(path), source_text, template_text)
 
 
 def _read_shipped() -> ModelCatalog:
     document = _document(_SHIPPED_FILE)
-    place = Place(SHIPPED_IN, _canonical)
+    place = DefinitionsSource(SHIPPED_IN, _canonical)
     return ModelCatalog(read_definitions(document["models"], place), document["default"])
 
 
@@ -170,8 +171,8 @@ DEFAULT_MODEL: Final = SHIPPED.lookup("")
 def load_catalog(
     config: Path | None = None, environ: Mapping[str, str] = os.environ
 ) -> ModelCatalog:
-    """The definitions that are shipped, the user's, and those of the configuration file `config`.
-    Raises ConfigError."""
+    """Definitions that are shipped, then the user's, then those of the configuration file `config`;
+    the last of a name wins. Raises ConfigError."""
     specs = user_definitions(environ)
     if config is not None:
         specs += read_config_file(config)
@@ -179,7 +180,7 @@ def load_catalog(
 
 
 class _Process:
-    """What this process looks names up in."""
+    """The catalog and configuration file in which this process looks up names."""
 
     catalog: ModelCatalog | None = None
     config: Path | None = None
@@ -209,5 +210,6 @@ def names() -> tuple[str, ...]:
 
 
 def lookup(name: str) -> ModelSpec:
-    """The model of a name, the default for "". UnknownModelError names those there are."""
+    """The definition of a name; "" is the default model. Raises UnknownModelError, which lists the
+    names."""
     return current().lookup(name)

@@ -1,4 +1,4 @@
-"""Chats: messages, what they may hold, and the segments that a template makes of them. Pure."""
+"""Chats: messages, limits for them, and the segments that a template makes of them. Pure."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from outrider.errors import EmptyPromptError, InvalidRequestError
 from outrider.models.tools import ToolCall, check_call, check_id
 
 SYSTEM_ROLES: Final = ("system", "developer")
-"""What the operator of an application says. A template that knows no developer gets a system."""
+"""Roles for the application's operator. A template without the role `developer` gets `system`."""
 ROLES: Final = (*SYSTEM_ROLES, "user", "assistant", "tool")
 MAX_MESSAGES: Final = 512
 MAX_CHAT_CHARS: Final = 1 << 20
-"""Characters of all messages together; those of tools are bounded apart."""
+"""Characters of all messages together; tool definitions have a limit of their own."""
 MAX_TOOL_CALLS: Final = 128
-"""Of one message."""
+"""Most tool calls of one message."""
 MAX_NAME_CHARS: Final = 256
-"""Of `Message.name`."""
+"""Most characters of `Message.name`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +28,18 @@ class Message:
     role: str
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
-    """Of an assistant: what it called. Its content may be empty."""
+    """Calls that the assistant made in this message, whose content may then be empty."""
     tool_call_id: str = ""
-    """Of a tool: the call that it answers."""
+    """Id of the call that a tool message answers."""
     name: str = ""
-    """Who speaks, for templates that show it; of a tool "" is the name that its call has."""
+    """Name of the speaker, for templates that show it; a tool message with "" takes the name from
+    its call."""
     reasoning: str = ""
-    """Of an assistant: what it thought first, for templates that show it."""
+    """The assistant's reasoning before its content, for templates that show it."""
 
     @property
     def num_chars(self) -> int:
-        """Of all its texts."""
+        """Characters of all texts of the message, tool calls included."""
         own = len(self.content) + len(self.reasoning) + len(self.name) + len(self.tool_call_id)
         return own + sum(call.num_chars for call in self.tool_calls)
 
@@ -49,7 +50,7 @@ def num_chars_of(messages: Sequence[Message], tools: Sequence[str] = ()) -> int:
 
 
 def has_content(messages: Sequence[Message]) -> bool:
-    """Whether a chat says anything."""
+    """Whether any message has content or tool calls."""
     return any(message.content or message.tool_calls for message in messages)
 
 
@@ -60,8 +61,8 @@ class Segment:
     text: str
     is_control: bool
     is_template: bool = field(default=False, compare=False)
-    """The text is the same whatever the messages and tools say. Any other text is its sender's
-    alone, and kept nowhere that others can look."""
+    """Whether the text is the template's, the same for all messages and tools. Any other text
+    belongs to its sender and is kept nowhere that others can look."""
 
 
 def check_text(text: str) -> None:
@@ -109,7 +110,7 @@ def check_messages(messages: Sequence[Message]) -> None:
 
 
 def _check_extras(message: Message) -> None:
-    """What a message may hold besides its content. Raises InvalidRequestError."""
+    """Check the fields besides role and content against the role. Raises InvalidRequestError."""
     if message.role != "assistant" and (message.tool_calls or message.reasoning):
         raise InvalidRequestError(
             f"a message of role {message.role} has tool calls or reasoning; only the assistant's do"

@@ -1,8 +1,8 @@
 """The template that turns a chat into a prompt.
 
 A user may type the text of a control token, for example `<|im_end|>`. Rendered and tokenized
-naively it would end their turn and let them write the system's next. Here control tokens come
-from the template alone:
+naively it would end their turn and let them write the system's next. Here control tokens come only
+from the template:
 
 1. Before rendering, each control token's text in a message is replaced by one private-use
    character that occurs nowhere in the chat or the template.
@@ -10,11 +10,11 @@ from the template alone:
    the user typed, inside the text segments, which are tokenized as plain text.
 3. A second rendering, with every character but spaces blanked out of the messages, shows which
    control tokens the template writes by itself. Both must agree: no token is pieced together from
-   template and message. It shows as well which text is the template's alone.
+   template and message. It also shows which text is the template's own.
 
-Names, ids, definitions of tools and the arguments of calls are the user's as well, and treated as
-messages are. What a template shows of calls and tools is found out by two small chats that it
-renders, not by reading it.
+Names, ids, tool definitions and call arguments are the user's as well and treated like messages.
+Whether a template shows calls and tools is found out by rendering two small chats, not by reading
+the template.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _PROBE_CALL: Final = (
 
 @dataclass(frozen=True, slots=True)
 class TemplateAbilities:
-    """What a template shows of what a chat may hold besides messages."""
+    """Which parts of a chat besides messages the template shows."""
 
     tools: bool
     """Definitions of tools."""
@@ -92,8 +92,8 @@ class ChatTemplate:
         self._first = firsts.pop() if len(firsts) == 1 else ""
 
     def segments(self, messages: Sequence[Message], tools: Sequence[str] = ()) -> list[Segment]:
-        """The prompt for `messages`, which `check_messages` passed, generation prompt included; it
-        tells of `tools`, which `check_tools` returned.
+        """The prompt for `messages`, which `check_messages` passed, with the generation prompt and
+        the definitions of `tools`, which `check_tools` returned.
 
         Raises InvalidRequestError if the template refuses them or does not show them, or if a
         message and the template would make a control token together.
@@ -113,7 +113,7 @@ class ChatTemplate:
 
     @cached_property
     def abilities(self) -> TemplateAbilities:
-        """What the template shows, by what it makes of two small chats."""
+        """What the template shows, found out by rendering two small chats."""
         prompt = self._probed([_ASK], [])
         return TemplateAbilities(
             tools=_has(self._probed([_ASK], [_PROBE_TOOL]), "probe_tool", "probe_value"),
@@ -122,13 +122,13 @@ class ChatTemplate:
         )
 
     def split(self, text: str) -> list[Segment]:
-        """Text at the control tokens whose texts it has: they become these tokens. For prompts that
-        whoever sends them has rendered, not for what others said in them."""
+        """Split a text at the control tokens whose texts it contains; they become these tokens.
+        Only for prompts that the sender rendered, never for text from others."""
         check_text(text)
         return list(self._split(text))
 
     def _probed(self, messages: Sequence[Message], tools: Sequence[str]) -> str:
-        """What the template makes of a chat; empty if it refuses it."""
+        """A chat as the template renders it; "" if the template refuses it."""
         try:
             return "".join(segment.text for segment in self._segments(messages, tools))
         except InvalidRequestError:
@@ -220,8 +220,8 @@ def _control_texts(segments: Sequence[Segment]) -> list[str]:
 def _restored(
     segments: Sequence[Segment], alone: Sequence[Segment], typed: Mapping[str, str]
 ) -> Iterator[Segment]:
-    """With what the user typed for each stand-in. Text is the template's if the template writes the
-    same at this place between the same control tokens when it is rendered `alone`."""
+    """Segments with the user's text put back for each stand-in. A text counts as the template's if
+    the rendering of the template `alone` has the same text between the same control tokens."""
     own = {number: segment.text for number, segment in _numbered(alone)}
     stand_ins = re.compile("[" + "".join(typed) + "]") if typed else None
     for number, segment in _numbered(segments):

@@ -1,7 +1,7 @@
-"""What a checkpoint's config.json says of the model: architecture, sizes, and the tensors that have
-to be there. Pure.
+"""The model described by a checkpoint's config.json: architecture, sizes, and the tensors required.
+Pure.
 
-Only what is known to mean the same as in a GGUF file is read. A key that changes the computation in
+Only keys known to mean the same as in a GGUF file are read. A key that changes the computation in
 another way is refused by name.
 """
 
@@ -49,7 +49,7 @@ class Architecture:
     """One that is served."""
 
     name: str
-    """As GGUF files call it."""
+    """The name used in GGUF files."""
     biased: bool = False
     """Queries, keys and values have a bias."""
     normed_heads: bool = False
@@ -58,8 +58,8 @@ class Architecture:
     """A GGUF file has the rows of queries and keys in another order: pairs that turn together are
     neighbours there, and halves of a head here."""
     is_gemma: bool = False
-    """Also normed behind attention and feed-forward part; gains are 1 + weight, which GGUF files
-    have as their sum; what else differs is in GemmaConfig."""
+    """Gemma: also normed behind attention and feed-forward part; gains are 1 + weight, and GGUF
+    files store the sum. Further differences are in GemmaConfig."""
 
 
 ARCHITECTURES: Final = {
@@ -81,25 +81,25 @@ class NamedTensor:
     gguf_name: str
     shape: tuple[int, ...]
     heads: int = 0
-    """So many heads whose rows have another order in a GGUF file; 0: the same rows."""
+    """Number of heads whose rows a GGUF file stores in another order; 0: same order."""
     plus_one: bool = False
     """A GGUF file has 1 + these values, in F32."""
 
 
 @dataclass(frozen=True, slots=True)
 class GemmaConfig:
-    """What Gemma 3 has besides sizes."""
+    """Values of Gemma 3 besides sizes."""
 
     window: int
     """A token sees so many, itself among them, in layers with a window."""
     has_window: tuple[bool, ...]
     """By layer."""
     base: float
-    """Of rotary frequencies, in layers that see all."""
+    """Base of rotary frequencies in layers with full attention."""
     factor: float
-    """By which positions are divided there."""
+    """Positions are divided by this in layers with full attention."""
     window_base: float
-    """Of rotary frequencies, in layers with a window."""
+    """Base of rotary frequencies in layers with a window."""
     attention_scale: float
     """Scores of attention are multiplied by it."""
 
@@ -119,16 +119,16 @@ class CheckpointConfig:
     head_size: int
     epsilon: float
     base: float
-    """Of rotary frequencies."""
+    """Base of rotary frequencies."""
     factors: Factors | None
-    """[head_size / 2] by which those are divided; None: by nothing."""
+    """Divisors of the rotary frequencies, [head_size / 2]; None: not divided."""
     tied: bool | None
-    """Whether the embedding is the head too; None: not said."""
+    """Whether the embedding is also the output head; None: the file does not say."""
     gemma: GemmaConfig | None = None
-    """Of Gemma 3 alone."""
+    """Further values of a Gemma 3 model; None for other architectures."""
 
     def tensors(self, *, with_head: bool) -> Iterator[NamedTensor]:
-        """All of them, `with_head` with one of its own."""
+        """All tensors of the model; `with_head` adds an output head of its own."""
         width, inner, kind = self.width, self.inner, self.architecture
         yield NamedTensor(EMBEDDING, "token_embd.weight", (self.vocabulary_size, width))
         for layer in range(self.num_layers):
@@ -257,8 +257,8 @@ def _check_no_window(config: Config) -> None:
 
 
 def _gemma(config: Config, num_layers: int) -> GemmaConfig:
-    """Names and defaults are those of upstream's Gemma3TextConfig; rope_parameters, by kind of
-    layer, is where newer files say what rope_theta and its kin say in older ones."""
+    """Gemma 3's values; names and defaults are those of upstream's Gemma3TextConfig. Newer files
+    have rope_parameters by kind of layer, older ones rope_theta and related keys."""
     _check_activation(config, "hidden_activation", ("gelu_pytorch_tanh",))
     _check_activation(config, "hidden_act", ("gelu_pytorch_tanh",))
     for key in ("attn_logit_softcapping", "final_logit_softcapping", "attention_bias"):
@@ -293,7 +293,7 @@ def _gemma(config: Config, num_layers: int) -> GemmaConfig:
 
 
 def _windows(config: Config, num_layers: int) -> tuple[bool, ...]:
-    """Which layers see a window."""
+    """For each layer, whether its attention has a window."""
     kinds = config.get("layer_types")
     if kinds is None:
         key = "_sliding_window_pattern"

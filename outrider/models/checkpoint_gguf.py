@@ -27,7 +27,7 @@ from outrider.models.safetensors_file import Extent, SafetensorsFile, TensorEntr
 from outrider.models.sources.members import CHECKPOINT_INDEX, weight_map
 
 VERSION: Final = 1
-"""A new number whenever the files or what they mean change."""
+"""Raised whenever the files or their meaning change."""
 NO_TOKENIZER: Final = "none"
 """The tokenizer's type in these files: it is elsewhere, in the folder."""
 
@@ -40,16 +40,16 @@ _LEFT_OUT: Final = "rotary_emb.inv_freq"
 """Tensors that older checkpoints have beside the model's, and that follow from config.json."""
 _ROTARY: Final = "rope_freqs.weight"
 _SHOWN_CHARS: Final = 100
-"""Of a name that a file gives, in an error's text."""
+"""Longest part of a file's own name for something that an error message shows."""
 
 
 class Checkpoint:
-    """An unpacked folder and the checkpoint in its archive, of which nothing but headers is read
-    until a tensor is asked for."""
+    """An unpacked folder and the checkpoint in its archive; only headers are read until a tensor is
+    needed."""
 
     def __init__(self, folder: Path, archive: Path) -> None:
-        """Raises ArtifactCorruptError for damaged files, UnsupportedModelError for a model that is
-        not served, or with tensors that are missing or that would be left out."""
+        """Raises ArtifactCorruptError for damaged files; UnsupportedModelError for an unsupported
+        model, and for one with missing or unused tensors."""
         self.config = read_checkpoint_config(read_config(folder))
         index = folder / CHECKPOINT_INDEX
         files = _open(checkpoint_extents(archive))
@@ -57,7 +57,7 @@ class Checkpoint:
             _check_index(weight_map(index.read_bytes()), files)
         self._file_of = {name: file for file in files.values() for name in file.tensors}
         self.tensors = self._chosen()
-        """Those of the model, in its order."""
+        """The model's tensors, in its order."""
 
     def write_gguf(self, path: Path) -> None:
         """Raises what reading them raises, OSError."""
@@ -100,7 +100,7 @@ class Checkpoint:
         return self._file_of[name].tensors[name]
 
     def _values(self, tensor: NamedTensor) -> npt.NDArray[Any]:
-        """As the GGUF file has them, BF16 as bits."""
+        """A tensor's values as the GGUF file stores them; BF16 as bits."""
         dtype, _ = _TYPES[self._entry(tensor.name).dtype]
         values = self._file_of[tensor.name].bytes_of(tensor.name).view(dtype).reshape(tensor.shape)
         if tensor.plus_one:
@@ -136,7 +136,7 @@ class Checkpoint:
         if entry.shape != tensor.shape:
             raise ArtifactCorruptError(
                 f"{tensor.name} has the shape {list(entry.shape)}, config.json says "
-                f"{list(tensor.shape)}: the files do not belong together"
+                f"{list(tensor.shape)}; the files do not belong together"
             )
         if entry.dtype not in _TYPES:
             raise UnsupportedModelError(
@@ -170,7 +170,8 @@ def _open(extents: Sequence[Extent]) -> dict[str, SafetensorsFile]:
 
 
 def _check_index(listed: Mapping[str, str], files: Mapping[str, SafetensorsFile]) -> None:
-    """The index and the files say the same of where tensors are. Raises ArtifactCorruptError."""
+    """Check that the index and the files agree where each tensor is. Raises
+    ArtifactCorruptError."""
     there = {name: file for file, opened in files.items() for name in opened.tensors}
     differing = sorted(
         name for name in listed.keys() | there.keys() if listed.get(name) != there.get(name)

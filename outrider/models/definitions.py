@@ -28,9 +28,9 @@ from outrider.reply_parsing.formats import CallSyntax
 Precision: TypeAlias = Literal["auto", "bf16", "f32"]
 
 MAX_DEFINITIONS: Final = 256
-"""Of a whole catalog."""
+"""Most models of a whole catalog."""
 MAX_TEMPLATE_CHARS: Final = 1 << 18
-"""Of a chat template, as for those in model files."""
+"""Most characters of a chat template; the same limit holds for templates in model files."""
 MAX_STOP_TOKENS: Final = 32
 MAX_TOKEN_CHARS: Final = 256
 MAX_SOURCE_CHARS: Final = 2048
@@ -38,7 +38,7 @@ MAX_CONTEXT_TOKENS: Final = 1 << 24
 MAX_FIXED_ROWS: Final = 4096
 WEIGHT_BITS: Final = (4, 8)
 NO_DRAFT: Final = "none"
-"""The `draft` of a model for which edges run no draft model."""
+"""Value of `draft` for a model for which edges run no draft model."""
 _NAMES_SHOWN: Final = 16
 _PLAIN_KEYS: Final = (
     *("sha256", "max_context_tokens", "chat_template", "tool_parser", "draft", "embeds", "tested"),
@@ -53,16 +53,16 @@ class EngineDefaults:
     """Settings of the engine that suit a model; a replica's own win. None: the engine's default."""
 
     precision: Precision | None = None
-    """As in EngineConfig."""
+    """Overrides EngineConfig.precision; None: not set."""
     dynamic_quantization: bool | None = None
-    """As in EngineConfig."""
+    """Overrides EngineConfig.dynamic_quantization; None: not set."""
     max_fixed_rows: int | None = None
-    """As in EngineConfig."""
+    """Overrides EngineConfig.max_fixed_rows; None: not set."""
     weight_bits: int | None = None
-    """As in EngineConfig."""
+    """Overrides EngineConfig.weight_bits; None: not set."""
 
     def given(self) -> dict[str, Any]:
-        """Those that are set, by name."""
+        """The fields that are set, by name."""
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -72,47 +72,48 @@ class ModelSpec:
     """One model."""
 
     name: str
-    """What requests and configurations call it."""
+    """The name by which requests and configurations call the model."""
     source: str
-    """Where its weights come from, as the model store reads it."""
+    """Source of its weights, in the model store's syntax."""
     sha256: str = ""
-    """Of the weights; other bytes are refused. "": the digest of the first pull, which the store
-    records, holds from then on."""
+    """SHA-256 of the weights; other bytes are refused. "": the digest of the first pull, which the
+    store records, holds from then on."""
     max_context_tokens: int = 0
-    """Prompt and reply together; 0: what the model's file says."""
+    """Most tokens of prompt and reply together; 0: the limit of the model's file."""
     chat_template: str = ""
     """Jinja source; "": the model file's."""
     stop_tokens: tuple[str, ...] = ()
-    """Control tokens that end a reply besides those of the model's file, as texts."""
+    """Texts of control tokens that end a reply, besides those named in the model's file."""
     tool_parser: str = ""
     """How it writes tool calls (outrider.reply_parsing.formats); "": as its template shows."""
     draft: str = ""
-    """What edges draft with: a model's name, NO_DRAFT, or "" for what is shipped for it, if
-    anything is."""
+    """The model that edges draft with: a name, NO_DRAFT, or "" for the shipped draft, if one
+    exists."""
     engine: EngineDefaults = field(default_factory=EngineDefaults)
     """Settings of the engine that suit it."""
     sampling: SuggestedSampling | None = None
-    """What conversations begin with; None: what the model's files suggest."""
+    """Sampling that conversations begin with; None: the suggestion of the model's files."""
     embeds: bool = False
     """Whether it makes vectors of texts (docs/guides/embeddings.md), and no replies."""
     tested: bool = False
     """Whether this file was run with Outrider."""
     defined_in: str = field(default="", compare=False)
-    """Where the definition stands, for people to read."""
+    """Origin of the definition, for messages."""
 
     def as_in_file(self) -> ModelSpec:
         """The same weights with the chat template and the stop tokens of their file."""
         return replace(self, chat_template="", stop_tokens=())
 
     def vocabulary_key(self) -> str:
-        """Tells apart what changes the vocabulary of the model's file; "" if nothing does."""
+        """A key that differs if the definition changes the vocabulary of the model's file; "" if it
+        does not."""
         if not self.chat_template and not self.stop_tokens:
             return ""
         changes = json.dumps([self.chat_template, sorted(set(self.stop_tokens))])
         return hashlib.sha256(changes.encode()).hexdigest()[:32]
 
     def engine_settings(self) -> dict[str, Any]:
-        """What the definition gives of EngineConfig, by field."""
+        """The fields of EngineConfig that the definition sets."""
         context = {"max_context_tokens": self.max_context_tokens} if self.max_context_tokens else {}
         return {**self.engine.given(), **context}
 
@@ -121,8 +122,9 @@ class ModelCatalog:
     """Definitions by name. Immutable."""
 
     def __init__(self, specs: Iterable[ModelSpec], default: str) -> None:
-        """Of two with one name the later one counts; `default` is the model of requests that name
-        none. Raises ConfigError for too many, and for a draft or a default that is not defined."""
+        """The last of several specs with one name wins; `default` is the model of requests that
+        name none. Raises ConfigError for too many models, and for a draft or a default that is not
+        defined."""
         self._specs = {spec.name: spec for spec in specs}
         self._default = default
         if len(self._specs) > MAX_DEFINITIONS:
@@ -154,16 +156,17 @@ class ModelCatalog:
         return tuple(self._specs)
 
     def lookup(self, name: str) -> ModelSpec:
-        """The model of a name, the default for "". UnknownModelError names those there are."""
+        """The definition of a name; "" is the default model. Raises UnknownModelError, which lists
+        the names."""
         try:
             return self._specs[name or self._default]
         except KeyError:
             raise UnknownModelError(
-                f"there is no model {name[:100]!r}; there is {self._some_names()}"
+                f"no model is called {name[:100]!r}; use one of {self._some_names()}"
             ) from None
 
     def of_source(self, source: str) -> ModelSpec | None:
-        """The first model whose weights come from a source, given as its canonical text."""
+        """The first model whose weights come from this source, given as its canonical text."""
         return next((spec for spec in self if spec.source == source), None)
 
     def extended(self, specs: Iterable[ModelSpec]) -> ModelCatalog:
@@ -180,9 +183,9 @@ Text: TypeAlias = Callable[[str], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where tables stand, and what of the machine they need to be read. Its functions raise
-    ConfigError, as `read_definitions` does for all else."""
+class DefinitionsSource:
+    """Origin of the tables, and functions to read what they refer to on this machine, which raise
+    ConfigError."""
 
     name: str
     """For people: a file."""
@@ -192,9 +195,9 @@ class Place:
     """The text of a template's file; None: this place may not name files."""
 
 
-def read_definitions(tables: object, place: Place) -> list[ModelSpec]:
-    """What stands in the tables [models.NAME] of `place`. Raises ConfigError, which names place,
-    table and key, for anything that is wrong with them."""
+def read_definitions(tables: object, place: DefinitionsSource) -> list[ModelSpec]:
+    """Definitions of the tables [models.NAME] of `place`. Raises ConfigError, which names place,
+    table and key, for any fault."""
     if not isinstance(tables, Mapping):
         raise ConfigError(f"{place.name}: models must be tables; write [models.NAME]")
     if len(tables) > MAX_DEFINITIONS:
@@ -228,7 +231,7 @@ def free_name(file: str, source: str, catalog: ModelCatalog) -> str:
 
 
 def as_table(spec: ModelSpec) -> dict[str, object]:
-    """What `read_definitions` reads, of what is not as it is by default."""
+    """The table for `read_definitions`; defaults are left out."""
     table: dict[str, object] = {"source": spec.source}
     for key in _PLAIN_KEYS:
         if value := getattr(spec, key):
@@ -260,7 +263,7 @@ def to_toml(tables: Mapping[str, Mapping[str, object]]) -> str:
 class _Table:
     """One table [models.NAME]."""
 
-    def __init__(self, name: str, table: object, place: Place) -> None:
+    def __init__(self, name: str, table: object, place: DefinitionsSource) -> None:
         self._name = name
         self._where = f"{place.name} [models.{name[:64]}]"
         self._place = place

@@ -71,7 +71,7 @@ class ByteDecoder:
         return text
 
     def finish(self) -> str:
-        """What an incomplete character at the end becomes; the decoder starts anew."""
+        """Text for an incomplete character at the end; resets the decoder."""
         rest = self._utf8.decode(b"", True)
         self._utf8.reset()
         self._is_first = True
@@ -119,7 +119,7 @@ class Detokenizer:
         return self._decoder.decode(found)
 
     def finish(self) -> str:
-        """What an incomplete character at the end becomes; the detokenizer starts anew."""
+        """Text for an incomplete character at the end; resets the detokenizer."""
         return self._decoder.finish()
 
     def _outside(self, token_id: int) -> InvalidRequestError:

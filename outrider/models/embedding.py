@@ -1,9 +1,9 @@
-"""What the files of a model say of the vectors that it makes: encoder, length, pooling (pure).
+"""How a model's files describe the vectors it makes: encoder, length, pooling (pure).
 
-A folder of sentence-transformers has, beside the transformer's config.json, modules.json (what
-follows the transformer), 1_Pooling/config.json (how one vector is made of those of all tokens) and
-sentence_bert_config.json (the longest text it was trained for). Without them the vectors are means
-that are brought to length 1.
+A sentence-transformers folder has, beside the transformer's config.json, modules.json (the steps
+after the transformer), 1_Pooling/config.json (how the tokens' vectors become one) and
+sentence_bert_config.json (the longest text it was trained for). Without them, the vector is the
+mean over tokens, scaled to length 1.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ _MAX_LAYERS: Final = 256
 _MAX_WIDTH: Final = 1 << 16
 _MAX_TOKENS: Final = 1 << 20
 _MAX_DECODER_TOKENS: Final = 8192
-"""Of a text. Attention's scores take memory by their square: 4 GiB with 16 heads."""
+"""Longest text of a decoder model. Attention's scores take memory by the square of it: 4 GiB with
+16 heads."""
 _USUAL_DECODER_TOKENS: Final = 2048
-"""Of a text, where the files say nothing: a sixteenth of that."""
+"""Longest text of a decoder model whose files give none: a sixteenth of that memory."""
 _MODULES: Final = ("Transformer", "Pooling", "Normalize")
 _POOLING_BEGINS: Final = "pooling_mode_"
 
 
 class Pooling(Enum):
-    """How one vector is made of those of a text's tokens."""
+    """How the vectors of a text's tokens become one."""
 
     MEAN = "mean_tokens"
     FIRST = "cls_token"
@@ -53,10 +54,10 @@ class EncoderShape:
     num_heads: int
     inner_width: int
     epsilon: float
-    """Of the layer norms."""
+    """Epsilon of the layer norms."""
     num_positions: int
     first_position: int
-    """The position of a text's first token: RoBERTa counts from behind that of padding."""
+    """Position of a text's first token; RoBERTa starts behind the padding's position."""
 
     @property
     def head_size(self) -> int:
@@ -72,13 +73,13 @@ class DecoderShape:
     width: int
     num_layers: int
     num_heads: int
-    """Of queries."""
+    """Heads of queries."""
     num_kv_heads: int
-    """Of keys and values, each shared by several of queries."""
+    """Heads of keys and values, each shared by several query heads."""
     head_size: int
     inner_width: int
     epsilon: float
-    """Of the norms."""
+    """Epsilon of the norms."""
     rotary_base: float
     num_positions: int
 
@@ -95,14 +96,14 @@ class DecoderShape:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingFacts:
-    """What a model that embeds does with a text's tokens."""
+    """How an embedding model turns a text's tokens into a vector."""
 
     shape: EncoderShape | DecoderShape
     pooling: Pooling
     normalizes: bool
     """Whether a vector has length 1."""
     max_tokens: int
-    """Of one text, with the tokens that begin and end it."""
+    """Most tokens of one text, with those that begin and end it."""
     padding_id: int
 
 
@@ -112,9 +113,9 @@ def read_embedding_facts(
     pooling: Mapping[str, Any] | None,
     sequence: Mapping[str, Any] | None,
 ) -> EmbeddingFacts:
-    """Of the parsed files config.json, modules.json, 1_Pooling/config.json and
-    sentence_bert_config.json, None for one that is not there. Raises UnsupportedModelError, naming
-    the field, for one that is missing or asks for something else."""
+    """Facts from the parsed config.json, modules.json, 1_Pooling/config.json and
+    sentence_bert_config.json; None for a missing file. Raises UnsupportedModelError, which names
+    the field that is missing or unsupported."""
     shape: EncoderShape | DecoderShape
     if config.get("model_type") == _QWEN3:
         shape = _decoder_shape(config)
@@ -211,7 +212,7 @@ def _count(config: Mapping[str, Any], name: str, most: int) -> int:
 
 
 def _kinds(modules: Sequence[Mapping[str, Any]] | None) -> list[str]:
-    """Of the modules, in order; without a list of them the usual ones."""
+    """Kinds of the modules, in order; the usual ones without a list."""
     if modules is None:
         return list(_MODULES)
     try:

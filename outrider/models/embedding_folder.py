@@ -29,15 +29,15 @@ Weights = npt.NDArray[np.float32]
 _MAX_JSON_BYTES: Final = 1 << 20
 _DTYPES: Final = {"F32": np.float32, "F16": np.float16}
 _PREFIXES: Final = ("", "bert.", "roberta.", "model.")
-"""Of tensors' names, by what their makers saved."""
+"""Prefixes of tensor names, which depend on the program that saved them."""
 
 
 class EmbeddingFolder:
     """The files of one model."""
 
     def __init__(self, artifact: Artifact, store: ModelStore) -> None:
-        """Raises UnsupportedModelError for what is no folder of an encoder, ArtifactCorruptError,
-        ModelStoreError."""
+        """Raises UnsupportedModelError for anything but an encoder's folder, ArtifactCorruptError,
+        and ModelStoreError."""
         if not is_archive(artifact.path):
             raise UnsupportedModelError(
                 "a model that embeds is a folder with config.json, tokenizer.json and "
@@ -68,14 +68,14 @@ class EmbeddingFolder:
         return data.view(_DTYPES[entry.dtype]).astype(np.float32, copy=False).reshape(shape)
 
     def has(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Whether there is such a tensor."""
+        """Whether the model has a tensor of this name and shape."""
         found = [
             self._files[p + name].tensors[p + name] for p in _PREFIXES if p + name in self._files
         ]
         return bool(found) and found[0].shape == shape
 
     def tokenizer(self) -> TextTokenizer:
-        """Of texts to embed. Raises ArtifactCorruptError."""
+        """The tokenizer for texts to embed. Raises ArtifactCorruptError."""
         try:
             text = (self._folder / TOKENIZER).read_text("utf-8")
             return TextTokenizer(text, self.facts)
@@ -122,7 +122,7 @@ class TextTokenizer:
 
     @property
     def max_tokens(self) -> int:
-        """Of one text."""
+        """Most tokens of one text."""
         return self._max_tokens
 
     def encode(self, text: str, *, truncate: bool = False) -> npt.NDArray[np.int32]:

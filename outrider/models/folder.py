@@ -45,7 +45,7 @@ _PLAIN: Final = (tarfile.REGTYPE, tarfile.AREGTYPE)
 
 @dataclass(frozen=True, slots=True)
 class FolderFacts:
-    """What a folder's config.json says of the model."""
+    """Facts about the model from a folder's config.json."""
 
     vocabulary_size: int
     max_context_tokens: int
@@ -64,10 +64,10 @@ def unpacked(artifact: Artifact, store: ModelStore) -> Path:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Write the archive's files, which are those of a model's folder and nothing else, into an
-    empty one; all but checkpoints, which stay in the archive (`checkpoint_extents`). What is
-    written has no more bytes than the archive: sparse members, whose holes take no room there, are
-    refused. Raises ArtifactCorruptError, UnsupportedModelError, OSError."""
+    """Write the archive's files into an empty folder; they must be exactly those of a model's
+    folder. Checkpoints stay in the archive (`checkpoint_extents`). What is written has no more
+    bytes than the archive: sparse members, whose holes take no room in it, are refused. Raises
+    ArtifactCorruptError, UnsupportedModelError, OSError."""
     found = set[str]()
     with _named_faults():
         for member, content in _members(archive):
@@ -80,7 +80,7 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def checkpoint_extents(archive: Path) -> list[Extent]:
-    """Where an archive's checkpoint lies in it, file by file. Raises ArtifactCorruptError."""
+    """Position of each checkpoint file inside the archive. Raises ArtifactCorruptError."""
     with _named_faults():
         return [
             Extent(member.name, archive, member.offset_data, member.size)
@@ -98,7 +98,7 @@ def _copy(content: IO[bytes], path: Path, num_bytes: int) -> None:
 
 @contextmanager
 def _named_faults() -> Iterator[None]:
-    """What reading an archive ends with, as an error of ours."""
+    """Turn errors from reading an archive into ArtifactCorruptError."""
     try:
         yield
     except (tarfile.TarError, EOFError, ValueError) as error:
@@ -156,14 +156,14 @@ def read_facts(folder: Path) -> FolderFacts:
     size, context = config.get("vocab_size"), config.get("max_position_embeddings")
     if not _is_count(size) or not _is_count(context):
         raise UnsupportedModelError(
-            f"{CONFIG} lacks vocab_size or max_position_embeddings: only models of text alone "
+            f"{CONFIG} lacks vocab_size or max_position_embeddings; only models of text alone "
             "can be served"
         )
     return FolderFacts(size, context)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """What config.json holds. Raises ArtifactCorruptError."""
+    """The parsed config.json. Raises ArtifactCorruptError."""
     return _read(folder / CONFIG)
 
 

@@ -1,10 +1,9 @@
 """Opens GGUF files of unknown origin: their headers are checked before the library reads them.
 
-The library (`gguf`) trusts what a file says of itself: an array of 2^60 numbers in a file of a
-hundred bytes keeps it busy until the memory is full, text that is no UTF-8 ends in
-UnicodeDecodeError. Here the header is walked first (ggml's docs/gguf.md, "File Structure"), in one
-pass over the bytes that are there: every count, length and offset is inside the file, names are
-unique, arrays are flat.
+The library (`gguf`) trusts a file's own numbers: an array of 2^60 numbers in a file of a hundred
+bytes keeps it busy until the memory is full; text that is not UTF-8 ends in UnicodeDecodeError. So
+the header is walked first (ggml's docs/gguf.md, "File Structure"), in one pass over the file: every
+count, length and offset is inside the file, names are unique, arrays are flat.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from gguf import (
 from outrider.errors import ArtifactCorruptError
 
 MAX_ITEMS: Final = 1 << 21
-"""Of all arrays of a header together, at about 200 bytes of memory each in the library; the largest
-vocabularies have a million tokens and merges."""
+"""Most items of all arrays of a header together. Each takes about 200 bytes of memory in the
+library; the largest vocabularies have a million tokens and merges."""
 MAX_FIELDS: Final = 1 << 14
 MAX_TENSORS: Final = 1 << 16
 _MAX_DIMENSIONS: Final = 8
@@ -53,7 +52,7 @@ _BROKEN: Final = (
     *(ValueError, TypeError, LookupError, ArithmeticError, AttributeError),
     *(RecursionError, MemoryError, struct.error),
 )
-"""What the library may still end with."""
+"""Exceptions that the library may still raise."""
 
 
 def open_gguf(path: Path) -> GGUFReader:
@@ -100,8 +99,8 @@ class _QuickReader(GGUFReader):  # type: ignore[misc]  # the library has no type
 
 
 def content_of(reader: GGUFReader, name: str) -> Any:
-    """What a field of metadata holds; None without the field. Raises ArtifactCorruptError for text
-    that is none."""
+    """The value of a metadata field; None without the field. Raises ArtifactCorruptError for a
+    value that cannot be read."""
     field = reader.fields.get(name)
     if field is None:
         return None
@@ -125,7 +124,7 @@ def _check(descriptor: int) -> None:
 
 
 class _Header:
-    """One walk over the header of a file. Whatever is read past its end is a struct.error."""
+    """One walk over the header of a file. Reading past the file's end raises struct.error."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
@@ -163,7 +162,7 @@ class _Header:
         return found
 
     def _skip(self, num_bytes: int) -> int:
-        """Where they begin."""
+        """Skip this many bytes; returns the offset at which they begin."""
         begin = self._at
         if num_bytes > len(self._data) - begin:
             raise ValueError("it ends too soon")
@@ -176,7 +175,7 @@ class _Header:
         name = self._data[begin : self._at]
         name.decode()
         if name in known:
-            raise ValueError(f"{name[:64]!r} is there twice")
+            raise ValueError(f"{name[:64]!r} occurs twice")
         known.add(name)
         return name
 

@@ -80,7 +80,8 @@ def _byte_level(fields: _Fields, path: Path, tokens: Sequence[str], types: Seque
 def _sentencepiece(
     fields: _Fields, path: Path, tokens: Sequence[str], types: Sequence[int]
 ) -> _Parts:
-    """As llama.cpp reads them, which knows no normalizer here."""
+    """A SentencePiece vocabulary as llama.cpp reads it, without normalizer. Raises ConfigError for
+    a file with one, ArtifactCorruptError for a damaged one."""
     for name in ("precompiled_charsmap", "remove_extra_whitespaces"):
         if fields.get(f"ggml.{name}", object):
             raise ConfigError(
@@ -135,19 +136,19 @@ class _Fields:
         self._reader = open_gguf(path)
 
     def get(self, name: str, kind: type[T]) -> T | None:
-        """What it holds; None without it."""
+        """The field's value; None if the file does not have it."""
         value = content_of(self._reader, f"tokenizer.{name}")
         if value is not None and not isinstance(value, kind):
             raise self._wrong(name)
         return value
 
     def sampling(self) -> SuggestedSampling | None:
-        """What the fields `general.sampling.*` suggest."""
+        """Sampling suggested by the fields `general.sampling.*`."""
         values = {name: content_of(self._reader, field) for name, field in GGUF_FIELDS.items()}
         return of_generation_config(values)
 
     def need(self, name: str, kind: type[T]) -> T:
-        """What it holds, or ArtifactCorruptError without it."""
+        """The field's value. Raises ArtifactCorruptError if the file does not have it."""
         value = self.get(name, kind)
         if value is None:
             raise ArtifactCorruptError(f"{self._path.name} lacks the field tokenizer.{name}")

@@ -23,11 +23,11 @@ _IS_FAR: Final = 1 << 9
 _LABELS: Final = 0xFF
 _CONTINUATION_MASK: Final = 0xC0
 _CONTINUATION: Final = 0x80
-"""Of UTF-8's bytes that begin no character."""
+"""First byte value that continues a UTF-8 character rather than beginning one."""
 
 
 def check_tables(normalizer: Mapping[str, Any] | None) -> None:
-    """Of a `tokenizer.json`'s normalizer, all of them. Raises ValueError as `check_table`."""
+    """Check all tables of a `tokenizer.json`'s normalizer. Raises ValueError as `check_table`."""
     if normalizer is None:
         return
     for step in normalizer.get("normalizers", ()):
@@ -37,7 +37,7 @@ def check_tables(normalizer: Mapping[str, Any] | None) -> None:
 
 
 def check_table(data: bytes) -> None:
-    """Raises ValueError for one in which a step or a replacement lies outside of it."""
+    """Raises ValueError if a step or a replacement lies outside the table."""
     num_bytes = int.from_bytes(data[:_LENGTH_BYTES], "little")
     replaced_at = _LENGTH_BYTES + num_bytes
     if num_bytes % _UNIT_BYTES or not _LABELS < num_bytes // _UNIT_BYTES or replaced_at > len(data):

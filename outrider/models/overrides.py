@@ -1,4 +1,4 @@
-"""What a model's definition changes of the vocabulary in the model's file. Pure."""
+"""Applies a model definition's changes to the vocabulary of the model's file. Pure."""
 
 from __future__ import annotations
 

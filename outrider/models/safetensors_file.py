@@ -1,10 +1,10 @@
 """Reads safetensors files of unknown origin: the header is checked whole before any tensor is read.
 
-A file is a length of eight bytes, a JSON object of so many bytes, and the tensors' bytes
-(huggingface/safetensors, "Format"). Checked are: a header no longer than the bytes that are there
-or than the most tensors can need, no more values than they have, no key twice, types that are
-known, as many bytes as type and shape say, and tensors that follow each other from the first byte
-to the last without gap or overlap.
+A file is a length of eight bytes, a JSON object of that many bytes, and the tensors' bytes
+(huggingface/safetensors, "Format"). Checked are: a header no longer than the file or than the most
+tensors can need, no more values than they have, no duplicate keys, known types, as many bytes as
+type and shape require, and tensors that follow each other from the first byte to the last without
+gap or overlap.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from outrider.models.strict_json import read_object
 
 MAX_TENSORS: Final = 1 << 16
 _MAX_ENTRY_BYTES: Final = 256
-"""Of a tensor in the header, on average: `"model.layers.60.mlp.experts.255.down_proj.weight":` with
-type, a shape of two numbers and two offsets of 12 digits takes 130."""
+"""Average length of a tensor's entry in the header:
+`"model.layers.60.mlp.experts.255.down_proj.weight":` with type, a shape of two numbers and two
+offsets of 12 digits takes 130."""
 MAX_HEADER_BYTES: Final = MAX_TENSORS * _MAX_ENTRY_BYTES
 """16 MiB, where the format allows 100 MB (huggingface/safetensors, `MAX_HEADER_SIZE`). Models of
 hundreds of billions of weights come in shards of some gigabytes with a few thousand tensors each,
 in headers below 1 MB; 128 experts in each of 48 layers, all in one file, are 18,867 tensors and
 2.5 MB."""
 _MAX_COMMAS: Final = MAX_TENSORS * 16
-"""All that a header of the most tensors can have: between tensors, fields, dimensions and offsets.
-They bound the number of its values, each of which takes up to a hundred bytes once it is read, and
-are counted before."""
+"""Most commas of a header: between tensors, fields, dimensions and offsets. They bound the number
+of its values, which are counted before parsing because each takes up to a hundred bytes
+afterwards."""
 _MAX_DIMENSIONS: Final = 8
 _LENGTH_BYTES: Final = 8
 _METADATA: Final = "__metadata__"
@@ -52,7 +53,7 @@ class TensorEntry:
     """One tensor of a file."""
 
     dtype: str
-    """As the format names it: F32, BF16."""
+    """Type in the format's own names, such as F32 and BF16."""
     shape: tuple[int, ...]
     begin: int
     """First byte, counted from the file's first."""
@@ -62,14 +63,14 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Where a safetensors file lies: by itself, or in an archive that stores it plain."""
+    """Position of a safetensors file: a file of its own, or a member of an uncompressed archive."""
 
     name: str
     """For people."""
     path: Path
-    """What holds it."""
+    """The file that contains it."""
     offset: int
-    """Of its first byte there."""
+    """Offset of its first byte in `path`."""
     num_bytes: int
 
     @classmethod

@@ -1,14 +1,14 @@
 """BPE over whole texts with spaces as U+2581, as SentencePiece has it (Llama 2, Mistral, Gemma).
 
-SentencePiece joins, again and again, the two neighbours whose joint piece has the highest score,
-the leftmost first. Hugging Face's BPE does the same by ranks of pairs, so each way to split a piece
+SentencePiece repeatedly joins the two neighbours whose joint piece has the highest score, the
+leftmost first. Hugging Face's BPE does the same by ranks of pairs, so each way to split a piece
 into two pieces becomes a merge, in the order of the pieces' scores. Pure.
 
-Ways to split one piece have equal scores but different ranks. That matters only where two of them
-overlap, x y z with xy = yz = s; leftmost first then means that the split behind x ranks before the
-split behind y. For a piece that is no repetition of a shorter text there is exactly one such order
-of each pair of splits; for a repetition (a run of spaces) both orders are asked for, but the left
-to right work on the shorter runs leaves shorter pieces on the right alone.
+Ways to split one piece have equal scores but different ranks. That matters only if two of them
+overlap: x y z with xy = yz = s. Leftmost first then means that the split behind x ranks before the
+split behind y. For a piece that is no repetition of a shorter text, exactly one such order of each
+pair of splits exists. For a repetition (a run of spaces) both orders are required, but joining the
+shorter runs from left to right leaves shorter pieces only on the right.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from outrider.errors import ConfigError
 
 SPACE: Final = "\u2581"
-"""What SentencePiece writes for a space."""
+"""SentencePiece's character for a space."""
 MAX_PIECE_CHARS: Final = 1024
 """Trainers make pieces of 16 characters, and some files have longer ones for code."""
 BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-F]{2})>")
@@ -32,7 +32,7 @@ BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class SpacePrefix(StrEnum):
-    """Where a text gets a space in front, so that its first word is like any other."""
+    """Whether a space is put in front of a text, so that its first word is like any other."""
 
     NONE = "none"
     EACH = "each"
@@ -43,7 +43,7 @@ class SpacePrefix(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SpacePipeline:
-    """What happens to a text before BPE, and to the tokens of a reply after it."""
+    """The steps before BPE when encoding, and after it when decoding a reply."""
 
     prefix: SpacePrefix
     strips_space: bool
@@ -68,9 +68,9 @@ def merges_of_scores(
 ) -> list[str]:
     """The merges, "left right" by rank, of the pieces of these `scores`, highest first.
 
-    `unused` are pieces that are joined but never written, `matched` those that are found in a text
-    before others are joined. Raises ConfigError where ranks cannot say what scores say: two pieces
-    of one score, a piece of characters that are no pieces, an unused piece that would be joined.
+    `unused` are pieces that are joined but never written; `matched` are found in a text before
+    others are joined. Raises ConfigError if ranks cannot express the scores: two pieces of one
+    score, a piece with characters that are no pieces, an unused piece that would be joined.
     """
     by_score, found_before = dict[float, str](), set(matched)
     ranked: list[tuple[float, int, str]] = []

@@ -17,11 +17,12 @@ _END_TEXTS: Final = frozenset(
         "<end_of_utterance>",
     }
 )
-"""Control tokens that end a turn whatever the metadata says; llama.cpp has the same rule."""
+"""Control tokens that always end a turn, whatever the metadata says; llama.cpp has the same
+rule."""
 
 
 def stop_ids_of(tokens: Sequence[str], control: Sequence[int], named: Sequence[int]) -> list[int]:
-    """Ids that end a reply: those that the model's files name, and the control tokens whose text
-    says so."""
+    """Ids that end a reply: those named in the model's files, and control tokens with a text of
+    _END_TEXTS."""
     by_text = [i for i in control if tokens[i] in _END_TEXTS]
     return sorted({*by_text, *named})

@@ -6,7 +6,7 @@
     derived/<hex>/*.json    what engines found out about it on this machine
     partial/  tmp/  locks/  work in progress
 
-Bytes are hashed on every load and no "verified" stamp is kept: a stamp could only say that size
+Bytes are hashed on every load and no "verified" stamp is kept: a stamp could only show that size
 and times did not change, and neither a bad disk sector nor a torn write after power loss changes
 those. Hashing costs about as much as reading the file once, which the loader does anyway.
 """
@@ -46,31 +46,31 @@ class Artifact:
     """One file of the store."""
 
     source: str
-    """Its canonical source text."""
+    """Canonical text of its source."""
     sha256: str
-    """Of its bytes, hexadecimal."""
+    """SHA-256 of its bytes, hexadecimal."""
     path: Path
-    """Where it lies; read it, never write it."""
+    """Its file: for reading only."""
     num_bytes: int
-    """Its size."""
+    """Its size in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What verifying one artifact found."""
+    """Result of verifying one artifact."""
 
     artifact: Artifact
     """The artifact."""
     problem: str
-    """What is wrong with it, "" if nothing is."""
+    """Description of the fault; "" if the artifact is intact."""
 
 
 class ByDigest(Protocol):
     """Places that have artifacts by their sha256 (outrider.mirrors)."""
 
     def fetch(self, sha256: str, path: Path, *, max_bytes: int, report: ReportProgress) -> int:
-        """Have the artifact at `path`, verified; returns its size. Raises SourceError if they do
-        not have it, ModelStoreError for a disk without room for what they say."""
+        """Put the artifact at `path`, verified; returns its size in bytes. Raises SourceError if no
+        mirror has it, ModelStoreError if the disk has no room for it."""
         ...
 
 
@@ -83,8 +83,8 @@ def default_root(environ: Mapping[str, str] = os.environ) -> Path:
 class ModelStore:
     """The store in one directory. Safe for any number of threads and processes at once.
 
-    Loading (`path`, and `ensure` and `derived` of what is there) writes nothing and takes no
-    lock: a filled store may be mounted read-only.
+    Loading (`path`, and `ensure` and `derived` of what is in the store) writes nothing and takes no
+    lock, so a filled store may be mounted read-only.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class ModelStore:
         return self.load(source, sha256=sha256).path
 
     def load(self, source: str, *, sha256: str | None = None) -> Artifact:
-        """As `path`, with what else is known of the artifact."""
+        """Like `path`, with the artifact's digest and size."""
         with self._disk():
             parsed = parse_source(source)
             return self._load(parsed.text, _checked_pin(parsed, sha256))
@@ -158,14 +158,14 @@ class ModelStore:
     def derived(self, artifact: Artifact, name: str, build: Callable[[Path], None]) -> Path:
         """The verified directory `name` built from an artifact; `build(empty directory)` fills it.
 
-        Built once, under a lock between processes, published whole, rebuilt if its manifest does
-        not match. The name must tell apart whatever `build` depends on besides the artifact.
+        Built once, under a lock between processes; published whole; rebuilt if its manifest does
+        not match. The name must differ whenever anything else that `build` depends on does.
         """
         return self.derived_of(artifact.sha256, name, build)
 
     def derived_of(self, sha256: str, name: str, build: Callable[[Path], None]) -> Path:
-        """As `derived`, of anything that has a digest, a vocabulary for one. It stays when models
-        are removed."""
+        """Like `derived`, for anything that has a digest, such as a vocabulary. It stays when
+        models are removed."""
         key = f"{sha256}-{check_name(name)}"
         with self._disk():
             return build_once(
@@ -176,8 +176,8 @@ class ModelStore:
             )
 
     def intact(self, source: str, name: str, *, sha256: str | None = None) -> Path | None:
-        """The verified directory `name` that was built from a source's artifact, which itself is
-        not looked at: hashing a large model takes seconds. None where there is none, or where the
+        """The verified directory `name` that was built from a source's artifact. The artifact
+        itself is not read: hashing a large model takes seconds. None if it was not built, or if the
         artifact was not the pinned `sha256`."""
         recorded = self.recorded(source)
         if not recorded or (sha256 or recorded) != recorded:
@@ -197,8 +197,8 @@ class ModelStore:
         return entry.sha256 if entry is not None else ""
 
     def weights_of(self, spec: ModelSpec) -> str:
-        """What tells a model's weights from others', as far as that is known without a look at the
-        file: their sha256, or its name where they were never pulled."""
+        """A name for a model's weights that needs no look at the file: their sha256, or the model's
+        name if they were never pulled."""
         return spec.sha256 or self.recorded(spec.source) or spec.name
 
     def blob(self, sha256: str) -> Path | None:
@@ -209,7 +209,7 @@ class ModelStore:
             return path if path.is_file() else None
 
     def built(self, artifact: Artifact, prefix: str) -> tuple[Path, ...]:
-        """The directories built from an artifact whose names begin so, the last built last; not
+        """Directories built from an artifact whose names begin with `prefix`, the newest last; not
         verified."""
         with self._disk():
             found = (self._root / "derived" / artifact.sha256).glob(f"{prefix}*")
@@ -226,11 +226,11 @@ class ModelStore:
         return tuple(Verification(artifact, self._problem(artifact)) for artifact in self.list())
 
     def remove(self, source: str) -> None:
-        """Forget a source, and free its artifact if no other source gave the same, and what was
-        left half done of it.
+        """Forget a source; free its artifact if no other source has the same, and its unfinished
+        fetches.
 
-        ArtifactMissingError if there is no such source. A process that has the file open keeps
-        it (POSIX); one that loads it afterwards gets ArtifactMissingError.
+        Raises ArtifactMissingError for an unknown source. A process that has the file open keeps it
+        (POSIX); one that loads it afterwards gets ArtifactMissingError.
         """
         text = parse_source(source).text
         with self._disk(), self._publishing():
@@ -285,7 +285,8 @@ class ModelStore:
         return ""
 
     def _present(self, text: str, pin: str | None, waited: bool) -> Artifact | None:
-        """What makes fetching needless: the same pull just done by another, or pinned bytes."""
+        """The artifact, if it need not be fetched: another process just pulled it, or the pinned
+        bytes exist."""
         if waited:
             try:
                 return self._load(text, pin)
@@ -358,7 +359,7 @@ class ModelStore:
         return artifact
 
     def _put(self, path: Path, entry: IndexEntry) -> Artifact:
-        """Publish a file of the store's own, whose bytes are known to be those."""
+        """Publish a file of the store's own, whose digest is already checked."""
         blob = self._blob(entry.sha256)
         with self._publishing():
             blob.parent.mkdir(parents=True, exist_ok=True)
@@ -384,13 +385,14 @@ class ModelStore:
         return exclusive(self._lock("publish"))
 
     def _drop_part(self, key: str) -> None:
-        """What a source gave; under its lock."""
+        """Delete an unfinished fetch from a source, under its lock."""
         part = self._part(key)
         part.unlink(missing_ok=True)
         part.with_suffix(".json").unlink(missing_ok=True)
 
     def _drop_shards(self, sha256: str) -> None:
-        """What mirrors gave. Who is fetching there is not waited for: that pull ends here too."""
+        """Delete an unfinished fetch from mirrors, unless it is still running in another
+        process."""
         shards = self._shards(sha256)
         if shards.exists():
             with suppress(_HeldError), exclusive(self._lock(sha256), _raise_held):
@@ -437,7 +439,7 @@ def _check_digest(
 
 
 def _checked_pin(source: ArtifactSource, sha256: str | None) -> str | None:
-    """What the bytes must hash to: what is said, or what the source itself says."""
+    """The digest required of the bytes: `sha256`, or the source's own."""
     own = source.sha256 if isinstance(source, DigestSource) else None
     if not sha256:
         return own

@@ -1,5 +1,5 @@
-"""JSON of unknown origin in which no object has a key twice: of two values for one name, programs
-take either. Pure."""
+"""JSON of unknown origin, refused if an object repeats a key: programs differ in which of the two
+values they take. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def read_object(text: bytes) -> dict[str, Any]:
-    """A JSON object in UTF-8. Raises ValueError, which says why, RecursionError."""
+    """Parse a JSON object in UTF-8. Raises ValueError with the reason, or RecursionError."""
     found = json.loads(text.decode(), object_pairs_hook=_once)
     if not isinstance(found, dict):
         raise ValueError("it is no JSON object")
@@ -22,6 +22,6 @@ def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
         known = set[str]()
         for name, _ in pairs:
             if name in known:
-                raise ValueError(f"{name[:100]!r} is there twice")
+                raise ValueError(f"{name[:100]!r} occurs twice")
             known.add(name)
     return found

@@ -1,8 +1,8 @@
-"""How a model's makers suggest to sample from it: its `generation_config.json`, or the fields
+"""Sampling that a model's makers suggest: its `generation_config.json`, or the fields
 `general.sampling.*` of a GGUF file. Pure.
 
 Conversations at a terminal begin with these values, and requests over HTTP get them for what they
-leave out. The Python client's do not: what they leave out is greedy, as SamplingParams says.
+leave out. The Python client's do not: unset values mean greedy, as SamplingParams documents.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SuggestedSampling:
     """Values as in SamplingParams. Raises InvalidSamplingError at construction."""
 
     temperature: float = 1.0
-    """Where only other values are suggested, the model's probabilities are meant as they are."""
+    """1.0 if only other values are suggested: the model's probabilities as they are."""
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
@@ -67,8 +67,8 @@ def is_suggestion(name: str, value: object) -> bool:
 
 
 def of_generation_config(config: Mapping[str, Any]) -> SuggestedSampling | None:
-    """What a `generation_config.json` suggests; None if it names no value. One that cannot be had
-    counts as left out: a model is not refused for it. `do_sample` false is greedy, as in
+    """The suggestion of a `generation_config.json`; None if it has no value. Values out of range
+    are ignored: a model is not refused for them. `do_sample` false means greedy, as in
     transformers."""
     found = {name: config[name] for name in _RANGES if is_suggestion(name, config.get(name))}
     if config.get("do_sample") is False:
@@ -77,4 +77,5 @@ def of_generation_config(config: Mapping[str, Any]) -> SuggestedSampling | None:
 
 
 OUTRIDERS_OWN: Final = SuggestedSampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
-"""For models whose makers suggest nothing: llama.cpp's defaults, which most such models meet."""
+"""For models whose makers suggest nothing: llama.cpp's defaults, which most such models run
+with."""

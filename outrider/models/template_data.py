@@ -1,6 +1,7 @@
-"""A chat as its template gets it, and the same chat with its user's texts changed. Pure.
+"""A chat in the form that its template reads, and the same chat with the user's texts changed.
+Pure.
 
-The shape is that of OpenAI's API and of Hugging Face's `apply_chat_template`, with the arguments of
+The form is that of OpenAI's API and of Hugging Face's `apply_chat_template`, with the arguments of
 calls as objects, which templates for tools expect.
 """
 
@@ -29,12 +30,12 @@ _SCHEMA_WORDS: Final = frozenset(
     | {"anyOf", "oneOf", "allOf", "const", "default", "title", "format", "nullable"}
     | {"$ref", "$defs", "object", "array", "string", "integer", "number", "boolean", "null"}
 )
-"""Keys and values of definitions by which templates choose what they write."""
+"""Keys and values of tool definitions that templates branch on."""
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateData:
-    """What a template is rendered with."""
+    """Variables that a template is rendered with."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]]
@@ -43,8 +44,8 @@ class TemplateData:
     def of(
         cls, messages: Sequence[Message], tools: Sequence[str], *, knows_developer: bool
     ) -> TemplateData:
-        """`knows_developer`: the template has that role, for which others get a system's. Raises
-        InvalidRequestError for arguments that are no JSON object."""
+        """`knows_developer`: whether the template has that role; otherwise its messages become the
+        system's. Raises InvalidRequestError for arguments that are not a JSON object."""
         names: dict[str, str] = {}
         turns = []
         for message in messages:
@@ -66,8 +67,8 @@ class TemplateData:
         return self._mapped(change, lambda value: _changed(value, change), change_tool=None)
 
     def blanked(self) -> TemplateData:
-        """Without any character of the user's but spaces, in the same shape: what a template makes
-        of it, the template wrote by itself."""
+        """The same form with all the user's characters but spaces blanked: all that a template
+        renders of it is the template's own."""
         return self._mapped(blank, _blanked_arguments, change_tool=_blanked_definition)
 
     def _mapped(
@@ -157,7 +158,7 @@ def _changed(value: Any, change: Change) -> Any:
 
 
 def _blanked_definition(function: dict[str, Any]) -> dict[str, Any]:
-    """Name and description hold nothing by which a template chooses."""
+    """A definition without its name and description, which templates do not branch on."""
     return {
         key: blank(value) if isinstance(value, str) else _blanked(value, _SCHEMA_WORDS)
         for key, value in function.items()

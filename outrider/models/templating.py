@@ -30,9 +30,10 @@ from jinja2.visitor import NodeTransformer
 MAX_SOURCE_CHARS: Final = 1 << 18
 MAX_STEPS: Final = 1 << 19
 MAX_CHARS: Final = 1 << 23
-"""Of what is rendered, and of every text on the way there; also the most items of a list."""
+"""Most characters of a rendering and of every text made on the way; also the most items of a
+list."""
 MAX_RENDER_S: Final = 2.0
-"""Limit of one rendering's computing time in its thread, whatever its number of steps."""
+"""Most computing time of one rendering in its thread, whatever its number of steps."""
 _STEP_CHARS: Final = 1 << 10
 """Characters produced that cost one step."""
 _STEP_ITEMS: Final = 1 << 6
@@ -40,14 +41,14 @@ _STEP_ITEMS: Final = 1 << 6
 _MAX_WORK: Final = 1 << 26
 """Greatest product of the two greatest sizes that one call works on."""
 _MAX_BITS: Final = 1 << 12
-"""Of an integer."""
+"""Most bits of an integer."""
 _MAX_FORMAT_CHARS: Final = 1 << 12
 _WIDE: Final = re.compile(r"\d{5}|\*|\{[^{}]*\{")
 """In a format: a width of five digits, or one that comes from elsewhere."""
 _CLOCK_CHECK_STEPS: Final = 256
 """Steps between two readings of the clock."""
 _MAX_INDENT: Final = 16
-"""Of JSON: spaces at the beginning of a line, for each object or list around it."""
+"""Most spaces of JSON indentation per level."""
 _MAX_SEPARATOR_CHARS: Final = 16
 _MULTIPLYING: Final = frozenset({"replace", "join", "expandtabs", "translate", "center", "indent"})
 """Filters, and methods of texts, that may make a product of their arguments."""
@@ -55,7 +56,7 @@ _TEXTUAL: Final = frozenset(
     {"string", "join", "tojson", "format", "escape", "e", "forceescape", "urlencode", "truncate"}
     | {"upper", "lower", "trim", "title", "capitalize", "wordcount", "replace", "center", "indent"}
 )
-"""Filters that make a text of whatever they get."""
+"""Filters that turn any value into text."""
 _LEFT_OUT: Final = frozenset(
     {"random", "urlize", "wordwrap", "pprint", "striptags", "xmlattr"}
     | {"sum"}  # of lists it copies what it has for each of them
@@ -73,7 +74,7 @@ BROKEN: Final = (
     TypeError,
     ValueError,
 )
-"""What a template can end with that is not ours."""
+"""Exceptions that a faulty template may raise."""
 
 
 @dataclass(slots=True)
@@ -100,8 +101,8 @@ _RUNNING: Final[ContextVar[RenderBudget]] = ContextVar("running")
 
 
 class _Generation(Extension):
-    """`{% generation %}` of `transformers`, which marks what an assistant wrote for those who train
-    on it. Here it is its body; as there, what the body sets ends with it."""
+    """`{% generation %}` of `transformers`, which marks the assistant's words for training. Here it
+    only renders its body; as there, variables that the body sets end with it."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -145,7 +146,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return self.from_string(source)
 
     def rendered(self, template: Template, variables: Mapping[str, Any]) -> tuple[str, int]:
-        """The text, and the steps that it took. Raises one of BROKEN."""
+        """The rendered text and the number of steps it took. Raises one of BROKEN."""
         budget = self._begin()
         pieces, num_chars = [], 0
         for piece in template.generate(variables):
@@ -176,7 +177,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return items
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Every call but those of filters."""
+        """Calls other than filters: checked before and measured after."""
         own = getattr(__obj, "__self__", None)
         if isinstance(own, str | bytes):
             operands = (own, *args, *kwargs.values())
@@ -377,7 +378,7 @@ def _refuse(reason: str) -> NoReturn:
 
 
 def _listed(value: Any) -> Any:
-    """What comes one by one, so that it can be measured."""
+    """A list of an iterator's items, so that it can be measured; other values as they are."""
     return list(value) if isinstance(value, Iterator) else value
 
 

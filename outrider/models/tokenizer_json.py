@@ -1,11 +1,11 @@
-"""Reads a vocabulary out of Hugging Face's `tokenizer.json` and the files beside it. Pure.
+"""Reads a vocabulary from Hugging Face's `tokenizer.json` and the files beside it. Pure.
 
 Every part of the pipeline is compared with those that bpe.py builds; a file with another part is
-refused by name. What is built has the ids of the file's own tokenizer, and the digest of the same
+refused by name. The result has the ids of the file's own tokenizer, and the digest of the same
 vocabulary in a GGUF file.
 
-What the file says of prompts (the post-processor) and of batches (truncation, padding) is left out:
-the chat template writes the tokens around a text.
+The parts for prompts (the post-processor) and batches (truncation, padding) are ignored: the chat
+template writes the tokens around a text.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _BROKEN: Final = (
     *(ValueError, TypeError, LookupError, AttributeError, RecursionError),
     OverflowError,  # a whole number beyond all floats, as a score
 )
-"""What reading values of another form ends with."""
+"""Exceptions raised by reading values of an unexpected form."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatParts:
-    """What the files beside a `tokenizer.json` say."""
+    """Contents of the files beside a `tokenizer.json`."""
 
     template: str = ""
     """Jinja source."""
@@ -58,19 +58,19 @@ class ChatParts:
     stop_ids: Sequence[int] = ()
     """Ids that the generation's settings name as ends of a reply."""
     sampling: SuggestedSampling | None = None
-    """What they suggest besides."""
+    """Sampling that the files suggest."""
 
 
 def read_tokenizer_json(
     text: str, chat: ChatParts | None = None, *, size: int = 0
 ) -> VocabularyDefinition:
-    """The vocabulary, with the chat's parts; ids behind the last one, up to `size`, are filled up
+    """The vocabulary, with the chat's parts. Ids behind the last one, up to `size`, are filled up
     with tokens that no text becomes, `[PAD<id>]` as in GGUF files. Control tokens behind the
     model's last id are left out, since the model has no row for them: tokenizers of Gemma 3's text
-    models name the place of an image, as those of its larger ones.
+    models include the image token of the larger models.
 
-    Raises ArtifactCorruptError for a file that is none, ConfigError, naming the part, for a
-    tokenizer that cannot be built exactly.
+    Raises ArtifactCorruptError if the file is no tokenizer.json, ConfigError, which names the part,
+    for a tokenizer that cannot be built exactly.
     """
     chat = chat or ChatParts()
     try:
@@ -127,7 +127,7 @@ def _looks_like_control(text: str) -> bool:
 
 
 def _reader(spec: Mapping[str, Any]) -> _Reader:
-    """Of the file's kind."""
+    """The reader for the file's kind of model."""
     model = spec["model"]
     # Files of before 2021 leave the type out.
     kind = model.get("type", "BPE" if "merges" in model else None)
@@ -358,7 +358,7 @@ class _UnigramReader(_Reader):
 
 
 def _normalizer_steps(step: Mapping[str, Any]) -> list[NormalizerStep]:
-    """What one part of a normalizer does."""
+    """The steps of one part of a normalizer."""
     kind = step["type"]
     if kind == "Precompiled":
         table = step["precompiled_charsmap"]
@@ -382,7 +382,7 @@ def _normalizer_steps(step: Mapping[str, Any]) -> list[NormalizerStep]:
 
 
 def _steps(part: Mapping[str, Any] | None, within: str) -> list[Mapping[str, Any]]:
-    """Of a part of the pipeline, which may be none, one, or a sequence; sequences may be nested."""
+    """Steps of a part of the pipeline: none, one, or a sequence, which may contain sequences."""
     if part is None:
         return []
     if part["type"] != "Sequence":

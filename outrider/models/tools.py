@@ -22,7 +22,7 @@ MAX_DEPTH: Final = 48
 AUTO: Final = "auto"
 """The model decides whether it calls a tool."""
 NONE: Final = "none"
-"""The model is not told of the tools."""
+"""Tool choice: the prompt does not mention the tools."""
 REQUIRED: Final = "required"
 """The model calls at least one tool."""
 _CHOICES: Final = (AUTO, NONE, REQUIRED)
@@ -39,21 +39,20 @@ class ToolCall:
     id: str
     """Under which the tool's result refers to it."""
     name: str
-    """Of the tool."""
+    """Name of the tool."""
     arguments: str = ""
     """A JSON object, as the model wrote it; empty: one without members."""
 
     @property
     def num_chars(self) -> int:
-        """Of all its texts."""
+        """Characters of id, name and arguments."""
         return len(self.id) + len(self.name) + len(self.arguments)
 
 
 def tool_text(tool: Mapping[str, Any] | str) -> str:
-    """The canonical text of a definition: a mapping or the JSON text of one, as
-    {"name", "description", "parameters"} or in OpenAI's shape, {"type": "function", "function":
-    {...}}, whose `strict` is left out: it tells an API what to do, not the model. Raises
-    InvalidRequestError."""
+    """Canonical text of a tool definition. `tool` is a mapping or JSON text, either {"name",
+    "description", "parameters"} or OpenAI's {"type": "function", "function": {...}}. `strict` is
+    left out: it is for the API, not the model. Raises InvalidRequestError."""
     return _named_text(tool)[1]
 
 
@@ -154,7 +153,7 @@ def check_call(call: ToolCall) -> None:
 
 
 def check_id(call_id: str) -> None:
-    """Raises InvalidRequestError for what is no id of a call; empty is none at all."""
+    """Raises InvalidRequestError unless the id of a call is valid; "" means no id."""
     if call_id and _ID.fullmatch(call_id) is None:
         raise InvalidRequestError(
             "the id of a tool call has at most 128 printable ASCII characters and no space"

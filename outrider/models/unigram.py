@@ -1,13 +1,13 @@
 """Unigram tokenizers in `tokenizer.json`: a text becomes the pieces whose scores have the largest
 sum. Pure.
 
-Programs agree on that sum and not on which of several splits with one sum is taken: the
+Programs agree on that sum but not on the choice among several splits with the same sum: the
 `sentencepiece` package adds in 32 bits, `tokenizers` in 64, and runs of a character (aaaa, blank
-lines) have many such splits. So what is exact is a tokenizer.json in the library that it was
-written for, which is the one that computes here; files that name scores alone are refused.
+lines) have many such splits. Only a tokenizer.json in the library it was written for is exact; that
+library computes here, and files with scores but no tokenizer.json are refused.
 
-The library matches every piece, control tokens' too, where the text is looked for piece by piece.
-A text with the name of a control token is therefore split behind the name's first character.
+The library matches every piece, including control tokens, when it splits a text into pieces. So a
+text with the name of a control token is split behind the name's first character.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class NormalizerStep:
     kind: str
     """precompiled, prepend, replace, replace-runs, strip-left, strip-right, or one of FORMS."""
     old: str = ""
-    """What is replaced (replace, replace-runs)."""
+    """Text to replace (replace, replace-runs)."""
     new: str = ""
-    """By what; what is put in front (prepend); the table in base64 (precompiled)."""
+    """The replacement; the text to put in front (prepend); the table in base64 (precompiled)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class UnigramPipeline:
     writes_spaces: bool
     """Spaces become U+2581 behind the normalizers, not by one of them."""
     prefix: SpacePrefix
-    """Where that puts one in front."""
+    """Where a space is put in front."""
     splits_words: bool
     """No piece has a U+2581 but at its beginning."""
     strips_space: bool
@@ -80,8 +80,8 @@ def build_unigram_tokenizer(
     control: Collection[int],
     user_defined: Collection[int],
 ) -> Tokenizer:
-    """With its added tokens. Raises what the library raises, ValueError for added tokens whose ids
-    it would change."""
+    """The tokenizer with its added tokens. Raises what the library raises, and ValueError for added
+    tokens whose ids the library would change."""
     pieces = list(zip(tokens, pipeline.scores, strict=False))
     unknown = tokens.index(pipeline.unknown)
     tokenizer = Tokenizer(models.Unigram(pieces, unknown, pipeline.byte_fallback))

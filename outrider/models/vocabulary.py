@@ -48,7 +48,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 _TOKENIZER_FILE: Final = "tokenizer.json"
 _FACTS_FILE: Final = "vocabulary.json"
 _DERIVED_NAME: Final = "vocabulary-v2"
-"""Of the derived folder with both; its number rises whenever the files or their meaning change."""
+"""Name of the derived folder with both; its number rises whenever the files or their meaning
+change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class VocabularyFacts:
     bos_token: str
     eos_token: str
     sampling: SuggestedSampling | None = None
-    """What the model's makers suggest."""
+    """Sampling that the model's makers suggest."""
 
     @classmethod
     def of(cls, definition: VocabularyDefinition) -> VocabularyFacts:
@@ -205,9 +206,8 @@ class Vocabulary:
 
     @property
     def tokens_digest(self) -> bytes:
-        """SHA-256 [32] over what each id stands for, whatever the chat template and the ids that
-        end a reply. Vocabularies in which it is equal have the same ids; how they cut texts may
-        differ."""
+        """SHA-256 [32 bytes] over the meaning of each id, without chat template and stop ids.
+        Vocabularies with equal digests have the same ids but may split texts differently."""
         if self._tokens_digest is None:
             digest = hashlib.sha256(b"outrider-tokens-v1")
             for token_id, text in enumerate(self._all_bytes):
@@ -218,7 +218,7 @@ class Vocabulary:
 
     @property
     def facts(self) -> VocabularyFacts:
-        """Its properties besides the tokenizer."""
+        """Properties besides the tokenizer."""
         return self._facts
 
     @property
@@ -287,19 +287,19 @@ class Vocabulary:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """As `encode`, for each of `texts`."""
+        """Ids of each of `texts`, as by `encode`."""
         for text in texts:
             check_text(text)
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def segments(self, messages: Sequence[Message], tools: Sequence[str] = ()) -> list[Segment]:
-        """The prompt of a chat, with the generation prompt, between control tokens, which are the
-        template's alone. The ids of its texts and control tokens one after another are the
-        prompt's. `tools`: what the model may call, as `check_tools` returned it.
+        """The prompt of a chat with the generation prompt, as texts and control tokens; only the
+        template makes control tokens. Their ids one after another are the prompt's. `tools`: what
+        the model may call, as returned by `check_tools`.
 
-        Raises EmptyPromptError, or InvalidRequestError for a bad role, text or size, and for a
-        model without a chat template, or with one that shows no tools where there are some.
+        Raises EmptyPromptError, or InvalidRequestError for a bad role, text or size, for a model
+        without chat template, and for tools if the template shows none.
         """
         check_messages(messages)
         if not self.chat_template:
@@ -307,9 +307,9 @@ class Vocabulary:
         return self._template.segments(messages, tools)
 
     def reply_format(self, tool_parser: str = "") -> ReplyFormat | None:
-        """How the model writes what its replies hold besides text: tool calls as `tool_parser`
-        names it, or else as its chat template shows it. None for a model whose template shows no
-        tools, or calls in a way that is not known."""
+        """How the model's replies write tool calls and reasoning: tool calls in the syntax
+        `tool_parser`, "" for the one that the chat template shows. None if the template shows no
+        tools or an unknown syntax."""
         template = self.chat_template
         syntax = CallSyntax(tool_parser) if tool_parser else call_syntax_of(template)
         if syntax is None or not self.shows_tools:
@@ -319,17 +319,17 @@ class Vocabulary:
         )
 
     def needs_special_tokens(self, reply_format: ReplyFormat) -> bool:
-        """Whether what a reply is read by are control tokens, which have no text unless
-        SamplingParams.special_tokens says so."""
+        """Whether the markers in replies are control tokens, which have text only with
+        SamplingParams.special_tokens."""
         return any(marker in self._control for marker in reply_format.markers)
 
     @property
     def shows_tools(self) -> bool:
-        """Whether the chat template tells the model of tools."""
+        """Whether the chat template puts tool definitions into the prompt."""
         return bool(self.chat_template) and self._template.abilities.tools
 
     def raw_segments(self, text: str) -> list[Segment]:
-        """A prompt that was rendered elsewhere, between the control tokens whose texts it has.
+        """A prompt rendered by the client, split at the control tokens whose texts it contains.
         Raises InvalidRequestError for a lone surrogate."""
         return self._template.split(text)
 
@@ -338,7 +338,7 @@ class Vocabulary:
         return self._control[text]
 
     def find_control(self, text: str) -> int | None:
-        """The id of the control token of that text; None if there is none."""
+        """Id of the control token with this text; None if there is none."""
         return self._control.get(text)
 
     def encode_chat(self, messages: Sequence[Message], tools: Sequence[str] = ()) -> list[int]:
@@ -357,8 +357,8 @@ class Vocabulary:
         return self._all_bytes[token_id]
 
     def bytes_as(self, token_id: int, text: str) -> bytes:
-        """The bytes that an id would stand for if its token had this text, as a tokenizer of this
-        kind writes it. Whoever compares another tokenizer with this one needs no more of it."""
+        """Bytes of an id if its token had this text in a tokenizer of this kind; used to compare
+        another tokenizer with this one."""
         return text.encode() if self.is_special(token_id) else self._bytes_of(text)
 
     def text_bytes(self, token_id: int) -> bytes:
@@ -388,7 +388,8 @@ def _shown(text: bytes) -> str:
 
 
 def _pipeline(tokenizer_json: str) -> dict[str, Any]:
-    """Without tokens and merges, which are nearly all of it. Raises ArtifactCorruptError."""
+    """The pipeline without tokens and merges, which are nearly all of the text. Raises
+    ArtifactCorruptError."""
     try:
         definition: dict[str, Any] = json.loads(tokenizer_json)
         model = definition["model"].items()
@@ -399,7 +400,8 @@ def _pipeline(tokenizer_json: str) -> dict[str, Any]:
 
 
 def _decoder_steps(pipeline: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Of the tokenizers that bpe.build_tokenizer makes. Raises ArtifactCorruptError for others."""
+    """Decoder steps of a tokenizer made by bpe.build_tokenizer. Raises ArtifactCorruptError for
+    others."""
     try:
         decoder: dict[str, Any] = pipeline["decoder"]
         steps: list[dict[str, Any]] = decoder.get("decoders", [decoder])
@@ -413,10 +415,10 @@ def _decoder_steps(pipeline: Mapping[str, Any]) -> list[dict[str, Any]]:
 def load_vocabulary(
     spec: ModelSpec, store: ModelStore, progress: ReportProgress | None = None
 ) -> Vocabulary:
-    """The vocabulary of `spec`; the model is fetched if the store lacks it.
+    """The vocabulary of `spec`; the model is fetched if it is not in the store.
 
-    Parsing the model file takes seconds, so its result is kept in the store beside the model,
-    verified on every load, and the model is not looked at then; definitions that change it have
+    Parsing the model file takes seconds, so the result is kept in the store beside the model and
+    verified on every load, without reading the model. Definitions that change the vocabulary have
     folders of their own. Blocks: call it before an event loop runs, or in a thread. Raises what
     ModelStore.ensure, ModelStore.derived, Vocabulary.from_gguf and folder.unpacked raise.
     """

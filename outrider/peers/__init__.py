@@ -1,1 +1,1 @@
-"""What a service knows of those it depends on: where they are, how far, whether they are well."""
+"""Peers that a service depends on: their addresses, round-trip times and health."""

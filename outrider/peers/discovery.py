@@ -74,7 +74,7 @@ class Discovery:
         return not self._unasked
 
     def tick(self) -> None:
-        """Let peers leave whose `grace_s` is over."""
+        """Remove peers whose `grace_s` is over."""
         self._apply(self._membership.expire(self._clock(), self._follower.is_lost), "")
 
     def forget(self, address: str) -> None:
@@ -129,14 +129,14 @@ class Discovery:
             self._follower.left(address)
 
     def _complain(self, target: Target, why: str) -> None:
-        """Log it once, until there is an answer; known peers stay."""
+        """Log a failed lookup once until it succeeds again; known peers stay."""
         if target.text not in self._silent:
             self._silent.add(target.text)
             log.warning("peers_not_found", target=target.text, why=why)
 
 
 def _on_every_port(found: Sequence[str], target: Target) -> list[str]:
-    """These addresses, and the same hosts at the target's other ports."""
+    """The addresses, each at all ports of the target."""
     hosts = [address.rpartition(":") for address in found]
     return [
         f"{host}:{int(port) + more}" for host, _, port in hosts for more in range(target.num_ports)
@@ -144,7 +144,7 @@ def _on_every_port(found: Sequence[str], target: Target) -> list[str]:
 
 
 def _resolver(targets: Sequence[Target], policy: DiscoveryPolicy) -> Resolver | None:
-    """None where nothing is to be looked up: most services do without the DNS library."""
+    """A resolver; None if no target needs DNS: most services do without the DNS library."""
     if all(target.lookup is Lookup.NONE for target in targets):
         return None
     from outrider.peers.resolver import DnsResolver

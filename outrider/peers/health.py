@@ -19,7 +19,7 @@ from outrider.bounds import PositiveFloat, PositiveInt
 
 @dataclass(frozen=True, slots=True)
 class QuarantinePolicy:
-    """What the operator decides."""
+    """When a failing peer is quarantined, and for how long."""
 
     max_failures: PositiveInt = 3
     """Failures within `window_s` that put a peer into quarantine."""
@@ -75,26 +75,27 @@ class PeerState(IntEnum):
     CONNECTING = 1
     """The first attempt to reach it is under way."""
     READY = 2
-    """Its stream is up, it answers, it takes sessions."""
+    """Its stream is up, it answers, and it takes sessions."""
     SUSPECT = 3
     """Its stream is up but it is silent: no new sessions until it is heard."""
     DOWN = 4
-    """No stream; reconnecting goes on."""
+    """No stream; reconnecting continues."""
     DRAINING = 5
-    """It answers but takes no new sessions; those it has go on."""
+    """It answers but takes no new sessions; running ones continue."""
     QUARANTINED = 6
-    """It answers but failed too often of late: no new sessions until its pause is over."""
+    """It answers but failed too often lately: no new sessions until its pause is over."""
     TRIAL = 7
-    """Its pause is over: one new session at a time, until one goes well (half-open)."""
+    """Its pause is over: one new session at a time, until one succeeds (half-open)."""
 
     @property
     def is_trouble(self) -> bool:
-        """Whether operators should hear of it: it serves nobody, and nobody asked it to stop."""
+        """Whether operators should be alerted: the peer serves no sessions, though it was not
+        stopped."""
         return self in (PeerState.SUSPECT, PeerState.DOWN, PeerState.QUARANTINED)
 
 
 class Signal(Enum):
-    """What can be observed of a peer."""
+    """An observation about a peer."""
 
     CONNECTED = "connected"
     LOST = "lost"
@@ -103,7 +104,7 @@ class Signal(Enum):
     NOT_SERVING = "not_serving"
     """Its health service reports NOT_SERVING."""
     SILENT = "silent"
-    """A probe got no answer, or what it sends at intervals does not come."""
+    """A probe was not answered, or its periodic messages stopped."""
     TIMEOUT = "timeout"
     """The longest time in its state has passed."""
     CONDEMNED = "condemned"
@@ -162,16 +163,16 @@ TRANSITIONS: Final[dict[PeerState, dict[Signal, PeerState]]] = {
     state: {signal: changes.get(signal, state) for signal in Signal}
     for state, changes in _CHANGES.items()
 }
-"""One thing is not in the table: what leads to READY leads a peer whose quarantine is not over to
-QUARANTINED, wherever it was meanwhile."""
+"""One rule is not in the table: a signal that leads to READY leads to QUARANTINED while the peer's
+quarantine lasts, whatever its state in between."""
 
 UP: Final = frozenset(PeerState) - {PeerState.CONNECTING, PeerState.DOWN}
-"""Its stream is up."""
+"""States in which the stream is up."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthPolicy:
-    """What the operator decides."""
+    """Timeouts and quarantine of peers."""
 
     connect_s: float = 5.0
     """The first attempt to reach a peer may take so long before it is DOWN."""
@@ -189,7 +190,7 @@ class Change:
 
 
 class PeerHealth:
-    """One peer. `signal` alone changes its state."""
+    """One peer. Only `signal` changes its state."""
 
     def __init__(
         self, policy: HealthPolicy, now: float, state: PeerState = PeerState.CONNECTING

@@ -1,4 +1,4 @@
-"""Where peers are to be found, and which there should be by what lookups answer. Pure.
+"""Which peers exist, by settings and the answers of lookups. Pure.
 
 Targets as written in settings:
 
@@ -6,13 +6,13 @@ host:port            one peer; the name is resolved anew at every attempt to con
 host:port-port       one peer at each of these ports: the processes of one service
 dns:host:port        every address that the name has (A, AAAA): a Kubernetes headless service; with
                      port-port each of the ports there
-srv:_grpc._tcp.host  every host and port that the name's SRV records say (RFC 2782)
+srv:_grpc._tcp.host  every host and port of the name's SRV records (RFC 2782)
 
-Answers of DNS are incomplete at times: a name server that restarts answers with an error or with
+Answers of DNS are sometimes incomplete: a name server that restarts answers with an error or with
 nothing, and one record may be missing. An established stream is better evidence. So a lookup that
 fails changes nothing; an address that is missing from the answers leaves only after `grace_s`, and
-then drains, it is not cut off. An answer without any address removes only peers that cannot be
-reached either.
+then drains rather than being cut off. An answer without any address removes only peers that cannot
+be reached either.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ class Target:
     """One entry of a list of peers."""
 
     text: str
-    """As it was written; names the target in logs and tables."""
+    """The target as written in settings; names it in logs and tables."""
     lookup: Lookup
     host: str
     port: int
-    """0 where SRV records say it."""
+    """0 if SRV records give the port."""
     num_ports: int = 1
-    """So many from `port` on."""
+    """Number of ports from `port` on."""
 
 
 MAX_PORTS: Final = 64
-"""Of one target."""
+"""Most ports of one target."""
 
 
 def parse_target(text: str, where: str) -> Target:
@@ -95,12 +95,13 @@ class DiscoveryPolicy:
     interval_s: PositiveFloat = 5.0
     """Time between two lookups of one target, jittered."""
     grace_s: NonNegativeFloat = 15.0
-    """A peer that lookups have not found for so long gets no new sessions; those it has go on."""
+    """A peer that lookups have not found for this time gets no new sessions; running ones
+    continue."""
 
 
 @dataclass(frozen=True, slots=True)
 class MembershipChange:
-    """What is to be done, in addresses."""
+    """Addresses that joined, returned or left."""
 
     joined: tuple[str, ...] = ()
     """New: connect to them."""
@@ -116,9 +117,9 @@ class MembershipChange:
 @dataclass(slots=True)
 class _Member:
     targets: set[str]
-    """That it was found by, at the last answer of each that found anything."""
+    """Targets whose last nonempty answer contained it."""
     empty: set[str] = field(default_factory=set)
-    """Those of them that found nothing at all since."""
+    """Those of `targets` whose answers have been empty since."""
     missing_since: float | None = None
     is_leaving: bool = False
 
@@ -154,8 +155,8 @@ class Membership:
         return MembershipChange(tuple(joined), tuple(returned))
 
     def expire(self, now: float, is_lost: Callable[[str], bool]) -> MembershipChange:
-        """What has been missing for long enough leaves now; `is_lost` tells of an address whether
-        it cannot be reached."""
+        """Remove addresses that have been missing for `grace_s`; `is_lost` returns whether an
+        address cannot be reached."""
         left = [
             address
             for address, member in self._members.items()
@@ -169,7 +170,7 @@ class Membership:
         return MembershipChange(left=tuple(left))
 
     def forget(self, address: str) -> None:
-        """It is gone; if it is found again it joins as a new one."""
+        """Drop an address that has left; if it is found again, it joins as a new one."""
         del self._members[address]
 
     def _miss(self, target: str, found: frozenset[str], now: float) -> None:

@@ -18,16 +18,16 @@ from outrider.peers.membership import Lookup, Target, join_host_port
 class DnsResolver:
     """A `discovery.Resolver` that asks name servers without ever blocking the loop.
 
-    It keeps nothing: how long an answer is good is the business of who asks at intervals.
+    It caches nothing: callers ask at intervals of their own.
 
-    getaddrinfo would be the other way. It cannot ask for SRV, and it occupies a thread that cannot
-    be cancelled for as long as a name server is silent. What is lost is /etc/hosts, for names that
-    are looked up here; plain host:port targets are resolved by gRPC, with it.
+    getaddrinfo would be the alternative. It cannot ask for SRV, and it occupies a thread that
+    cannot be cancelled for as long as a name server is silent. The price is that names looked up
+    here ignore /etc/hosts; gRPC resolves plain host:port targets, and uses it.
     """
 
     def __init__(self, nameservers: Sequence[str] = (), *, timeout_s: float = 2.0) -> None:
         """`nameservers` are IP addresses with ports; empty: those of /etc/resolv.conf, with its
-        search domains. Raises ConfigError if there is no such file."""
+        search domains. Raises ConfigError if that file does not exist."""
         try:
             self._resolver = dns.asyncresolver.Resolver(configure=not nameservers)
         except dns.resolver.NoResolverConfiguration as error:

@@ -24,7 +24,7 @@ class RoundTrip:
 
     @property
     def is_measured(self) -> bool:
-        """Whether there was a sample."""
+        """Whether a round trip was measured."""
         return bool(self._samples)
 
     @property
@@ -43,6 +43,6 @@ class RoundTrip:
         )
 
     def guess(self, estimate_ms: float) -> None:
-        """Take a better guess; ignored once there was a sample."""
+        """Set a better guess; ignored after the first sample."""
         if not self._samples:
             self.smoothed_ms = estimate_ms

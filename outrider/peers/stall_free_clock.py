@@ -1,4 +1,4 @@
-"""A monotonic clock that leaves out the time for which this process stalled."""
+"""A monotonic clock that leaves out the time during which this process stalled."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class StallFreeClock:
         self._tick(asyncio.get_running_loop())
 
     async def next_tick(self) -> None:
-        """Return with the next tick of the timer, which a clock has that was started: what else
-        passes with time alone needs no timer, and no wake-up of the process, of its own."""
+        """Return at the next tick of the timer of a started clock. Work that depends only on time
+        can use it instead of a timer and wake-ups of its own."""
         await self._ticked.wait()
 
     def stop(self) -> None:
@@ -72,8 +72,8 @@ class StallFreeClock:
 
     @asynccontextmanager
     async def timeout(self, limit_s: float) -> AsyncIterator[None]:
-        """As asyncio.timeout, in seconds of this clock: an answer that came during a stall is still
-        read."""
+        """Like asyncio.timeout, in seconds of this clock: an answer that came during a stall is
+        still read."""
         loop = asyncio.get_running_loop()
         until = self() + limit_s
         timer: asyncio.TimerHandle | None = None

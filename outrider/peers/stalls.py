@@ -7,12 +7,11 @@ a process that never stalled would have seen.
 
 A timer ticks every `interval_s`; in between the clock may be observed at any time. Between two
 observations at most `max_gap_s` passes on it. After a longer gap it stands still until `settle_s`
-of ordinary time were observed, in which what waits in the buffers is read.
+of ordinary time were observed, in which the waiting answers are read.
 
-A loop with too much to do is not stalled, but late with everything: what a peer answered waits
-behind thousands of other things, in several turns of the loop until it is read. There the ticks
-come late as well, and the clock goes slower than time: after a tick that came late, half an
-interval at most passes on it until the next one.
+An overloaded loop is not stalled, but late with everything: a peer's answer waits behind thousands
+of other events, over several turns of the loop. The ticks then come late as well, and the clock
+slows down: after a late tick, at most half an interval passes on it until the next one.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class StallDetector:
         self._observed_at = now
         self._awake_at = now
         self._settling_s = 0.0
-        """Time that still has to be observed before the clock goes on."""
+        """Time that still has to be observed before the clock continues."""
         self._counted_s = self._policy.settle_s
         """Time on the clock since it last stood still."""
         self._ticked_at = now
@@ -68,7 +67,7 @@ class StallDetector:
         return stalled_at is not None and self._awake_at - stalled_at < self._policy.blame_s
 
     def tick(self, now: float) -> float:
-        """As `observe`, by the timer."""
+        """Like `observe`, called by the timer."""
         reading = self.observe(now)
         policy = self._policy
         usual_s = policy.interval_s + policy.late_s

@@ -1,1 +1,1 @@
-"""What a reply's text holds: reasoning, content and tool calls, read while it comes. Pure."""
+"""Parses a reply's text while it arrives: reasoning, content and tool calls. Pure."""

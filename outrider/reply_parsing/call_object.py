@@ -16,7 +16,7 @@ from outrider.reply_parsing.json_scanner import JsonScanner, Progress
 
 MAX_NAME_CHARS: Final = 128
 MAX_HELD_CHARS: Final = 1 << 16
-"""Of a call whose name has not come."""
+"""Most characters held of a call whose name has not arrived."""
 _SPACES: Final = " \t\n\r"
 _MAX_KEY_CHARS: Final = 256
 _ARGUMENTS: Final = ("arguments", "parameters")
@@ -42,7 +42,7 @@ class CallObject:
         self._state = _State.OPEN
         self._scanner = JsonScanner()
         self._raw: list[str] = []
-        """Of the key or value under way, where it is needed."""
+        """Characters of the present key or value, if it is needed."""
         self._key = ""
         self._name = ""
         self._has_arguments = False
@@ -51,7 +51,7 @@ class CallObject:
         self._keeps = False
         """The value under way is collected."""
         self._arguments: list[str] = []
-        """What is not taken yet."""
+        """Characters of the arguments that were not taken yet."""
         self._num_held = 0
         self.is_begun = False
         """The name is known, and arguments have begun."""

@@ -1,11 +1,11 @@
-"""Splits a reply, its reasoning aside, into content and tool calls. Pure.
+"""Splits a reply, without its reasoning, into content and tool calls. Pure.
 
-Between calls the text is looked through for the marker that begins one; within a call it is read
-character by character. What turns out to be no call is content, with its marker, from there on
-where its beginning was told as a call already. Spaces between calls, and between content and a
-call, are the template's and left out.
+Between calls the text is searched for the marker that begins one; within a call it is read
+character by character. Text that turns out not to be a call is content, with its marker; if its
+beginning was already reported as a call, only the rest is content. Spaces between calls, and
+between content and a call, come from the template and are dropped.
 
-Where a text was cut into pieces makes no difference.
+The result does not depend on how the text was cut into pieces.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class CallParser(ABC):
     """Begins a call."""
 
     def __init__(self, seed: str, names: Collection[str], max_calls: int) -> None:
-        """`seed`: ids are made of it; `names`: of the tools; further calls than `max_calls` are
-        read, and not told."""
+        """`seed`: input for the calls' ids. `names`: the tools' names. Calls beyond `max_calls` are
+        parsed but not reported."""
         self._seed = seed
         self._names = names
         self._max_calls = max_calls
@@ -67,7 +67,7 @@ class CallParser(ABC):
         self._tail = ""
         """In CONTENT: text that may be left out, or belong to a marker."""
         self._held: list[str] = []
-        """Of a call that is not told yet, its marker included, and of what follows a call."""
+        """Text of a call that is not reported yet, with its marker, and text behind a call."""
         self._call = CallObject()
         self._index = -1
         self._is_told = False
@@ -76,7 +76,7 @@ class CallParser(ABC):
         """A call has ended, and only spaces came since."""
         self._begin = 0
         self._position = 0
-        """Of the next character, in code points."""
+        """Position of the next character, in code points."""
 
     @property
     def num_held(self) -> int:
@@ -84,7 +84,7 @@ class CallParser(ABC):
         return len(self._tail) + sum(map(len, self._held))
 
     def push(self, text: str) -> list[ReplyEvent]:
-        """What this text brought."""
+        """Parse more text; returns its events."""
         at = 0
         while at < len(text):
             if self._mode is _Mode.CONTENT:
@@ -109,13 +109,13 @@ class CallParser(ABC):
 
     @abstractmethod
     def _before(self, char: str) -> Progress:
-        """A character behind the marker: MORE of what stands before the call, PAST for the first
-        one of the call, which calls `_begin_call`, BROKEN."""
+        """A character behind the marker: MORE in front of the call, PAST for the call's first one,
+        which then calls `_begin_call`, BROKEN if no call follows."""
 
     @abstractmethod
     def _after(self, char: str) -> Progress:
-        """A character behind a call: MORE of what stands between calls, WHOLE for its last one,
-        PAST where the next call may begin, BROKEN for content."""
+        """A character behind a call: MORE between calls, WHOLE for the last one of all calls, PAST
+        if the next call may begin here, BROKEN for content."""
 
     def _new_call(self) -> CallObject:
         return CallObject()
@@ -133,7 +133,7 @@ class CallParser(ABC):
     # Common to all.
 
     def _content(self, text: str, at: int) -> int:
-        """Look for a marker; the place in `text` where another mode goes on."""
+        """Search for a marker; returns the index in `text` at which another mode continues."""
         found = self._tail + text[at:]
         start = found.find(self.marker)
         if start < 0:
@@ -195,7 +195,7 @@ class CallParser(ABC):
         return 1
 
     def _break(self) -> None:
-        """What was taken for a call is none, or no whole one."""
+        """End what was taken for a call: it is none, or not a whole one."""
         self._mode = _Mode.CONTENT
         if self._is_told:
             # A brace that is missing at the end takes nothing from the call.
@@ -269,8 +269,8 @@ class HermesParser(CallParser):
 
 
 class Llama3Parser(CallParser):
-    """{...} at the beginning of the reply or behind <|python_tag|>, more of them behind ";". Only
-    calls of tools that there are: any other object may be the answer itself."""
+    """{...} at the beginning of the reply or behind <|python_tag|>, further ones behind ";". Only
+    calls of known tools count: any other object may be the answer itself."""
 
     marker = PYTHON_TAG
 
@@ -307,12 +307,12 @@ class MistralParser(CallParser):
         self._name = ""
         """In front of arguments, with what else stands there."""
         self._scanner: JsonScanner | None = None
-        """Of arguments behind a name."""
+        """Scanner of the arguments behind a name."""
         self._pieces: list[str] = []
 
     @property
     def id_chars(self) -> int:
-        """What Mistral's templates take."""
+        """Length of ids in Mistral's templates."""
         return 9
 
     def _await_call(self, *held: str) -> None:

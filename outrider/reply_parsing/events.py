@@ -1,4 +1,4 @@
-"""What is read in a reply."""
+"""Events that parsing a reply produces."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """More of what the model thinks before it answers."""
+    """More of the model's reasoning before its answer."""
 
     text: str
 
@@ -29,7 +29,7 @@ class ToolCallBegun:
     id: str
     name: str
     begin: int = 0
-    """Where it begins in the reply's text, with the spaces before it, in code points."""
+    """Start of the call in the reply's text, including spaces in front of it, in code points."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +42,13 @@ class ArgumentsDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallEnded:
-    """Nothing more comes of a call."""
+    """End of a call: nothing more of it follows."""
 
     index: int
     is_whole: bool
     """False: its arguments are no whole JSON object, for the model went wrong or was stopped."""
     end: int = 0
-    """Where it ends in the reply's text, in code points."""
+    """End of the call in the reply's text, in code points."""
 
 
 ReplyEvent: TypeAlias = (

@@ -1,4 +1,4 @@
-"""The forms in which models write tool calls and reasoning, and how a template tells its own.
+"""Formats in which models write tool calls and reasoning, and how to find a template's own.
 
 hermes        <tool_call>{"name": "f", "arguments": {...}}</tool_call>   Qwen 2.5 and 3, Hermes
 llama3_json   {"name": "f", "parameters": {...}}, perhaps behind <|python_tag|>   Llama 3.1 to 3.3
@@ -41,7 +41,7 @@ _MARKERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ReplyFormat:
-    """How a model's replies are to be read."""
+    """How to parse a model's replies."""
 
     call_syntax: CallSyntax
     has_reasoning: bool = False
@@ -49,9 +49,9 @@ class ReplyFormat:
     begins_in_reasoning: bool = False
     """The prompt ends in <think>: the reply begins with reasoning."""
     tool_names: tuple[str, ...] = ()
-    """Of the tools that there are, where any object might be a call of one."""
+    """Names of the known tools, for formats in which any object might be a call."""
     single_call: bool = False
-    """Calls behind the first one are read, and not told."""
+    """Whether calls behind the first one are parsed but not reported."""
 
     @property
     def markers(self) -> tuple[str, ...]:

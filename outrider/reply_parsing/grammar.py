@@ -2,7 +2,7 @@
 
 It is text in llguidance's dialect of Lark.
 
-A call is written as the model's template writes it, so that the model reads on what it knows. The
+A call is written as in the model's template, so that the model continues familiar text. The
 arguments follow the tool's own schema.
 """
 
@@ -26,7 +26,7 @@ _GUIDANCE: Final = {
     "item_separator": ", ",
     "key_separator": ": ",
 }
-"""One way to write JSON: that of the models' training data."""
+"""The way to write JSON in the models' training data; allowing others would only add choices."""
 _ANNOTATIONS: Final = ("title", "description", "$comment")
 """For the model, which reads them in its prompt; a grammar may be so long and no longer."""
 _VALUES: Final = ("const", "enum", "default", "examples")
@@ -45,11 +45,10 @@ def call_grammar(
     answer: str = "",
 ) -> str:
     """Text in Lark for a reply that calls one of `tools` (canonical JSON texts; a choice by name
-    passes that one alone), or several where `parallel` allows it. A model that thinks may think
-    first.
+    passes only that one), or several if `parallel`. A reasoning model may reason first.
 
-    `answer`: a JSON schema of an answer that may take the place of the calls; "": there is none.
-    `control_id`: the id of a control token of that text, None for a text that is none.
+    `answer`: a JSON schema of an answer that may replace the calls; "": none. `control_id`: id of
+    the control token with this text; None if there is none.
     """
     definitions = [json.loads(text) for text in tools]
     syntax = reply_format.call_syntax
@@ -116,8 +115,8 @@ def _call(tool: dict[str, Any], key: str, place: str) -> dict[str, Any]:
 
 
 def _parameters(tool: dict[str, Any], place: str) -> Any:
-    """A tool's schema, which stands at `place`, a JSON pointer, by which its own references are
-    made longer."""
+    """A tool's schema, with its references extended by `place`, a JSON pointer to where the schema
+    is put."""
     return _ANY_OBJECT | _moved(tool.get("parameters") or {}, place)
 
 

@@ -9,7 +9,7 @@ from typing import Final
 MAX_DEPTH: Final = 64
 """Objects and lists within one another."""
 _MAX_WORD_CHARS: Final = 512
-"""Of a number, or true, false, null."""
+"""Most characters of a number, or of true, false, null."""
 _SPACES: Final = " \t\n\r"
 _WORD_ENDS: Final = frozenset(",]}" + _SPACES)
 _WORD: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null")
@@ -17,7 +17,7 @@ _HEX: Final = frozenset("0123456789abcdefABCDEF")
 
 
 class Progress(Enum):
-    """What a character did."""
+    """Effect of a character."""
 
     MORE = auto()
     """It belongs to the value, which is not whole yet."""
@@ -26,7 +26,7 @@ class Progress(Enum):
     PAST = auto()
     """The value, a number or a word, was whole before it."""
     BROKEN = auto()
-    """No JSON goes on like this."""
+    """The text cannot be JSON."""
 
 
 class _Want(Enum):
@@ -44,11 +44,11 @@ class JsonScanner:
     def __init__(self) -> None:
         self._want = _Want.VALUE
         self._open: list[str] = []
-        """What closes the objects and lists that are open."""
+        """Closing characters of the open objects and lists."""
         self._is_in_string = False
         self._is_key = False
         self._num_hex = 0
-        """Digits of a \\u escape that are to come."""
+        """Digits missing from a unicode escape."""
         self._is_escaped = False
         self._word = ""
 

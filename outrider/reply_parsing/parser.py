@@ -19,7 +19,7 @@ from outrider.reply_parsing.formats import ReplyFormat
 from outrider.reply_parsing.reasoning import ReasoningSplitter
 
 MAX_CALLS: Final = 128
-"""Of one reply; further ones are read, and not told."""
+"""Most tool calls reported of one reply; further ones are parsed but not reported."""
 
 
 class ReplyParser:
@@ -30,7 +30,7 @@ class ReplyParser:
     """
 
     def __init__(self, reply_format: ReplyFormat, seed: str) -> None:
-        """`seed`: the request's id, of which ids of calls are made."""
+        """`seed`: the request's id, from which ids of calls are derived."""
         self._thoughts: ReasoningSplitter | None = None
         if reply_format.has_reasoning or reply_format.begins_in_reasoning:
             self._thoughts = ReasoningSplitter(begins_in_reasoning=reply_format.begins_in_reasoning)
@@ -43,11 +43,11 @@ class ReplyParser:
 
     @property
     def num_held(self) -> int:
-        """Characters that are kept until it is known what they are."""
+        """Characters held back until it is known what they are."""
         return self._calls.num_held + (self._thoughts.num_held if self._thoughts else 0)
 
     def push(self, text: str) -> list[ReplyEvent]:
-        """What this text brought."""
+        """Parse more text; returns its events."""
         if self._thoughts is None:
             return self._calls.push(text)
         return self._split(self._thoughts.push(text))
@@ -112,7 +112,7 @@ class ReplyReader:
                 self._end(is_whole, end)
 
     def reply(self, text: str) -> ReadReply:
-        """What came so far, of a reply with this text."""
+        """The reply so far; `text` is its text."""
         content = [
             part if isinstance(part, str) else text[part[0] : part[1]] for part in self._parts
         ]

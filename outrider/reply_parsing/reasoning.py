@@ -13,8 +13,8 @@ from typing import Final
 from outrider.reply_parsing.formats import END_OF_THINK, THINK
 
 MAX_SPACES: Final = 64
-"""Of those before <think>, and of line breaks before </think>; with more of them there is none, or
-they belong to the thought."""
+"""Most spaces before <think>, and line breaks before </think>. With more, the reply has no
+reasoning, or they belong to it."""
 
 
 class _State(Enum):
@@ -41,7 +41,7 @@ class ReasoningSplitter:
         return len(self._held)
 
     def push(self, text: str) -> tuple[str, str]:
-        """What this text adds to the thought, and to the answer."""
+        """The reasoning and the answer that this text adds."""
         if self._state is _State.ANSWER:
             return "", text
         self.num_taken += len(text)
@@ -50,7 +50,7 @@ class ReasoningSplitter:
         return thought, answer
 
     def finish(self) -> tuple[str, str]:
-        """What was held back."""
+        """The reasoning and the answer that were held back."""
         held, self._held = self._held, ""
         if self._state is _State.START:
             self.num_taken -= len(held)

@@ -1,5 +1,5 @@
-"""Who calls a server, what they may call, and the end of calls whose caller's certificate is not
-good any more."""
+"""Identifies callers of a server, checks which methods they may call, and ends calls whose caller's
+certificate is no longer valid."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from outrider.tls.identity import PeerIdentity, identify
 from outrider.tls.verification import verify
 
 MAX_CACHED_CALLERS: Final = 1024
-"""Certificates whose owners are remembered; verifying one takes some 0.3 ms."""
+"""Most certificates whose owners are cached; verifying one takes some 0.3 ms."""
 
 _REFUSAL_LOG_INTERVAL_S: Final = 5.0
 
@@ -51,15 +51,15 @@ class Call:
     """Set when it was ended because its caller's certificate is not good any more."""
 
     def end(self, why: OutriderError) -> None:
-        """Stop it where it is; its caller is told why."""
+        """Stop the call and report `why` to its caller."""
         self.why = why
         if self.task is not None:
             self.task.cancel()
 
 
 class CallAuthorizer:
-    """The calls of one server. Without certificates whoever can connect may call every method; such
-    a server listens on the loopback, unless its operator wants otherwise."""
+    """The calls of one server. Without certificates anyone who can connect may call every method;
+    such a server listens on the loopback, unless its operator configures otherwise."""
 
     def __init__(
         self, tls: Tls, now: Callable[[], datetime] = utc_now, max_cached: int = MAX_CACHED_CALLERS
@@ -76,7 +76,7 @@ class CallAuthorizer:
 
     @property
     def num_cached(self) -> int:
-        """Certificates whose owners are remembered."""
+        """Number of certificates whose owners are cached."""
         return len(self._cached)
 
     @property
@@ -105,7 +105,7 @@ class CallAuthorizer:
             del self._calls[number]
 
     def sweep(self) -> None:
-        """End the calls whose callers' certificates have ended, or lead to no CA of ours now."""
+        """End calls whose callers' certificates have expired or no longer lead to a CA of ours."""
         ending: dict[_Chain, list[Call]] = {}
         for call in self._calls.values():
             if call.chain is not None and call.why is None:
@@ -119,7 +119,7 @@ class CallAuthorizer:
                     call.end(error)
 
     def _log_refused(self, method: str, peer: str, why: OutriderError) -> None:
-        """One line per interval: who may not call may well try often."""
+        """Log at most one line per interval: refused callers may try often."""
         self._num_refused += 1
         if time.monotonic() - self._logged_at < _REFUSAL_LOG_INTERVAL_S:
             return
@@ -158,5 +158,5 @@ def _chain(context: Context) -> _Chain:
     found = context.auth_context()
     (leaf,) = found.get("x509_pem_cert", [b""])
     if not leaf:
-        raise UnauthenticatedError("Show a certificate (docs/guides/certificates.md).")
+        raise UnauthenticatedError("show a certificate (docs/guides/certificates.md)")
     return leaf, b"".join(found.get("x509_pem_cert_chain", []))

@@ -1,7 +1,7 @@
 """Client channels, and the trace context of a call.
 
-There is no client interceptor on purpose: grpc.aio wraps an intercepted stream in a queue of its
-own and loses cancellations on the way. A call that should carry the trace passes
+No client interceptor is used on purpose: grpc.aio wraps an intercepted stream in a queue of its own
+and loses cancellations on the way. A call that should carry the trace passes
 `metadata=trace_metadata()`.
 """
 
@@ -77,12 +77,12 @@ def make_channel(
 
 
 def end_call(call: Any) -> None:
-    """End a call of grpc.aio, also one that it takes for over although gRPC's core does not.
+    """End a call of grpc.aio, including one that it considers done although gRPC's core does not.
 
-    A write that fails because the peer has ended the stream makes it so: `cancel` does nothing from
-    then on, while the core waits for somebody to read the messages that came before the end. Call,
-    messages and the task that waits for the status would stay for as long as this process lives,
-    whatever becomes of the channel (grpc/grpc issues 41875 and 42125).
+    That happens when a write fails because the peer has ended the stream: `cancel` then does
+    nothing, while the core waits for the messages before the end to be read. Call, messages and the
+    task that waits for the status would stay for as long as this process lives, whatever becomes of
+    the channel (grpc/grpc issues 41875 and 42125).
     """
     if not call.cancel():
         call._cython_call.cancel("Ended by the application.")

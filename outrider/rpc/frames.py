@@ -1,7 +1,7 @@
-"""Session frames in the messages of a stream: what is ready goes as one message, within bounds.
+"""Session frames in the messages of a stream: all that is ready goes as one message, within bounds.
 
-A message of grpc.aio costs its sender and its receiver some 50 to 100 us each, a frame in it 1 to
-3 us: the sessions of one engine call share the price of one message.
+A message of grpc.aio costs its sender and its receiver some 50 to 100 us each, a frame in it 1 to 3
+us: the sessions of one engine call share the price of one message.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ class FrameMessage(Protocol[FrameT_co]):
 
     @property
     def frames(self) -> Sequence[FrameT_co]:
-        """In the order in which they were queued."""
+        """The frames, in the order in which they were queued."""
         ...
 
 
 MAX_FRAMES: Final = 1024
-"""Of one message, sent or received."""
+"""Most frames of one message, sent or received."""
 MAX_BATCH_BYTES: Final = MIN_MESSAGE_BYTES // 2
-"""Of the frames of one message that has more than one: some 500 commits."""
+"""Most bytes of a message with more than one frame: some 500 commits."""
 MAX_OPENS_PER_TURN: Final = 32
 """Frames taken before the event loop does other work where they may be opens, which are the
 dearest: some 0.2 ms each."""
 
 
 _TAG: Final = b"\x0a"
-"""Of field 1, `frames` of all these messages, and of wire type LEN (Protocol Buffers, encoding)."""
+"""Tag of field 1, `frames` in all these messages, of wire type LEN (Protocol Buffers, encoding)."""
 _HEADS: Final = tuple(_TAG + varint.encode(length) for length in range(128))
 
 
 async def outgoing(
     outbox: Outbox[OutgoingT], parse: Callable[[bytes], MessageT]
 ) -> AsyncIterator[MessageT]:
-    """One message after the other: whatever waits whenever the stream takes one. `parse` makes it
-    of its bytes: to copy frames into a message takes protobuf twice as long. Ends and raises as
+    """Messages, each with all that waits when the stream can take one. `parse` makes a message of
+    its bytes; copying frames into a message would take protobuf twice as long. Ends and raises as
     iterating over the outbox does."""
     async for frames in outbox.batches(MAX_FRAMES, MAX_BATCH_BYTES, _serialized):
         parts: list[bytes] = []

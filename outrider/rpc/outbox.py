@@ -16,11 +16,11 @@ class Outbox(AsyncIterator[T]):
     """Many producers, one consumer, one event loop.
 
     At most `max_items` wait, and on top of them at most `max_last_items` that end a session each,
-    so that a full queue can still say why. A peer that leaves even those unread is given up: the
-    outbox is overrun, drops what it holds and closes.
+    so that the reason of an end still fits into a full queue. A peer that leaves even those unread
+    is given up: the outbox is overrun, drops what it holds and closes.
 
-    Iterating yields what was put, in order, and ends after `close()` once all of it is taken; it
-    raises the error given to `close` instead, where there is one. `batches` yields all that waits.
+    Iterating yields the items in order, and ends after `close()` once all are taken; if `close` was
+    given an error, it raises that. `batches` yields all that waits.
     """
 
     def __init__(self, max_items: int = 1024, max_last_items: int | None = None) -> None:
@@ -64,7 +64,7 @@ class Outbox(AsyncIterator[T]):
         return True
 
     def put_nowait(self, item: T, *, last: bool = False) -> None:
-        """As `offer`. Raises OverloadedError when full and CancelledError when closed."""
+        """Like `offer`, but raises OverloadedError when full and CancelledError when closed."""
         self._check_open()
         if not self.offer(item, last=last):
             raise OverloadedError(
@@ -82,7 +82,7 @@ class Outbox(AsyncIterator[T]):
         self._readable.set()
 
     def close(self, error: OutriderError | None = None) -> None:
-        """End the stream after what is queued, with `error` if given. Later calls do nothing."""
+        """End the stream behind the queued items, with `error` if given. Later calls do nothing."""
         if self._closed:
             return
         self._closed, self._error = True, error
@@ -101,8 +101,8 @@ class Outbox(AsyncIterator[T]):
     async def batches(
         self, max_items: int, max_bytes: int, encode: Callable[[T], bytes]
     ) -> AsyncIterator[list[bytes]]:
-        """All that waits, encoded, in order, at most `max_items` at a time, and of at most
-        `max_bytes` together unless one item alone is larger. Ends and raises as iterating does."""
+        """All that waits, encoded, in order, at most `max_items` at a time, and at most `max_bytes`
+        together unless one item is larger. Ends and raises as iterating does."""
         while await self._filled():
             batch = self._take(max_items, max_bytes, encode)
             self._writable.set()

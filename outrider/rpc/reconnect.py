@@ -23,7 +23,7 @@ LOSSES: Final = (OutriderError, grpc.aio.AioRpcError, TimeoutError, DecodeError)
 
 
 def loss_reason(loss: Exception) -> OutriderError | Exception:
-    """What the peer said, where the loss is a gRPC status; otherwise the loss itself."""
+    """The peer's error if the loss is a gRPC status; otherwise the loss itself."""
     return from_rpc_error(loss) if isinstance(loss, grpc.aio.AioRpcError) else loss
 
 
@@ -44,8 +44,9 @@ class Reconnector:
     async def run(
         self, connect: Callable[[], Awaitable[NoReturn]], on_loss: Callable[[Exception], object]
     ) -> NoReturn:
-        """Until cancelled. `connect` is one connection: it raises one of `LOSSES` when it is lost
-        or cannot be made, which `on_loss` is told. Anything else it raises is a defect."""
+        """Reconnect until cancelled. `connect` serves one connection and raises one of `LOSSES` if
+        it is lost or cannot be made, which is passed to `on_loss`. Anything else it raises is a
+        defect."""
         while True:
             try:
                 await connect()

@@ -62,11 +62,11 @@ def make_server(
     max_connections: int = MAX_CONNECTIONS,
     shares_port: bool = False,
 ) -> grpc.aio.Server:
-    """A server without services or ports. A message larger than `max_message_bytes` gets
-    RESOURCE_EXHAUSTED, unread. With certificates every method answers to the roles of
-    `outrider.tls.access` alone; while `tls` is `watched`, changed files count for new handshakes
-    and for calls under way. `shares_port`: its port is reserved by another process of this user,
-    which does not listen."""
+    """A server without services or ports. A message larger than `max_message_bytes` is refused
+    unread, with RESOURCE_EXHAUSTED. With certificates, only the roles in `outrider.tls.access` may
+    call a method; while `tls` is `watched`, changed files apply to new handshakes and to running
+    calls. `shares_port`: its port is reserved by another process of this user, which does not
+    listen."""
     limits = (
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
@@ -139,9 +139,9 @@ async def incoming(requests: AsyncIterable[T]) -> AsyncIterator[T]:
 
 
 async def discarded(requests: AsyncIterable[T], limit_s: float = 5.0) -> None:
-    """Read what a peer still sends, for so long, once it has been told why that is in vain: the
-    write that a stream's end breaks would hide from it what was said before (grpc.aio makes the
-    call an internal error)."""
+    """Read a peer's remaining messages for at most `limit_s` after answering with an error. If the
+    stream ended at once, the peer's write would fail and hide that answer from it (grpc.aio makes
+    the call an internal error)."""
     with contextlib.suppress(TimeoutError, OutriderError):
         async with asyncio.timeout(limit_s):
             async for _ in requests:
@@ -149,8 +149,8 @@ async def discarded(requests: AsyncIterable[T], limit_s: float = 5.0) -> None:
 
 
 class _Interceptor(grpc.aio.ServerInterceptor):
-    """Refuses who may not call, continues the caller's trace and turns OutriderError into status
-    and trailer.
+    """Refuses callers without permission, continues the caller's trace and turns OutriderError into
+    status and trailer.
 
     grpc.aio runs each call in a task of its own, so the context set here ends with the call and
     needs no reset, which a cancelled or abandoned stream could not do in the right context.
@@ -225,7 +225,7 @@ def _streaming(
 
 
 def _raise_reason(call: Call) -> None:
-    """A call that the authorizer ended says so to its caller."""
+    """Raise the reason for which the authorizer ended a call."""
     if call.why is not None:
         raise call.why
 
@@ -242,7 +242,7 @@ class HealthControl:
 
     @property
     def serving(self) -> bool:
-        """What is being answered."""
+        """The status that health checks get."""
         return self._serving
 
     def set_serving(self, serving: bool) -> None:
@@ -298,7 +298,7 @@ class _HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
 
 
 def add_health(server: grpc.aio.Server, *service_names: str) -> HealthControl:
-    """Serve grpc.health.v1 for these full service names; not serving until told so."""
+    """Serve grpc.health.v1 for these full service names; they start as not serving."""
     control = HealthControl(frozenset(service_names))
     health_pb2_grpc.add_HealthServicer_to_server(_HealthServicer(control), server)
     return control

@@ -1,4 +1,4 @@
-"""What a sampler and a drafter ask of the grammar that a reply has to follow."""
+"""The grammar of a reply, as samplers and drafters use it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
 class Constraint(Protocol):
-    """One reply's position in its grammar: a function of the grammar, the vocabulary and the
-    committed ids alone, however it came there. Advanced by committed ids only.
+    """One reply's position in its grammar: a function only of the grammar, the vocabulary and the
+    committed ids. Advanced by committed ids only.
 
-    Only `allowed` and `advance` raise: what is asked for drafts' sake stops no call of others.
+    Only `allowed` and `advance` raise: requests for the sake of drafts must not stop a call that
+    other sessions share.
     """
 
     def allowed(self) -> Mask:
         """[vocabulary_size] which ids may come next; at least one may. Raises InvalidSamplingError
-        where the grammar costs more than its limits allow, or no id of the vocabulary can go on."""
+        if the grammar exceeds its limits, or no id of the vocabulary can continue it."""
         ...
 
     def advance(self, token: int) -> None:
@@ -28,8 +29,7 @@ class Constraint(Protocol):
         ...
 
     def prepare(self, drafts: Sequence[int]) -> None:
-        """Compute what `allowed` will give now and behind each of these drafts, while there is
-        time."""
+        """Compute ahead of time what `allowed` will return now and behind each of these drafts."""
         ...
 
     def num_valid(self, drafts: Sequence[int]) -> int:
@@ -37,6 +37,6 @@ class Constraint(Protocol):
         ...
 
     def forced(self, max_tokens: int) -> tuple[int, ...]:
-        """The next ids where the grammar leaves no choice, as far as can be told without choosing:
-        drafts that are nearly certain to be accepted."""
+        """The next ids as long as the grammar leaves no choice: drafts that are nearly certain to
+        be accepted."""
         ...

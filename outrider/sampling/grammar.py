@@ -1,4 +1,4 @@
-"""What a reply has to look like: by a JSON schema, a regular expression, or a grammar."""
+"""Grammars for replies: a JSON schema, a regular expression, or a context-free grammar."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ MAX_SCHEMA_DEPTH = 64
 
 
 class GrammarKind(StrEnum):
-    """In which language a grammar is written."""
+    """Language of a grammar."""
 
     JSON_SCHEMA = "json_schema"
     JSON_OBJECT = "json_object"
-    """Any JSON object; there is no text."""
+    """Any JSON object; the text is empty."""
     REGEX = "regex"
     """The whole reply matches the expression."""
     LARK = "lark"
@@ -31,10 +31,10 @@ class GrammarKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """Raises InvalidSamplingError for a text that no grammar of its kind can have. Whether it is
-    one is known where it is compiled, at the replica.
+    """A grammar's kind and text. Raises InvalidSamplingError for a text that cannot be of its kind;
+    full validity is only known when the replica compiles it.
 
-    Messages and `repr` never show the text: schemas say much about those who wrote them.
+    Messages and `repr` never show the text: schemas reveal much about their authors.
     """
 
     kind: GrammarKind

@@ -1,6 +1,6 @@
 """Bounds on what is costly in a grammar's text, before anything compiles it. Pure.
 
-llguidance bounds what comes of a grammar, and not what it takes to read it. Measured with 1.9:
+llguidance bounds the compiled grammar, but not the cost of reading it. Measured with 1.9:
 
 - rules that lead from one to the next are followed by recursion: a chain of 3,000 overflows the
   8 MB stack of a thread, and ends the process;
@@ -9,9 +9,9 @@ llguidance bounds what comes of a grammar, and not what it takes to read it. Mea
 - n parts of a regular expression that may each be empty, one behind the other, take time and memory
   by n squared: 20,000 characters of `.*` take 13 s and 3 GB, 500 of `\\w*` 0.1 s and 20 MB.
 
-So lines, without which there are no rules, and marks of parts that may be empty are counted,
-wherever they stand: a grammar has to be read to tell a mark from a character. Repetitions with
-counts cost nothing of the kind. Of references it is counted how deep they can lead at most.
+So lines, which every rule needs, and marks of parts that may be empty are counted wherever they
+stand: distinguishing a mark from a character would need a parser. Counted repetitions have no such
+cost. For references, the greatest possible depth is computed.
 """
 
 from __future__ import annotations
@@ -25,20 +25,19 @@ from urllib.parse import unquote
 from outrider.errors import InvalidSamplingError
 
 MAX_LINES: Final = 1_000
-"""Of a grammar in Lark."""
+"""Most lines of a grammar in Lark."""
 MAX_OPTIONAL_PARTS: Final = 500
-"""Of all regular expressions of a grammar together."""
+"""Most optional parts of all regular expressions of a grammar together."""
 MAX_SCHEMAS: Final = 256
-"""Of a grammar in Lark."""
+"""Most JSON schemas within a grammar in Lark."""
 MAX_LEVELS: Final = 1_000
-"""Of objects and lists within one another in a schema, where references lead into others."""
+"""Most levels of objects and lists in a schema whose references lead into others."""
 _SCHEMA: Final = "%json"
 _MOST_VISITS: Final = 100_000
-"""Of objects and lists, and from targets of references to references within them; to look at them
-takes some 30 ms."""
+"""Most visits of objects, lists and references when levels are counted; they take some 30 ms."""
 _ESCAPED: Final = re.compile(r"\\.", re.DOTALL)
 _OPTIONAL: Final = re.compile(r"[?*]|\{\s*(?:0|,)|\(\||\|\||\|\)")
-"""What may stand behind a part that may be empty, and choices of nothing."""
+"""Matches what may stand behind a part that may be empty, and choices of nothing."""
 
 
 def check_lark(text: str) -> None:
@@ -63,16 +62,16 @@ def check_regex(text: str) -> None:
 
 
 def check_schema(schema: Any) -> None:
-    """The same of the expressions of a JSON schema, as Python has it: they are where `pattern` and
-    `patternProperties` say, and the options of `x-guidance` have one too. Also for references that
-    may lead too deep."""
+    """Check the regular expressions of a JSON schema, in Python's form (in `pattern`,
+    `patternProperties` and the options of `x-guidance`), and the depth of its references. Raises
+    InvalidSamplingError."""
     check_levels(schema)
     _check_optional(_num_in_schema(schema))
 
 
 def check_levels(schema: Any) -> None:
-    """Raises InvalidSamplingError for a schema whose references may lead too deep: as if a way went
-    through all that are connected, each once."""
+    """Raises InvalidSamplingError if a schema's references may lead too deep, assuming a path
+    through all connected ones, each once."""
     outer, inner, targets = _Levels(schema), dict[str, _Levels](), dict[int, _Levels]()
     num_visits = 0
     for reference in outer.references:
@@ -96,7 +95,7 @@ def check_levels(schema: Any) -> None:
 
 
 class _Levels:
-    """How deep a value is by itself, and what it refers to."""
+    """Depth of a value without following references, and its references."""
 
     def __init__(self, value: Any) -> None:
         self.num = 0
@@ -121,7 +120,7 @@ class _Levels:
 
 
 def _target(schema: Any, reference: str) -> Any:
-    """What a JSON pointer (RFC 6901) leads to; all of it for references of other kinds."""
+    """Target of a JSON pointer (RFC 6901); the whole schema for other kinds of reference."""
     found = schema
     for part in unquote(reference.removeprefix("#")).split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
@@ -156,7 +155,8 @@ def _connected(inner: Mapping[str, _Levels]) -> list[list[str]]:
 
 
 def _schemas(text: str) -> Iterator[Any]:
-    """Those within a grammar in Lark: their characters may be escaped, so they have to be read."""
+    """JSON schemas within a grammar in Lark; they are parsed, since their characters may be
+    escaped."""
     at = 0
     for _ in range(MAX_SCHEMAS + 1):
         at = text.find(_SCHEMA, at)

@@ -79,7 +79,7 @@ class Lifts:
     of_argmaxes: Scores
     """[NUM_GROUPS] theirs; -inf for one beyond the end."""
     largest: float
-    """Of all, whatever its sign."""
+    """Largest absolute value of all lifts."""
 
 
 class Noise:
@@ -91,7 +91,7 @@ class Noise:
         stream = np.random.Philox(key=seed | (NOISE_DOMAIN << 64), counter=counter)
         words = stream.random_raw(NUM_GROUPS)
         self.seed = np.uint64(stream.random_raw())
-        """Of the ids' own words."""
+        """Seed of the ids' own words."""
         self.group_maxima: Floats = gumbel(words) + math.log(group_size)
         """[NUM_GROUPS] largest noise of each group."""
         ranks = (words & np.uint64(group_size - 1)).astype(np.int32)
@@ -189,7 +189,7 @@ def gumbel_argmax(values: Floats, noise: Noise, ids: Ids) -> int:
     """Index of the largest `values + noise`, both [n]; `ids` ascend: the lowest wins a tie.
 
     An id whose value + group maximum is below the total of a group argmax cannot win: noise is
-    computed for the rest alone. SLACK covers the rounding that may lift noise above its maximum.
+    computed only for the rest. SLACK covers the rounding that may lift noise above its maximum.
     """
     most = values + noise.group_maxima[ids % NUM_GROUPS]
     totals = most[noise.group_argmaxes[ids % NUM_GROUPS] == ids]

@@ -1,12 +1,12 @@
-"""What changes or drops scores before a choice: penalties (`History`), and the filters min_p, top_k
-and top_p.
+"""Processors that change or drop scores before a choice: penalties (`History`), and the filters
+min_p, top_k and top_p.
 
 The filters run in this order, each over what the one before kept.
 
-"Likelier" is by score, then by lowest id, so each keeps an exact set, never without the best.
-min_p compares with the best of the whole row, top_k bounds the set, and top_p cuts the tail of
-what is left, its probabilities renormalised as in vLLM. Since min_p and top_k both keep the
-first ids of one order, top_k may run first on the raw row, which spares the rest its width.
+"Likelier" is by score, then by lowest id, so each keeps an exact set, never without the best. min_p
+compares with the best of the whole row, top_k bounds the set, and top_p cuts the tail of what is
+left, its probabilities renormalised as in vLLM. Since min_p and top_k both keep the first ids of
+one order, top_k may run first on the raw row, which narrows it for the others.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 They are those of the model itself: the log-softmax of its row of scores before penalties, biases,
 temperature, filters, grammar and noise (vLLM's `raw_logprobs`, its default). So they do not depend
-on how the reply is sampled, nor on drafts, batch or replica: like the row, they are a function of
-the ids before the place alone.
+on how the reply is sampled, nor on drafts, batch or replica: like the row, they depend only on the
+ids before the place.
 
 Computed in float64 from the row, then rounded to float32, which is what travels. numpy's exp and
 log may differ in the last bit of a float64 between CPU families: a rounded value then differs for
@@ -25,9 +25,9 @@ from outrider.session.types import MIN_LOGPROB, ScoredToken, TokenLogprobs
 def token_logprobs(
     row: npt.NDArray[np.float32], chosen: int, count: int, ids: Ids | None = None
 ) -> TokenLogprobs:
-    """Of the token `chosen` and the `count` likeliest (fewer if the row has fewer), from the
-    model's row [c], whose best is finite. Column j is id j; with candidate `ids` [c] the row has
-    log probabilities already, and `chosen` is among them."""
+    """Log probabilities of the token `chosen` and the `count` likeliest (fewer if the row has
+    fewer), from the model's row [c], whose best is finite. Column j is id j; with candidate `ids`
+    [c] the row already has log probabilities, and `chosen` is among them."""
     total = _log_sum_exp(row) if ids is None else 0.0
 
     def scored(column: int) -> ScoredToken:

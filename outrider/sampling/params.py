@@ -1,4 +1,4 @@
-"""What the committed text is a function of, besides model and prompt."""
+"""Sampling parameters: everything besides model and prompt that determines the committed text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MIN_REPETITION_PENALTY = 0.01
 """Scores are divided by it, and have to stay finite: one that does not counts as the engine's
 fault."""
 _MAX_SHOWN = 1e18
-"""Values as large as this, which may have thousands of digits, are not told back."""
+"""Values as large as this, which may have thousands of digits, are not repeated in messages."""
 _NO_BIAS: Mapping[int, float] = MappingProxyType({})
 
 
@@ -45,7 +45,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=lambda: _NO_BIAS)
     """Added to the logits of these ids, -100..100."""
     seed: int = 0
-    """0 .. 2**64 - 1; the noise is a function of seed, position and id alone."""
+    """0 .. 2**64 - 1; the noise is a function of only seed, position and id."""
     max_tokens: int = 256
     """Most tokens of the reply, at least 1."""
     stop: tuple[str, ...] = ()
@@ -57,10 +57,10 @@ class SamplingParams:
     acceptance_threshold: float = 0.0
     """Lossy: accept a draft at least this likely. 0 is off and exact."""
     num_logprobs: int = -1
-    """Tell each token's log probability and those of so many of the likeliest, 0..20; -1: of none.
+    """Return each token's log probability and those of this many of the likeliest, 0..20; -1: none.
     The text does not depend on it."""
     grammar: Grammar | None = None
-    """What the reply has to look like; it ends where the grammar is complete."""
+    """Grammar of the reply, which ends where the grammar is complete."""
     special_tokens: bool = False
     """Control tokens that do not end the reply have their names in its text."""
 

@@ -21,7 +21,7 @@ class Detokenizer(Protocol):
         ...
 
     def finish(self) -> str:
-        """What is left, incomplete characters as U+FFFD."""
+        """The remaining text, with incomplete characters as U+FFFD."""
         ...
 
 
@@ -37,10 +37,10 @@ class Reply(Protocol):
 
 
 class ReplyEnd:
-    """For replies without stop strings, whose text is not needed: an end id or max_tokens."""
+    """End of a reply without stop strings, whose text is not needed: an end id or max_tokens."""
 
     def __init__(self, params: SamplingParams, stop_ids: Collection[int]) -> None:
-        """As of ReplyText."""
+        """`stop_ids` are the model's ids that end a reply."""
         self._stop_ids = _end_ids(params, stop_ids)
         self._max_tokens = params.max_tokens
         self.num_tokens = 0
@@ -94,8 +94,8 @@ class ReplyText:
         return text
 
     def push_all(self, tokens: Sequence[int]) -> str:
-        """The pieces of each, joined, sooner than one by one. The reply is to go on behind them: if
-        it does not, it ended before the last of them, or there. Nothing is pushed after that."""
+        """Text of several tokens at once, sooner than one by one, for tokens behind which the reply
+        continues. If it does not, it ended at one of them; nothing may be pushed after that."""
         self.num_tokens += len(tokens)
         if self.num_tokens >= self._max_tokens:
             self.finished = FinishReason.LENGTH
@@ -151,7 +151,7 @@ class StopMatcher:
 
     @property
     def found(self) -> bool:
-        """Whether there was one."""
+        """Whether a stop string was found."""
         return bool(self.found_stop)
 
     def push(self, text: str) -> str:

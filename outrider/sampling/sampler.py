@@ -1,20 +1,20 @@
-"""One session's choice of tokens: a function of (row, history, position, seed) alone.
+"""One session's choice of tokens: a function of only (row, history, position, seed).
 
 Order of operations, fixed:
 
 1. repetition, presence, frequency penalties: on the model's own scores, since the first is
    multiplicative and must not see a bias;
-2. logit bias: additive, after the penalties, so that a bias of +-100 has the last word;
+2. logit bias: additive, after the penalties, so that a bias of +-100 decides;
 3. the grammar's mask: ids that it does not allow leave the row, so no bias brings one back, and
-   what follows speaks of the others alone: top_k counts allowed ids, min_p compares with the best
+   all later steps see only the others: top_k counts allowed ids, min_p compares with the best
    of them, top_p is a share of their probability. 1 and 2 change each score for itself, so the
    mask could stand before them as well;
 4. temperature;
-5. min_p, top_k, top_p (see `logits_processors`): they speak of the distribution sampled from;
-6. noise and argmax (see `gumbel`, and `whole_rows` where 5 drops nothing), or argmax alone at
+5. min_p, top_k, top_p (see `logits_processors`): on the distribution sampled from;
+6. noise and argmax (see `gumbel`, and `whole_rows` if 5 drops nothing), or only argmax at
    temperature 0, where 4 and 5 cannot change the result.
 
-Every row is processed alone, in float64 after the logits (but for top_p's mass), so neither
+Every row is processed by itself, in float64 after the logits (but for top_p's mass), so neither
 batch nor drafts matter. numpy's log and exp may differ in the last bit between CPU families; a
 choice then differs only at a tie to within 1e-13, or of 1e-7 at the edge of top_p's set.
 """
@@ -56,8 +56,8 @@ class Sampler:
         constraint: Constraint | None = None,
     ) -> None:
         """`constraint` is that of `params.grammar`, at the reply's beginning; the sampler advances
-        it. Raises InvalidSamplingError for ids outside the vocabulary, or too large a one, and for
-        a grammar without its constraint: the choice would be another one's."""
+        it. Raises InvalidSamplingError for ids outside the vocabulary, for too large a vocabulary,
+        and for a grammar without constraint, which would change the choice."""
         if (params.grammar is None) != (constraint is None):
             raise InvalidSamplingError("a grammar has to be compiled before tokens are chosen")
         _check_ids("logit_bias", list(params.logit_bias), vocabulary_size)
@@ -83,7 +83,7 @@ class Sampler:
         )
         """Whether the choice is the best of the row as it is."""
         self._precision: np.dtype[Any] = np.dtype(np.float64 if penalized or biased else np.float32)
-        """Of the scores that are sampled from."""
+        """Type of the scores sampled from."""
         self.only_noise_decides = (
             params.temperature > 0.0
             and not (penalized or biased or self._filtered)
@@ -112,8 +112,8 @@ class Sampler:
         return other
 
     def prepare(self, first: int, count: int) -> None:
-        """Draw the noise of `count` positions from absolute `first` on, while there is time: it
-        depends on nothing else. That of others is drawn when it is asked for."""
+        """Draw the noise of `count` positions from absolute `first` on ahead of time: it depends on
+        nothing else. Noise of other positions is drawn on demand."""
         if self.params.temperature > 0.0:
             self._drawn = {at: self._noise(at) for at in range(first, first + count)}
             for noise in self._drawn.values():
@@ -159,7 +159,7 @@ class Sampler:
         return winner if self._constraint.allowed()[winner] else None
 
     def _masked(self, scores: Scores, ids: Ids | None) -> tuple[Scores, Ids | None]:
-        """What the grammar allows of a row, in ascending id order."""
+        """The scores and ids that the grammar allows, in ascending id order."""
         if self._constraint is None:
             return scores, ids
         allowed = np.flatnonzero(self._constraint.allowed()).astype(np.int32)

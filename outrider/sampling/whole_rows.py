@@ -2,10 +2,10 @@
 noise computed for few ids.
 
 Noise times temperature is called an id's lift here, for it has the units of scores. An id can win
-only if its score and the lift of its group's maximum (see `gumbel`) come to what some group argmax
-has. So one pass over a row finds the largest score of each group, and all but some dozens of ids
-are left out. What remains are many operations on few numbers, which take three times as long for
-sixteen rows as for one: the rows of an engine call go through them together.
+only if its score plus the lift of its group's maximum (see `gumbel`) reaches the total of some
+group argmax. So one pass over a row finds the largest score of each group, and all but some dozens
+of ids are left out. What remains are many operations on few numbers, which take three times as long
+for sixteen rows as for one: the rows of an engine call go through them together.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Rivals(NamedTuple):
     scores: Scores
     """[n]"""
     top: float
-    """The largest score of the row; NaN if one is. Where it is not finite nobody can win, and
+    """The largest score of the row; NaN if any score is. If it is not finite no id can win, and
     `ids` is empty."""
     temperature: float
     noise: Noise
 
 
 def find_rivals(scores: Scores, temperature: float, noise: Noise) -> Rivals:
-    """Of the row [V], at a temperature above 0."""
+    """The ids of the row [V] that can win, at a temperature above 0."""
     size = len(scores)
     tops = _group_tops(scores)  # first: it reads the row from one end to the other, into the cache
     top = float(tops[tops.argmax()])
@@ -64,8 +64,8 @@ def find_rivals(scores: Scores, temperature: float, noise: Noise) -> Rivals:
 
 
 def choose(rows: Sequence[Rivals]) -> list[int]:
-    """Of each row, whose top is finite, the id with the largest (score - top) / temperature +
-    noise, in float64; of equal ones the lowest. A row's choice does not depend on the others."""
+    """For each row, whose top is finite, the id with the largest (score - top) / temperature +
+    noise, in float64; the lowest of equal ones. A row's choice does not depend on the others."""
     if not rows:
         return []
     totals = np.concatenate([scaled(row.scores, row.top, row.temperature) for row in rows])

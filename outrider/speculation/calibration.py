@@ -2,9 +2,8 @@
 
 `HitRates` and `ChainCalibration` learn from the text itself. `SourceCalibrations` are fitted on
 recorded replies, per source and position in the reply; they turn the confidence of a source into a
-chance before a chat has shown what it is worth (`shipped.py` has their file form). Where there are
-none, confidences are used as they are: a wrong one costs speed and text that is taken back, and is
-soon corrected.
+probability before a chat has shown its own rates (`shipped.py` has their file form). Without them,
+confidences are used as they are: a wrong one costs speed and retracted text, and is soon corrected.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class HitRates:
         return [*self.rates, *map(float, self._weights)]
 
     def restore(self, numbers: Sequence[float]) -> None:
-        """Go on from what `numbers` gave; anything else is ignored."""
+        """Continue from saved `numbers`; anything else is ignored."""
         count = len(self.rates)
         rates, weights = numbers[:count], numbers[count:]
         if len(weights) != count or not all(0 <= rate <= 1 for rate in rates):
@@ -88,7 +87,7 @@ class HitRates:
 
 
 def new_average(*, sampled: bool) -> HitRates:
-    """What replies start from, greedy or sampled, before any was seen."""
+    """Rates with which replies start, greedy or sampled, before any was seen."""
     return HitRates(_SAMPLED_RATES if sampled else _GREEDY_RATES, _SHARED_BELIEF, _SHARED_MEMORY)
 
 
@@ -115,7 +114,7 @@ class ChainCalibration:
         return [*self._predicted, *self._right]
 
     def restore(self, numbers: Sequence[float]) -> None:
-        """Go on from what `numbers` gave; anything else is ignored."""
+        """Continue from saved `numbers`; anything else is ignored."""
         predicted, right = numbers[:_NUM_RANGES], numbers[_NUM_RANGES:]
         if len(right) != _NUM_RANGES or not all(value > 0 for value in predicted):
             return
@@ -156,7 +155,7 @@ _CLOSEST: Final = 0.005
 LEAST_SLOPE: Final = 0.2
 MOST_SLOPE: Final = 2.0
 MOST_SHIFT: Final = 4.0
-"""Of log-odds, either way."""
+"""Largest change of log-odds, either way."""
 
 
 def logit(chance: float) -> float:
@@ -205,6 +204,6 @@ class SourceCalibrations:
         return (self.sampled if are_sampled else self.greedy).get(source, _IDENTITY)
 
     def only(self, source: str) -> SourceCalibrations:
-        """Those of one source; the identity for all others."""
+        """The calibrations of one source; the identity for all others."""
         kinds = (self.greedy, self.sampled)
         return SourceCalibrations(*({s: kind[s] for s in (source,) if s in kind} for kind in kinds))

@@ -1,11 +1,12 @@
-"""What trust groups' replies taught, in the form in which it outlives a process (pure).
+"""Saved statistics of trust groups: what their replies taught, in a form that outlives a process
+(pure).
 
-Statistics live in the stores of the process that drafts, and die with it. Of a group whose name is
+Statistics live in the stores of the process that drafts, and die with it. For a group whose name is
 the same after a restart a copy is kept: which token often follows which, and how often drafts were
-right. `KeptGroups` has the copies, bounded in bytes; `learnt_files` puts them on disk.
+right. `KeptGroups` holds the copies, bounded in bytes; `learnt_files` puts them on disk.
 
-A copy is bound to its model by a digest and says nothing to another one. Shipped tables are the
-beginning of a group that has no copy.
+A copy is bound to its model by a digest and ignored for any other. A group without a copy starts
+from the shipped tables.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from math import isfinite
+from math import inf, isfinite
 from typing import Final, Protocol, TypeAlias
 
 import numpy as np
@@ -30,11 +31,12 @@ BINDING_BYTES: Final = 32
 NUM_ORDERS: Final = 3
 """Contexts of 1 to 3 tokens are kept: their keys fit 64 bits."""
 MAX_ENTRIES_PER_ORDER: Final = 8192
-"""Of one group, the most confident ones: 12 bytes each, so a copy has 300 KB at most."""
+"""Most entries of one group, the most confident ones: 12 bytes each, so a copy has 300 KB at
+most."""
 LEAST_CONFIDENCE: Final = 2
 """A successor that was seen once is not kept: it is right too seldom."""
 MAX_ADMITTED: Final = 1024
-"""Groups of which is known that their names last."""
+"""Most groups that are remembered as having lasting names."""
 MAX_NUMBERS_BYTES: Final = 1 << 16
 
 _MAGIC: Final = b"ORLG"
@@ -49,11 +51,11 @@ Numbers: TypeAlias = Mapping[str, Sequence[float]]
 
 @dataclass(frozen=True, slots=True)
 class LearntConfig:
-    """What is kept of what replies taught: table `learnt`."""
+    """How statistics of trust groups are kept: table `learnt`."""
 
     keep: bool = True
-    """Whether what a trust group's replies taught is kept for the next start. Only groups whose
-    names last are: those of edges with a cache_salt_key, and of them no single connections."""
+    """Whether a trust group's statistics are kept for the next start. Only for groups with lasting
+    names: those of edges with a cache_salt_key, except groups of a single connection."""
     max_bytes: NonNegativeInt = 32 << 20
     """Size of all files together, and of the copies in memory of each loaded model; the groups that
     were saved longest ago are dropped first."""
@@ -63,12 +65,12 @@ class LearntConfig:
 
 @dataclass(frozen=True, slots=True)
 class Learnt:
-    """What one group's replies taught."""
+    """Statistics of one group."""
 
     tables: Sequence[Table] = ()
     """Successors by context, one table per order."""
     numbers: Numbers = field(default_factory=dict)
-    """Rates and calibrations, by the name of what they are of."""
+    """Rates and calibrations, by name."""
 
     @property
     def is_empty(self) -> bool:
@@ -77,7 +79,7 @@ class Learnt:
 
 NOTHING: Final = Learnt()
 Restore: TypeAlias = Callable[[bytes], Learnt]
-"""What is kept of a group; NOTHING for one of which nothing is."""
+"""Returns the kept statistics of a group; NOTHING without any."""
 
 
 def nothing(group: bytes) -> Learnt:
@@ -96,7 +98,7 @@ class GroupStatistics(Protocol):
 
 
 def binding_of(*parts: bytes) -> bytes:
-    """The digest that binds copies to a model: what `parts` say, such as its vocabulary and
+    """The digest that binds copies to a model; `parts` identify it, such as its vocabulary and
     identity."""
     digest = blake2b(digest_size=BINDING_BYTES, person=b"learnt")
     for part in parts:
@@ -105,7 +107,7 @@ def binding_of(*parts: bytes) -> bytes:
 
 
 def name_of(group: bytes, binding: bytes) -> str:
-    """Under which a group's copy is kept. Nobody learns the group's own name from it."""
+    """Name under which a group's copy is kept; it does not reveal the group's own name."""
     return blake2b(group, key=binding, digest_size=_NAME_BYTES, person=b"group").hexdigest()
 
 
@@ -173,7 +175,7 @@ def row_of(numbers: Numbers, name: str, length: int, low: float, high: float) ->
 
 
 def _most_confident(table: Table) -> tuple[np.ndarray, np.ndarray]:
-    """Keys and values of what is kept of a table, in its order."""
+    """Keys and values of a table's entries to keep, in its order."""
     keys = np.fromiter(table.keys(), "<u8", len(table))
     values = np.fromiter(table.values(), "<u4", len(table))
     confidence = values & 15
@@ -188,7 +190,7 @@ def _most_confident(table: Table) -> tuple[np.ndarray, np.ndarray]:
 class KeptGroups:
     """Copies of one model's groups, the most recently saved ones, and which groups may have one.
 
-    `restore`, `admit` and `changed` belong to the thread whose statistics they are; `keep` may be
+    `restore`, `admit` and `changed` belong to the thread that owns the statistics; `keep` may be
     called by another one.
     """
 
@@ -197,8 +199,10 @@ class KeptGroups:
         self.binding = binding
         self._vocabulary_size = vocabulary_size
         self._max_bytes = max_bytes
-        self._copies: dict[str, bytes] = {}
-        self._num_bytes = 0
+        self._copies: LruMap[str, bytes] = LruMap(
+            inf, max_weight=max_bytes, weigh=lambda name, data: len(data)
+        )
+        """By name, in the order in which they were saved."""
         self._admitted: LruMap[bytes, int] = LruMap(MAX_ADMITTED)
         """Group to the version of its statistics at their last copy."""
         self._last: tuple[bytes, bytes, Learnt] = (b"", b"", NOTHING)
@@ -206,14 +210,14 @@ class KeptGroups:
     @property
     def num_bytes(self) -> int:
         """Of all copies."""
-        return self._num_bytes
+        return self._copies.weight
 
     def __len__(self) -> int:
         return len(self._copies)
 
     def restore(self, group: bytes) -> Learnt:
         """What is kept of a group."""
-        data = self._copies.get(name_of(group, self.binding)) if group else None
+        data = self._copies.peek(name_of(group, self.binding)) if group else None
         if data is None:
             return NOTHING
         if self._last[0] != group or self._last[1] is not data:
@@ -225,7 +229,7 @@ class KeptGroups:
         return self._last[2]
 
     def admit(self, group: bytes) -> None:
-        """The group's name is the same after a restart: what it learns may be kept."""
+        """Mark the group's name as the same after a restart: its statistics may be kept."""
         if group and self._max_bytes:
             self._admitted.put(group, self._admitted.peek(group) or 0)
 
@@ -249,8 +253,4 @@ class KeptGroups:
     def keep(self, name: str, data: bytes) -> None:
         """Put this copy in the place of the one before; the oldest ones are dropped beyond
         `max_bytes`."""
-        self._num_bytes += len(data) - len(self._copies.pop(name, b""))
-        self._copies[name] = data
-        while self._num_bytes > self._max_bytes and self._copies:
-            oldest = next(iter(self._copies))
-            self._num_bytes -= len(self._copies.pop(oldest))
+        self._copies.put(name, data)

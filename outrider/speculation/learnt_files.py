@@ -1,10 +1,10 @@
-"""Copies of what trust groups' replies taught, as files of this machine.
+"""Copies of trust groups' statistics, as files of this machine.
 
-A folder per model, in it a file per group. A file is written beside its place and renamed, so that
-a process killed at any moment leaves whole files; a damaged one is passed over and overwritten.
-All folders under one root share a bound: beyond it the files written longest ago are removed. Every
-process that writes looks after it whenever it has written a sixteenth of it, so that files may take
-so much more for each of them.
+A folder per model contains a file per group. A file is written beside its place and renamed, so
+that a process killed at any moment leaves whole files; a damaged one is ignored and overwritten.
+All folders under one root share a limit: beyond it the files written longest ago are removed. Each
+writing process enforces it after writing a sixteenth of it, so files may exceed it by that much per
+process.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _FILE_MODE: Final = 0o600
 _log = structlog.get_logger()
 
 Copies = list[tuple[bytes, Learnt]]
-"""Groups and what they learnt."""
+"""Groups with their statistics."""
 
 
 class LearntFiles:
@@ -58,7 +58,7 @@ class LearntFiles:
         """Bytes written since the last look at the bound; as if all of it had been, at first."""
 
     def load(self, kept: KeptGroups) -> None:
-        """Take what is there; where that is too much, the files written last."""
+        """Load the files; if they are too many, those written last."""
         found = sorted(_files(self._folder), key=lambda file: file.written_at)
         for file in found:
             try:
@@ -72,7 +72,7 @@ class LearntFiles:
             kept.keep(file.path.stem, data)
 
     def save(self, files: Iterable[tuple[str, bytes]]) -> None:
-        """Write these, each in one step, and drop what is too much. Raises OSError."""
+        """Write these, each in one step, and remove the oldest beyond the limit. Raises OSError."""
         for name, data in files:
             self._write(self._folder / f"{name}{_SUFFIX}", data)
             self._num_unchecked += max(len(data), _FILE_BYTES)
@@ -117,7 +117,7 @@ class LearntKeeper:
     def __init__(
         self, root: Path, binding: bytes, vocabulary_size: int, config: LearntConfig
     ) -> None:
-        """Without what is there, until `load`."""
+        """Starts empty, until `load`."""
         self._max_bytes = config.max_bytes if config.keep else 0
         self.kept = KeptGroups(binding, vocabulary_size, self._max_bytes)
         self._files = LearntFiles(root, binding, self._max_bytes)
@@ -126,14 +126,14 @@ class LearntKeeper:
     def open(
         cls, root: Path, binding: bytes, vocabulary_size: int, config: LearntConfig
     ) -> LearntKeeper:
-        """With what is there. Blocks."""
+        """A keeper with the saved copies loaded. Blocks."""
         keeper = cls(root, binding, vocabulary_size, config)
         keeper.load()
         return keeper
 
     def load(self) -> None:
-        """Take what is there, before any group's statistics begin. Blocks: for up to a second
-        where there are thousands of files."""
+        """Load the saved copies, before any group's statistics begin. Blocks: for up to a second
+        with thousands of files."""
         if self._max_bytes:
             self._files.load(self.kept)
 
@@ -184,7 +184,7 @@ class _File:
 
 
 def _files(folder: Path, suffix: str = _SUFFIX) -> list[_File]:
-    """Those that are there; others may remove some meanwhile."""
+    """Files of a folder; others may remove some meanwhile."""
     found = []
     with contextlib.suppress(OSError):
         for path in folder.iterdir():

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
+from outrider.lru_map import LruMap
 from outrider.speculation.calibration import (
     MEMORY_BINS,
     PRIOR_BINS,
@@ -17,14 +17,14 @@ from outrider.speculation.learnt import NOTHING, NUM_ORDERS, Learnt, Restore, no
 from outrider.speculation.ngrams import NgramMemory, NgramPrior
 
 MAX_ENTRIES: Final = 1 << 20
-"""Contexts remembered for all salts of a process together, some 150 bytes each; one salt alone has
-at most an eighth of that."""
+"""Most contexts remembered for all salts of a process together, some 150 bytes each; a single salt
+has at most an eighth of them."""
 MAX_SALTS: Final = 4096
 """Statistics without an entry take 4 KB."""
 
 
 class NgramStatistics:
-    """What the replies of one salt have in common: which token follows which, and how often drafts
+    """Statistics shared by the replies of one salt: which token follows which, and how often drafts
     are right. Every reply of the salt learns into it and drafts from it."""
 
     def __init__(self, prior: NgramPrior | None = None, learnt: Learnt = NOTHING) -> None:
@@ -43,7 +43,7 @@ class NgramStatistics:
             part.restore(learnt.numbers.get(name, ()))
 
     def _named(self) -> Iterator[tuple[str, HitRates | ChainCalibration]]:
-        """What has numbers, by the names they are kept under."""
+        """Objects with numbers to keep, by name."""
         for kind, average, calibration in zip(
             ("greedy", "sampled"), self._averages, self._calibrations, strict=True
         ):
@@ -65,15 +65,15 @@ class NgramStatistics:
         return self._averages[sampled]
 
     def calibration(self, *, sampled: bool) -> ChainCalibration:
-        """Of the chains of greedy replies, or of sampled ones."""
+        """Calibration of the chains of greedy replies, or of sampled ones."""
         return self._calibrations[sampled]
 
     def successors(self, contexts: Sequence[int]) -> list[tuple[int, int]]:
-        """(token, bin of HitRates) of what may follow these contexts (`ngrams.keys`)."""
+        """(token, bin of HitRates) of possible successors of these contexts (`ngrams.keys`)."""
         return self._with_prior(self._memory.find(contexts), contexts)
 
     def learn(self, contexts: Sequence[int], token: int) -> list[tuple[int, int]]:
-        """A reply went on with `token`. Returns what `successors` would have said before."""
+        """Learn that `token` followed. Returns what `successors` would have returned before."""
         known = self._memory.learn(contexts, token)
         self.version += 1
         return self._with_prior(known, contexts)
@@ -110,8 +110,7 @@ class NgramStore:
         self._prior = prior
         self._restore = restore
         self._max_entries = max_entries
-        self._max_salts = max_salts
-        self._by_salt: OrderedDict[bytes, NgramStatistics] = OrderedDict()
+        self._by_salt: LruMap[bytes, NgramStatistics] = LruMap(max_salts, on_drop=self._dropped)
         self.num_entries = 0
         """Contexts of all salts."""
 
@@ -126,23 +125,20 @@ class NgramStore:
         statistics = self._by_salt.get(salt)
         if statistics is None:
             statistics = NgramStatistics(self._prior, self._restore(salt))
-            self._by_salt[salt] = statistics
+            self._by_salt.put(salt, statistics)
             statistics.on_growth = self._grew
             statistics.count()
-        self._by_salt.move_to_end(salt)
-        self._evict()
         return statistics
 
     def known(self, salt: bytes) -> NgramStatistics | None:
         """The salt's, if it has some; they count as no more recently used than before."""
-        return self._by_salt.get(salt)
+        return self._by_salt.peek(salt)
 
     def _grew(self, num_entries: int) -> None:
         self.num_entries += num_entries
-        self._evict()
+        while self.num_entries > self._max_entries:
+            self._by_salt.drop_oldest()
 
-    def _evict(self) -> None:
-        while self.num_entries > self._max_entries or len(self._by_salt) > self._max_salts:
-            _, oldest = self._by_salt.popitem(last=False)
-            oldest.on_growth = None  # replies under way may still use it
-            self.num_entries -= oldest.num_counted
+    def _dropped(self, statistics: NgramStatistics) -> None:
+        statistics.on_growth = None  # replies under way may still use it
+        self.num_entries -= statistics.num_counted

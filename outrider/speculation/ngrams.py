@@ -1,4 +1,4 @@
-"""What followed the last few tokens before: counts shared by many replies.
+"""Which token followed the last few tokens before: counts shared by many replies.
 
 A table maps a context of 1 to 4 or of 12 tokens to one successor with a confidence, which a hit
 raises and a miss lowers until another token takes its place (the saturating counter of branch
@@ -12,10 +12,10 @@ from itertools import islice
 from typing import TypeAlias
 
 MAX_ORDER = 4
-"""There is a table for contexts of each length up to here, and one for LONG_CONTEXT."""
+"""Each context length up to this has a table, and so does LONG_CONTEXT."""
 LONG_CONTEXT = 12
-"""Replies that have so many tokens in common, say to one template or about one document, mostly go
-on alike: seen once is enough."""
+"""Replies that share this many tokens, for example from one template or document, mostly continue
+alike: one sighting is enough."""
 NUM_TABLES = MAX_ORDER + 1
 NUM_BINS = 3
 """Classes of confidence per order: 1, 2 to 3, and more."""
@@ -55,8 +55,7 @@ def keys(context: Sequence[int]) -> list[int]:
 
 
 def extended(contexts: Sequence[int], token: int) -> list[int]:
-    """The keys behind one more token, given those before it; that of LONG_CONTEXT only if they have
-    it."""
+    """The contexts' keys after one more token; LONG_CONTEXT's only if `contexts` has it."""
     if len(contexts) == NUM_TABLES:  # nearly all: written out, it takes half as long
         one, two, three, _, long = contexts
         return [
@@ -71,8 +70,8 @@ def extended(contexts: Sequence[int], token: int) -> list[int]:
 
 class NgramMemory:
     """Learns from committed tokens; knows at least the last `max_entries` contexts of each order
-    and at most twice as many: a full table becomes the old one, and what is used in it returns.
-    """
+    and at most twice as many: a full table becomes the old one, and used entries of the old one
+    move back."""
 
     def __init__(self, max_entries: int = 16_384) -> None:
         self._max_entries = max_entries
@@ -84,13 +83,13 @@ class NgramMemory:
         return sum(map(len, (*self._young, *self._old)))
 
     def tables(self, num_orders: int = NUM_TABLES) -> list[Table]:
-        """A copy of what is known of the first orders, one table each; what is only in the older
-        part of the memory stands first."""
+        """Copies of the tables of the first orders; entries only in the older part of the memory
+        come first."""
         parts = zip(self._old, self._young, strict=True)
         return [old | young for old, young in islice(parts, num_orders)]
 
     def restore(self, tables: Sequence[Table]) -> None:
-        """Begin with these, of the first orders; what of them is not used goes first."""
+        """Start with these tables of the first orders; unused entries are dropped first."""
         for order, table in enumerate(tables[:NUM_TABLES]):
             self._old[order] = dict(table)
 
@@ -107,8 +106,8 @@ class NgramMemory:
         return None
 
     def learn(self, contexts: Sequence[int], token: int) -> tuple[int, int] | None:
-        """`token` followed these contexts. Returns what `find` would have said before: the same
-        look at the tables serves both."""
+        """Learn that `token` followed these contexts. Returns what `find` would have returned
+        before: one lookup serves both."""
         new = token << _CONFIDENCE_BITS | 1
         longest, longest_order = 0, 0
         order = 0
@@ -136,7 +135,7 @@ class NgramPrior:
         self.tables = tuple(tables)
 
     def find(self, contexts: Sequence[int]) -> tuple[int, int] | None:
-        """As NgramMemory.find."""
+        """See NgramMemory.find."""
         tables = self.tables
         for order in range(min(len(contexts), len(tables)) - 1, -1, -1):
             value = tables[order].get(contexts[order])

@@ -2,12 +2,12 @@
 outputs", as in OpenAI's API), for example a file of which a few lines are to be changed.
 
 The drafter keeps its place in the prediction. While the reply follows it, what comes next there is
-drafted. Where the reply departs from it, the drafter looks for the place to go on from: the one
-whose tokens before it agree with the most of the reply's last ones, and of equally good ones the
-one nearest to where the reply departed. Until the reply agrees with any place again, the departure
-is taken for a replacement of one token by another, which most small edits are.
+drafted. When the reply departs from it, the drafter looks for the place to continue from: the one
+whose preceding tokens agree with the most of the reply's last ones; of equally good ones, the one
+nearest to the departure. Until the reply agrees with any place again, the departure is taken for a
+replacement of one token by another, which most small edits are.
 
-Each draft is as likely to be right as those before it were that followed a run of as many agreeing
+A draft's estimated probability is the hit rate of earlier drafts behind a run of as many agreeing
 tokens. Nothing is learnt beyond the session.
 """
 
@@ -28,7 +28,7 @@ _FIRST_RATES: Final = (0.3, 0.45, 0.65, 0.8, 0.88, 0.94, 0.97)
 _BELIEF: Final = 8
 """Outcomes that the initial rate of a bin weighs as much as."""
 _SURE_RUN: Final = 3
-"""Agreeing tokens from which on the place counts as found; the reply's beginning counts as much."""
+"""Agreeing tokens from which on the place counts as found; the reply's beginning counts as many."""
 _MAX_RUN: Final = 32
 """Longest run that is compared when a place is looked for."""
 _MAX_AHEAD, _MAX_BEHIND = 24, 8
@@ -51,7 +51,7 @@ class PredictionDrafter:
         that was resumed, from near its end on."""
         self._num_indexed = 0
         self._reply: list[int] = []
-        """Its last _MAX_RUN tokens, or up to twice as many."""
+        """The reply's last _MAX_RUN tokens, or up to twice as many."""
         self._next = 0
         """Place in the prediction of the token that is expected next."""
         self._run = _SURE_RUN
@@ -68,9 +68,9 @@ class PredictionDrafter:
         return self._run >= _SURE_RUN and self._next < len(self._prediction)
 
     def resume(self, ids: Sequence[int]) -> None:
-        """The reply begins with these tokens, which were committed before there was this drafter.
-        It takes no longer for more of them: the place is looked for from their last ones, near
-        where an unedited reply would be."""
+        """Start in the middle of a reply: it begins with these tokens, committed before this
+        drafter existed. Takes no longer for more of them: the place is searched from their last
+        ones, near where an unedited reply would be."""
         self._reply = list(ids[-_MAX_RUN:])
         self._next = min(len(ids), len(self._prediction))
         self._num_indexed = max(0, self._next - _INDEXED_PER_CALL // 2)
@@ -81,7 +81,7 @@ class PredictionDrafter:
             self._find(self._next)
 
     def extend(self, ids: Sequence[int]) -> None:
-        """These tokens were committed."""
+        """Follow newly committed tokens."""
         self._index(_INDEXED_PER_CALL)
         for token in ids:
             self._append(token)
@@ -135,7 +135,7 @@ class PredictionDrafter:
         self._num_indexed = min(first + count, len(self._prediction))
 
     def _find(self, departed_at: int) -> None:
-        """Where the reply, whose last token was not expected, goes on in the prediction."""
+        """Find where the reply, whose last token was not expected, continues in the prediction."""
         best = 0, 0, departed_at + self._num_since
         for place in self._near(departed_at):
             behind = place + 1
@@ -146,7 +146,7 @@ class PredictionDrafter:
             self._departed_at = None
 
     def _near(self, departed_at: int) -> Sequence[int]:
-        """Where the reply's last token stands in the prediction, near this place."""
+        """Places of the reply's last token in the prediction, near `departed_at`."""
         places = self._places.get(self._reply[-1], [])
         at = bisect_left(places, departed_at)
         return places[max(0, at - _MAX_BEHIND) : at + _MAX_AHEAD]

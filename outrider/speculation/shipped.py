@@ -1,12 +1,12 @@
 """Draft statistics that this package ships for a vocabulary, in `data/`, and their file forms.
 
-- `*.bin`: an n-gram prior, what a model often says whatever it is asked.
-  `tools/make_draft_prior.py` makes it from the model's own replies; `data/README.md` says which.
+- `*.bin`: an n-gram prior: sequences frequent in the model's replies to any prompt.
+  `tools/make_draft_prior.py` makes it from the model's own replies; `data/README.md` lists which.
 - `NAME.sources.json`: calibrations per draft source, kind of reply and range of positions.
   `python -m tools.train_draft calibrate-sources` fits them on recorded replies.
 
-Each file names the digest of its vocabulary's tokens (`Vocabulary.tokens_digest`): another chat
-template or other stop tokens change nothing. A wrong table costs speed and nothing else.
+Each file names the digest of its vocabulary's tokens (`Vocabulary.tokens_digest`); chat template
+and stop tokens make no difference. A wrong table costs speed and nothing else.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def prior_from_bytes(data: bytes) -> tuple[bytes, NgramPrior]:
 
 @cache
 def shipped_prior(tokens_digest: bytes) -> NgramPrior | None:
-    """The prior in this package for a vocabulary of these tokens, if there is one."""
+    """The prior in this package for a vocabulary of these tokens; None without one."""
     for entry in resources.files("outrider.speculation").joinpath("data").iterdir():
         if entry.name.endswith(".bin"):
             digest, prior = prior_from_bytes(entry.read_bytes())
@@ -120,14 +120,14 @@ def _by_source(document: Mapping[str, list[list[float]]]) -> dict[str, Lines]:
 
 
 def sources_file(model: str) -> Path:
-    """Where this package keeps a model's calibrations."""
+    """File of a model's calibrations in this package."""
     return Path(str(resources.files("outrider.speculation"))) / "data" / f"{model}.sources.json"
 
 
 @cache
 def shipped_calibrations(tokens_digest: bytes) -> SourceCalibrations:
-    """Those in this package for a vocabulary of these tokens; confidences are used as they are
-    where there are none."""
+    """The calibrations in this package for a vocabulary of these tokens; without any, the
+    identity."""
     for entry in resources.files("outrider.speculation").joinpath("data").iterdir():
         if entry.name.endswith(".sources.json"):
             digest, calibrations = calibrations_from_json(entry.read_text(encoding="utf-8"))

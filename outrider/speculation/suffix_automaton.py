@@ -26,7 +26,7 @@ class SuffixAutomaton:
         self.match_end = _NONE
         """Index in `text` of the last token of an earlier occurrence of the longest suffix."""
         self.match_state = ROOT
-        """The state of the longest suffix that occurred before; ROOT if there is none."""
+        """State of the longest suffix that occurred before; ROOT if none did."""
         self.match_length = 0
         """Length of that suffix in tokens."""
         self._last = ROOT

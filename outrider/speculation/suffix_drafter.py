@@ -66,8 +66,8 @@ class SuffixDrafter:
         self._first_successors: list[tuple[int, int]] | None = None
         """Their successors in `statistics`; None: not looked up yet."""
         self._pending: list[tuple[list[int], int, bool]] = []
-        """Of the last extend(): contexts, the token that followed, whether the successors of these
-        contexts were looked up (their outcome is then counted already)."""
+        """From the last extend(): contexts, the token that followed, and whether the successors of
+        these contexts were looked up (their outcome is then already counted)."""
 
     def extend(self, ids: Sequence[int]) -> None:
         """Append committed tokens and count which of the drafts for them were right."""
@@ -152,12 +152,12 @@ class SuffixDrafter:
         )
 
     def observe(self, num_verified: int, num_accepted: int) -> None:
-        """Of the last chain the first num_verified drafts were verified, and the first num_accepted
-        of them were right."""
+        """Report that the first num_verified drafts of the last chain were verified, and the first
+        num_accepted of them were right."""
         self._calibration.observe(self._raw_survival[:num_verified], num_accepted)
 
     def _successors_of(self, contexts: list[int]) -> list[tuple[int, int]]:
-        """From `statistics`; those of a chain's first token are looked up once."""
+        """Successors from `statistics`; those of a chain's first token are looked up once."""
         assert self._statistics is not None
         if contexts is not self._first:
             return self._statistics.successors(contexts)
@@ -166,7 +166,7 @@ class SuffixDrafter:
         return self._first_successors
 
     def _note_outcomes(self, token: int, outcomes: list[Outcome]) -> None:
-        """Add those of the drafts for the token that is about to be appended."""
+        """Add the outcomes of drafts for the token that is about to be appended."""
         automaton = self._automaton
         if automaton.match_length:
             hit = automaton.text[automaton.match_end + 1] == token

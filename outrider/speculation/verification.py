@@ -15,7 +15,7 @@ from outrider.session.types import TokenLogprobs
 
 
 class Verification(NamedTuple):
-    """What verifying the drafts of one call commits."""
+    """The result of verifying the drafts of one call: what it commits."""
 
     ids: tuple[int, ...]
     """Committed tokens in order: the accepted drafts, then at most one more."""
@@ -24,7 +24,7 @@ class Verification(NamedTuple):
     num_lossy: int
     """How many of those drafts were let through though the sampler chose another."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """Of each of `ids`, if the session wants them."""
+    """Log probabilities of each of `ids`, if the session wants them."""
 
 
 def verify(
@@ -36,19 +36,18 @@ def verify(
     reply_push: Callable[[int], bool],
     choices: Sequence[int] = (),
 ) -> Verification:
-    """Go down the rows [r, c]; row i is for absolute position `position + i`.
+    """Verify drafts against the rows [r, c]; row i is for absolute position `position + i`.
 
     At each row the sampler chooses. A draft equal to the choice is accepted and the next row
-    counts; otherwise the choice is committed and the rest is void. The row after the last
-    draft gives one token more. There are len(drafts) + 1 rows, or only the first of them: the
-    drafts without a row are void. Every committed id is observed and pushed; `reply_push` returns
-    whether the reply is over, which ends the step. With shared noise (arXiv 2408.07978) this
-    keeps the committed text that of the model alone for any drafts whatsoever, at any
-    temperature.
+    counts; otherwise the choice is committed and the rest is void. The row after the last draft
+    gives one token more. `logits_rows` has len(drafts) + 1 rows, or only the first of them: drafts
+    without a row are void. Every committed id is observed and pushed; `reply_push` returns whether
+    the reply is over, which ends the step. With shared noise (arXiv 2408.07978) the committed text
+    is that of the model without drafts, for any drafts whatsoever, at any temperature.
 
     Lossy, with `acceptance_threshold` above 0: a draft at least that likely is accepted though
-    another was chosen. `choices` is what the sampler chooses at the first rows, as far as that is
-    known. Raises EngineError when rows are missing or not valid.
+    another was chosen. `choices` are the sampler's choices at the first rows, as far as known.
+    Raises EngineError when rows are missing or not valid.
     """
     num_drafts = len(drafts)
     _check_rows(len(logits_rows), num_drafts)

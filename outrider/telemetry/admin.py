@@ -41,7 +41,7 @@ class FollowedFile(Protocol):
 
     @property
     def verdict(self) -> _Verdict | None:
-        """Of its contents when they were read last."""
+        """Result of the last reading of the configuration file."""
 
 
 Answer = tuple[HTTPStatus, str, bytes]
@@ -49,8 +49,8 @@ Answer = tuple[HTTPStatus, str, bytes]
 
 
 class AdminServer:
-    """Serves one service's operators, and watches its event loop for stalls. `ready` says whether
-    it serves, and why not; `cause` what may have stalled the loop."""
+    """Serves one service's operators, and watches its event loop for stalls. `ready` returns
+    whether the service serves, and if not, why; `cause` returns what may have stalled the loop."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class AdminServer:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
-        """Stop listening and end what is open. May be called again."""
+        """Stop listening and close open connections. May be called again."""
         if self._server is None or self._process is None or self._stalls is None:
             return
         self._stalls.stop()

@@ -1,4 +1,4 @@
-"""Where a service's admin port is (pure)."""
+"""Settings of a service's admin port (pure)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from outrider.bounds import Port
 
 @dataclass(frozen=True, slots=True)
 class AdminConfig:
-    """Where a service's admin port is: table `[<role>.admin]` of its settings."""
+    """Address of a service's admin port: table `[<role>.admin]` of its settings."""
 
     host: str = "127.0.0.1"
     """Address of the listener for /metrics, /health, /ready, /version and /config."""

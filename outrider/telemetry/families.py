@@ -1,4 +1,4 @@
-"""What a family of metrics is called, and what it says (pure)."""
+"""Names and help texts of metrics (pure)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _NAME: Final = re.compile(r"(outrider|gen_ai)(_[a-z0-9]+)+")
 class Family(str):
     """The name that Prometheus shows, without the `_total` of counters, with its HELP text.
 
-    Prometheus's conventions hold: the prefix `outrider_` (`gen_ai_` for what OpenTelemetry names),
-    base units alone (`_seconds`, `_bytes`, `_ratio`), and states as labels instead of numbers.
+    Prometheus's conventions hold: the prefix `outrider_` (`gen_ai_` for names of OpenTelemetry),
+    only base units (`_seconds`, `_bytes`, `_ratio`), and states as labels instead of numbers.
     """
 
     __slots__ = ("help",)

@@ -1,7 +1,7 @@
 """Repeated events become one log line per interval, with a count per kind (pure).
 
-The first event is logged at once; those of the next `interval_s` together: a log that grows with
-every refusal is one more thing that a flood can fill.
+The first event is logged at once; those of the next `interval_s` together, so that a flood of
+refusals cannot fill the log.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Structured logs: JSON lines in pods, coloured key=value on a terminal, on stderr.
 
-`structlog.get_logger()` works anywhere; records of the standard library's `logging` (gRPC,
-aioquic, OpenTelemetry) come out in the same shape. What users wrote or were answered is never
-logged, nor what they prove themselves by: keys that could carry it are blanked, whoever passes
-them.
+`structlog.get_logger()` works anywhere; records of the standard library's `logging` (gRPC, aioquic,
+OpenTelemetry) come out in the same shape. Users' texts, replies and credentials are never logged:
+keys that could carry them are blanked, whoever passes them.
 """
 
 from __future__ import annotations
@@ -33,15 +32,14 @@ LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
 def log_start(config: object) -> None:
-    """Say which version starts, and which settings are not the defaults; of secrets only that they
-    are set."""
+    """Log the version and all settings that are not the defaults; secrets appear only as set."""
     structlog.get_logger().info(
         "starting", version=version("outrider"), settings=changed_values(config)
     )
 
 
 class _StderrHandler(logging.Handler):
-    """Writes to whatever sys.stderr is at the time, as it may be replaced."""
+    """Writes to the present sys.stderr, which may be replaced."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

@@ -35,13 +35,13 @@ class Gauge:
         self._value = value
 
     def observe(self, _: CallbackOptions) -> Iterable[Observation]:
-        """What a scrape sees: nothing until the first `set`."""
+        """The value for a scrape: nothing until the first `set`."""
         value = self._value
         return [] if value is None else [Observation(value)]
 
 
 class GaugeTable:
-    """Values that go up and down, one for each set of labels; those of rows left out vanish."""
+    """Values that go up and down, one for each set of labels; rows left out of `set` vanish."""
 
     def __init__(self) -> None:
         self._rows: list[Observation] = []
@@ -51,15 +51,14 @@ class GaugeTable:
         self._rows = [Observation(value, labels) for value, labels in rows]
 
     def observe(self, _: CallbackOptions) -> Iterable[Observation]:
-        """What a scrape sees."""
+        """The rows for a scrape."""
         return self._rows
 
 
 def state_rows(
     state: IntEnum, labels: Mapping[str, str]
 ) -> Iterator[tuple[float, Mapping[str, str]]]:
-    """Rows of a GaugeTable, by the label `state`: 1 for the state that something is in, 0 for the
-    others that there are."""
+    """Rows of a GaugeTable, by the label `state`: 1 for the present state, 0 for all others."""
     for each in type(state):
         yield float(each is state), {**labels, "state": each.name.lower()}
 
@@ -148,7 +147,8 @@ class Metrics:
         self._overhead.record(ms / 1e3)
 
     def record_engine_time(self, busy_s: float, idle_s: float) -> None:
-        """Seconds with sessions to serve in which the engine computed, and in which it waited."""
+        """Seconds with sessions to serve, split into those in which the engine computed and those
+        in which it waited."""
         counter = self.counter(names.ENGINE_TIME)
         counter.add(busy_s, _BUSY)
         counter.add(idle_s, _IDLE)
@@ -169,7 +169,7 @@ class Metrics:
         self.counter(names.ACCEPTED_TOKENS).add(accepted)
 
     def record_prefix(self, prompt_tokens: int, cached_tokens: int) -> None:
-        """Count a prompt's tokens, and those whose KV was there; drives PREFIX_HIT_RATIO."""
+        """Count a prompt's tokens, and those whose KV was cached; drives PREFIX_HIT_RATIO."""
         with self._lock:
             rate = self._reused.add(prompt_tokens, cached_tokens)
         self.gauge(names.PREFIX_HIT_RATIO).set(rate)

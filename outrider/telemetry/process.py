@@ -1,4 +1,4 @@
-"""What the process itself holds (tasks, threads, files), and how late its event loop is."""
+"""Metrics of the process itself (tasks, threads, files), and how late its event loop is."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def _num_entries(folder: str) -> int:
 INTERVAL_S: Final = 0.02
 """How often a loop that works is asked how late it is..."""
 IDLE_INTERVAL_S: Final = wake_ups.INTERVAL_S
-"""...and one whose thread hardly computes, when it wakes up for other things too: waking up is most
-of what it does then."""
+"""Interval while the thread hardly computes, shared with other wake-ups, which are then most of its
+work."""
 _IDLE_SHARE: Final = 0.1
 """A thread that computes for less than this share of the time hardly computes."""
 STALL_MS: Final = 5.0
@@ -56,7 +56,7 @@ STALL_MS: Final = 5.0
 OTHER: Final = "other"
 
 Cause = Callable[[float], str]
-"""What the process has done since that time of the loop's clock; OTHER: not known."""
+"""Returns what the process has done since a time of the loop's clock; OTHER: not known."""
 
 
 class RecentMaximum:
@@ -92,8 +92,8 @@ class _LargestLags(Collector):
 
 
 class StallMonitor:
-    """Measures how late the event loop calls back: every `interval_s`, or IDLE_INTERVAL_S while
-    there is hardly any work. What is noted each time are plain numbers."""
+    """Measures how late the event loop calls back: every `interval_s`, or IDLE_INTERVAL_S while it
+    has hardly any work. Only plain numbers are recorded each time."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class StallMonitor:
         self._wait(loop, computed_s, is_idle=busy_s < _IDLE_SHARE * (now - since))
 
     def next_due(self, now: float, *, is_idle: bool) -> float:
-        """When the loop is asked again, whose thread hardly computed or did."""
+        """When to call back next; `is_idle`: the loop's thread hardly computed."""
         return wake_ups.next_wake_up(now, IDLE_INTERVAL_S) if is_idle else now + self._interval_s
 
     def late(self, since: float, lag_ms: float, computed_ms: float = 0.0) -> None:

@@ -1,4 +1,4 @@
-"""One log line per interval for what is refused."""
+"""One log line per interval for refused requests."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RefusalLog:
             self._timer = None
 
     def _log_due(self) -> None:
-        """Log what is due, and call again after the interval until nothing was."""
+        """Log what is due, and repeat after each interval until nothing was."""
         now = self._clock()
         self._timer = None
         counts = self._aggregator.due(now)

@@ -4,9 +4,9 @@ Sessions are multiplexed on long-lived streams, so the context travels in messag
 metadata: `current_context()` on the sending side, `parent=` on the receiving side. Spans carry
 error types, never messages: those could quote users.
 
-A span is recorded where someone takes it: `configure_tracing` was given a processor or found an
-endpoint. Elsewhere it only hands its parent's context on, and begins a trace where there is none,
-so that the tiers behind it and the logs still agree on an id; recording costs many times as much.
+A span is recorded if `configure_tracing` was given a processor or found an endpoint. Otherwise it
+only passes its parent's context on, or begins a trace if there is none, so that later tiers and the
+logs still agree on an id; recording costs many times as much.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 
 TraceParent = tuple[str, str]
-"""W3C `traceparent` and `tracestate`; ("", "") where there is no trace."""
+"""W3C `traceparent` and `tracestate`; ("", "") without a trace."""
 
 log = structlog.get_logger()
 
@@ -52,8 +52,8 @@ def configure_tracing(service: str, *processors: SpanProcessor) -> None:
     """Record spans in this process under `service`; a later call replaces an earlier one.
 
     Spans go to `processors`, and by OTLP over HTTP when OTEL_EXPORTER_OTLP_ENDPOINT is set; with
-    neither they are not recorded. When it is set and the extra `otlp` is not installed, a warning
-    says so and nothing else changes: chats matter more than their traces.
+    neither they are not recorded. If it is set and the extra `otlp` is not installed, a warning is
+    logged and nothing else changes: chats matter more than their traces.
     """
     global _tracer, _provider, _begins_traces
     shutdown_tracing()
@@ -67,7 +67,7 @@ def configure_tracing(service: str, *processors: SpanProcessor) -> None:
 
 
 def shutdown_tracing() -> None:
-    """Send what is pending; from now on spans only hand contexts on."""
+    """Send pending spans; later spans only pass contexts on."""
     global _tracer, _provider, _begins_traces
     if _provider is not None:
         _provider.shutdown()
@@ -116,12 +116,12 @@ class Span:
 
     @property
     def context(self) -> TraceParent:
-        """What the next tier gets as its parent."""
+        """The context that the next tier gets as its parent."""
         return self._context
 
     @property
     def trace_id(self) -> str:
-        """32 hexadecimal digits; empty where there is no trace."""
+        """32 hexadecimal digits; empty without a trace."""
         return self.context[0][3:35]
 
     def set(self, **attributes: AttributeValue) -> None:
@@ -219,7 +219,8 @@ def _start(
 
 
 def _passed_on(parent: TraceParent) -> TraceParent:
-    """The context of a span that is not recorded. What a peer sent goes on only if it is valid."""
+    """The context of a span that is not recorded. A peer's context is passed on only if it is
+    valid."""
     if parent[0]:
         if not parent[1] and _PLAIN.fullmatch(parent[0]):
             return parent

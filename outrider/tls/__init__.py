@@ -1,4 +1,4 @@
-"""Mutual TLS between the services: certificates, who their owners are, and what those may call."""
+"""Mutual TLS between the services: certificates, their owners, and what those may call."""
 
 from outrider.tls.certificates import PLAINTEXT, Tls
 from outrider.tls.config import TlsConfig

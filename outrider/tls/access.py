@@ -1,6 +1,6 @@
-"""Who may call what: every gRPC method of the mesh, and the roles it answers to (pure).
+"""Which roles may call which gRPC method of the mesh (pure).
 
-A method that is not here answers to nobody. docs/guides/certificates.md shows the table.
+A method that is not listed here refuses all callers. docs/guides/certificates.md shows the table.
 """
 
 from __future__ import annotations
@@ -54,10 +54,11 @@ ACCESS: Final[Mapping[str, frozenset[Role]]] = {
 """By full method name."""
 
 MODELS: Final = frozenset({Role.EDGE, Role.TOKENIZER, Role.INFERENCE, Role.MODELS, Role.OPERATOR})
-"""Who may fetch models over HTTP (`outrider models serve`): whoever loads them, and operators."""
+"""Roles that may fetch models over HTTP (`outrider models serve`): processes that load them, and
+operators."""
 
 
 def check(identity: PeerIdentity, method: str) -> None:
     """Raises PermissionDeniedError unless the method answers to that role."""
     if identity.role not in ACCESS.get(method, frozenset()):
-        raise PermissionDeniedError(f"{method} does not answer to the role {identity.role}.")
+        raise PermissionDeniedError(f"{method} does not answer to the role {identity.role}")

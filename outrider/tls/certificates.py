@@ -49,7 +49,7 @@ def read_certificates(config: TlsConfig) -> CertificateBundle:
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ConfigError(f"tls: {config.certificate} and its key and CA: {error}") from error
     if not is_pair:
-        raise ConfigError(f"tls: {config.private_key} is not the key of {config.certificate}.")
+        raise ConfigError(f"tls: {config.private_key} is not the key of {config.certificate}")
     try:
         owner = identify(*subject_alternative_names(leaf), config.trust_domain)
     except UnauthenticatedError as error:
@@ -82,7 +82,7 @@ def _bytes(path: Path) -> bytes:
     except OSError as error:
         raise ConfigError(f"tls: cannot read {path}: {error.strerror}") from error
     if len(data) > _MAX_FILE_BYTES:
-        raise ConfigError(f"tls: {path} is larger than {_MAX_FILE_BYTES} bytes.")
+        raise ConfigError(f"tls: {path} is larger than {_MAX_FILE_BYTES} bytes")
     return data
 
 
@@ -94,9 +94,9 @@ Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 def stamp(paths: Sequence[Path]) -> Stamp:
-    """What changes when one of the files does, links on the way to it included, as Kubernetes
-    replaces the files of a secret: device-independent inode, length, time of the last write in ns;
-    None for a file that is not there."""
+    """A value that changes when one of the files does, including links on the way to it, since
+    Kubernetes replaces the files of a secret: device-independent inode, length, time of the last
+    write in ns; None for a missing file."""
     return tuple(_one(path) for path in paths)
 
 
@@ -115,7 +115,8 @@ _log = structlog.get_logger()
 
 
 class Tls:
-    """Certificates, or that there are none. One per process, and `watched` while it serves."""
+    """The certificates of a process, or their absence. One per process, and `watched` while it
+    serves."""
 
     def __init__(
         self,
@@ -162,9 +163,8 @@ class Tls:
 
     @asynccontextmanager
     async def watched(self, poll_s: float = POLL_S) -> AsyncIterator[None]:
-        """Look at the files every `poll_s` while the context is open. What is wrong with new
-        ones is logged, and the old ones stay. So is what a listener raises, and it is called
-        again."""
+        """Check the files every `poll_s` while the context is open. If new ones are invalid, that
+        is logged and the old ones stay. A listener that raises is logged and called again."""
         if self.current is None:
             yield
             return
@@ -222,10 +222,10 @@ def _read_own(config: TlsConfig, role: Role | None, region: str) -> CertificateB
     owner = found.identity
     if (role is not None and owner.role is not role) or (region and owner.region != region):
         raise ConfigError(
-            f"tls: {config.certificate} is for {owner}: this is {role}{region and f'/{region}'}."
+            f"tls: {config.certificate} is for {owner}; this is {role}{region and f'/{region}'}"
         )
     return found
 
 
 PLAINTEXT: Final = Tls(TlsConfig())
-"""No certificates: the loopback alone."""
+"""No certificates: only the loopback."""

@@ -1,4 +1,4 @@
-"""Where a service's certificate is, table `[<role>.tls]` of its settings (pure)."""
+"""Settings of a service's certificate, table `[<role>.tls]` (pure)."""
 
 from __future__ import annotations
 
@@ -17,44 +17,43 @@ _DOMAIN: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class TlsConfig:
-    """Certificates of one process (docs/guides/certificates.md). Without any it listens on the
-    loopback alone and calls nobody beyond it."""
+    """Certificates of one process (docs/guides/certificates.md). Without any it listens only on the
+    loopback and calls only processes of this machine."""
 
     certificate: Path | None = None
-    """PEM chain, leaf first: what this process shows to those it calls and to those who call it."""
+    """PEM chain, leaf first, which this process presents as client and as server."""
     private_key: Path | None = None
     """PEM key of `certificate`."""
     ca: Path | None = None
-    """PEM certificates that peers' chains must end in; several while one replaces another. Keep to
-    a CA that signs for this mesh alone: whoever has a certificate of it has a role."""
+    """PEM certificates that peers' chains must end in; several while one replaces another. Use a CA
+    that signs only for this mesh: every certificate of it grants a role."""
     trust_domain: str = "outrider.internal"
     """Ending of the DNS names, and authority of the SPIFFE ids, that count."""
     allow_plaintext: bool = False
-    """Whether, without certificates, others than this machine may connect and be called: everybody
-    who can reach a port may then call all of it, and read what passes."""
+    """Whether, without certificates, other machines may connect and be called: everyone who can
+    reach a port can then call all of its methods and read the traffic."""
 
     def __post_init__(self) -> None:
         given = (self.certificate, self.private_key, self.ca)
         if any(given) and not all(given):
-            raise ConfigError("tls: certificate, private_key and ca go together; give all or none.")
+            raise ConfigError("tls: certificate, private_key and ca go together; give all or none")
         if _DOMAIN.fullmatch(self.trust_domain) is None or len(self.trust_domain) > 180:
             raise ConfigError(
-                f"tls: trust_domain is {self.trust_domain!r}: use a DNS name in lower case."
+                f"tls: trust_domain is {self.trust_domain!r}; use a DNS name in lower case"
             )
 
     @property
     def is_on(self) -> bool:
-        """Whether there are certificates."""
+        """Whether certificates are configured."""
         return self.certificate is not None
 
     def check_reach(self, host: str, verb: str) -> None:
         """Raises ConfigError if it takes a certificate, which is not there, to `verb` a host."""
         if not (self.is_on or self.allow_plaintext or is_loopback(host)):
             raise ConfigError(
-                f"Without certificates nothing beyond this machine is allowed: cannot {verb} "
-                f"{host}. Set certificate, private_key and ca in the table tls "
-                "(docs/guides/certificates.md), or tls.allow_plaintext = true where the network "
-                "itself is encrypted and closed."
+                f"cannot {verb} {host}: without certificates only this machine is allowed; set "
+                "certificate, private_key and ca in the table tls (docs/guides/certificates.md), "
+                "or tls.allow_plaintext = true where the network itself is encrypted and closed"
             )
 
 

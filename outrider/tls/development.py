@@ -101,12 +101,12 @@ def write(folder: Path, name: str, issued: Issued, ca: bytes) -> TlsConfig:
 
 
 def settings(folder: Path, name: str) -> TlsConfig:
-    """Where `write` puts the files of the process `name`."""
+    """Paths of the files that `write` makes for the process `name`."""
     return TlsConfig(folder / f"{name}.pem", folder / f"{name}-key.pem", folder / CA_FILE)
 
 
 def remove(folder: Path) -> None:
-    """What an earlier CA left."""
+    """Remove the files of an earlier CA."""
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -1,4 +1,4 @@
-"""Who a certificate's owner is, by the names in it (pure).
+"""Identifies a certificate's owner by the names in it (pure).
 
 Two forms of subject alternative names count, in one trust domain:
 
@@ -6,7 +6,7 @@ Two forms of subject alternative names count, in one trust domain:
     [[<name>.]<region>.]<role>.<trust domain>                 a DNS name
 
 Clients may have either. Servers need DNS names: gRPC compares those with the one that the client
-expects (RFC 9525), `<role>.<trust domain>`, or `<region>.<role>.<trust domain>` where the region
+expects (RFC 9525), `<role>.<trust domain>`, or `<region>.<role>.<trust domain>` if the region
 matters. All names of a certificate must be of one owner.
 """
 
@@ -26,7 +26,7 @@ _MAX_NAMES: Final = 64
 
 
 class Role(StrEnum):
-    """What a process is in the mesh."""
+    """A process's role in the mesh."""
 
     EDGE = "edge"
     ROUTER = "router"
@@ -41,13 +41,13 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PeerIdentity:
-    """Whom a certificate was issued to."""
+    """The owner of a certificate."""
 
     role: Role
     region: str = ""
-    """Empty: the certificate says none."""
+    """Empty: the certificate names no region."""
     name: str = ""
-    """Of the process within role and region; empty: the certificate says none."""
+    """Name of the process within role and region; empty: the certificate has none."""
 
     def __str__(self) -> str:
         return "/".join(part for part in (self.role.value, self.region, self.name) if part)
@@ -80,7 +80,7 @@ def spiffe_id(identity: PeerIdentity, trust_domain: str) -> str:
 
 def identify(uris: Iterable[str], dns: Iterable[str], trust_domain: str) -> PeerIdentity:
     """The owner of a certificate with these subject alternative names; DNS names outside the trust
-    domain say nothing. Raises UnauthenticatedError when there is none, or more than one."""
+    domain are ignored. Raises UnauthenticatedError if they name no owner, or more than one."""
     found: list[PeerIdentity] = []
     for number, uri in enumerate(uris):
         if uri.startswith(_SCHEME):
@@ -92,21 +92,21 @@ def identify(uris: Iterable[str], dns: Iterable[str], trust_domain: str) -> Peer
         _check_count(number)
     if not found:
         raise UnauthenticatedError(
-            f"The certificate names no role of {trust_domain}: issue one with a SPIFFE id or DNS "
-            "name of docs/guides/certificates.md."
+            f"the certificate names no role of {trust_domain}; issue one with a SPIFFE id or DNS "
+            "name of docs/guides/certificates.md"
         )
     best = max(found, key=lambda it: (bool(it.region), bool(it.name)))
     for other in found:
         agrees = other.region in ("", best.region) and other.name in ("", best.name)
         if other.role is not best.role or not agrees:
-            raise UnauthenticatedError(f"The certificate names both {best} and {other}: use two.")
+            raise UnauthenticatedError(f"the certificate names both {best} and {other}; use two")
     return best
 
 
 def _of_spiffe(uri: str, trust_domain: str) -> PeerIdentity:
     authority, _, path = uri.removeprefix(_SCHEME).partition("/")
     if authority != trust_domain:
-        raise UnauthenticatedError(f"{uri} is of another trust domain than {trust_domain}.")
+        raise UnauthenticatedError(f"{uri} is of another trust domain than {trust_domain}")
     return _identity(path.split("/"), uri)
 
 
@@ -118,13 +118,13 @@ def _identity(parts: list[str], text: str) -> PeerIdentity:
     """From role, region, name, or less."""
     role, *rest = parts
     if role not in _ROLES or len(rest) > 2 or not all(map(is_label, rest)):
-        raise UnauthenticatedError(f"{text[:200]} names no role with region and name.")
+        raise UnauthenticatedError(f"{text[:200]} names no role with region and name")
     return PeerIdentity(Role(role), *rest)
 
 
 def _check_count(number: int) -> None:
     if number >= _MAX_NAMES:
-        raise UnauthenticatedError(f"The certificate has more than {_MAX_NAMES} names of a kind.")
+        raise UnauthenticatedError(f"the certificate has more than {_MAX_NAMES} names of a kind")
 
 
 _ROLES: Final = frozenset(role.value for role in Role)

@@ -36,7 +36,7 @@ def verify(ca: bytes, leaf: bytes, chain: bytes, now: datetime) -> datetime:
         verifier = builder.extension_policies(**policies).build_client_verifier()
         found = verifier.verify(x509.load_pem_x509_certificate(leaf), between[:_MAX_CHAIN])
     except (ValueError, VerificationError) as error:
-        raise UnauthenticatedError(f"The certificate does not verify (any more): {error}") from None
+        raise UnauthenticatedError(f"the certificate does not verify (any more): {error}") from None
     return min(certificate.not_valid_after_utc for certificate in found.chain)
 
 

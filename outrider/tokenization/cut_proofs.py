@@ -1,24 +1,24 @@
-"""Which tokenizers' texts may be cut, where, and why that is exact.
+"""Which tokenizers' texts may be cut, at which places, and why that is exact.
 
 *Split by a pattern, then BPE* (GPT-2, SmolLM2, Llama 3, Qwen 2.5). Let the pattern be a list of
 alternatives without lookbehind, matched from left to right, and x = uv be cut at a place where (1)
 no alternative can match across the two characters around it and (2) the one on the left is not
-white space. By (1) the place is a boundary of the whole text's matches. v is then matched as
-x's rest is, for a pattern without lookbehind knows nothing of what lies left. u is matched as x's
+white space. By (1) the place is a boundary of the whole text's matches. v is then matched as x's
+rest is, since a pattern without lookbehind does not depend on what lies left. u is matched as x's
 beginning is: taking characters away lets no alternative match that did not, except where a
 lookahead meets the end of the text, and the only one, `\\s+(?!\\S)`, does so behind white space,
 which (2) excludes. BPE sees one match at a time, so the ids are the same.
 
 The places, for every pattern below: anything but white space before a space or tab; a letter or
-number before a line feed, if the engine is sure to call it so as we do, for some patterns let
-punctuation take the line feeds behind it along; a Latin letter before a digit; an ideograph or
-kana before full-width punctuation. Digit splitting (SmolLM2) only adds boundaries. NFC (Qwen 2.5)
-leaves both sides alone: what stands right of each place is a starter that composes with nothing on
-its left (UAX 15).
+number before a line feed, if the engine is sure to classify it as we do, since some patterns let
+punctuation include the line feeds behind it; a Latin letter before a digit; an ideograph or kana
+before full-width punctuation. Digit splitting (SmolLM2) only adds boundaries. NFC (Qwen 2.5) leaves
+both sides alone: the character right of each place is a starter that composes with nothing on its
+left (UAX 15).
 
 *No splitting, BPE over all of the text, spaces written U+2581* (Gemma). A merge that spans a place
 has a left part that ends, and a right part that begins, with the characters around it. If the list
-of merges has none, the sides are independent; kept are only the places of which that is so.
+of merges has none, the sides are independent; only such places are kept.
 
 *Added tokens* are found before all of this, leftmost and longest first: a cut never lies inside the
 text of one, so those left and right of it are found alike.
@@ -42,7 +42,7 @@ _CL100K: Final = (
 _PATTERNS: Final = frozenset(
     {_CL100K.replace("DIGITS", r"\p{N}{1,3}"), _CL100K.replace("DIGITS", r"\p{N}")}
 )
-"""Of Llama 3 and of Qwen 2.5; GPT-2's is part of the ByteLevel step."""
+"""Patterns of Llama 3 and of Qwen 2.5; GPT-2's is part of the ByteLevel step."""
 _SPLIT_PLACE: Final = "|".join(
     (
         "\\S(?=[ \\t])",
@@ -63,7 +63,7 @@ _BYTE: Final = r"<0x[0-9A-F]{2}>"
 
 
 class UnprovenError(ValueError):
-    """Nothing is known about where this tokenizer's texts may be cut; the message says why."""
+    """This tokenizer's texts are not proven to have safe places; the message gives the reason."""
 
 
 def prove(tokenizer_json: str) -> CutRule:

@@ -1,7 +1,7 @@
-"""Where a text may be cut so that the ids of its parts, joined, are the whole text's ids. Pure.
+"""Cuts a text such that the ids of its parts, joined, are the whole text's ids. Pure.
 
 A safe place lies between two characters that nothing of the tokenizer spans: no match of its
-pre-tokenizer, no merge, no added token. Which places are safe for a tokenizer is in cut_proofs.py.
+pre-tokenizer, no merge, no added token. cut_proofs.py determines a tokenizer's safe places.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ CJK_STOPS: Final = "\uff0c\u3002\u3001\uff01\uff1f\uff1a\uff1b"
 
 @dataclass(frozen=True, slots=True)
 class CutRule:
-    """Where one tokenizer's texts may be cut. Immutable; made by `cut_proofs.prove` alone."""
+    """The places at which one tokenizer's texts may be cut. Immutable; made only by
+    `cut_proofs.prove`."""
 
     place: re.Pattern[str]
     """Matches the one character left of a safe place, looking ahead at the one right of it."""
@@ -58,7 +59,7 @@ class CutRule:
     def first_cut(self, text: str, start: int) -> int | None:
         """The first safe place of `text` at `start` (at least 1) or behind, None without any.
 
-        Places too near to the end to be judged are left out: the text may go on.
+        Places too near to the end to be judged are left out: more text may follow.
         """
         last = len(text) - self.lookahead_chars
         for match in self.place.finditer(text, max(start, 1) - 1):
@@ -77,10 +78,10 @@ class CutRule:
 
 
 class Cutter:
-    """One text's parts, in order. The parts depend on the text alone, not on how it arrived.
+    """One text's parts, in order. The parts depend only on the text, not on how it arrived.
 
-    Each part ends at the first safe place at or behind `target_chars`; what cannot be cut is held
-    back, up to `max_chars` and what arrived with it.
+    Each part ends at the first safe place at or behind `target_chars`; text without a safe place is
+    held back, up to `max_chars` plus the latest piece.
     """
 
     def __init__(self, rule: CutRule | None, *, target_chars: int, max_chars: int) -> None:
@@ -115,7 +116,7 @@ class Cutter:
             self._pieces.clear()
             raise FrameTooLargeError(
                 f"{self._num_held} characters hold no place where the text may be cut, at most "
-                f"{self._max_chars} may: send shorter texts."
+                f"{self._max_chars} may; send shorter texts"
             )
         return parts
 
@@ -143,9 +144,10 @@ class Cutter:
         self._searched = self._next_search = self._target_chars
 
     def _remember(self) -> None:
-        """What was searched is not searched again, and a long rest not joined for every piece.
+        """Note what was searched, so that it is not searched again, nor a long rest joined for
+        every piece.
 
-        Steps are short for the event loop's sake: a search holds it.
+        Steps are short, since a search holds the event loop.
         """
         assert self._rule is not None
         judged = self._num_held - self._rule.lookahead_chars

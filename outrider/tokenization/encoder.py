@@ -34,9 +34,9 @@ class CacheLookups:
 PromptPiece: TypeAlias = "array[int] | tuple[str, ContentClass]"
 """Ids, or a text whose ids are not known yet."""
 CacheScope: TypeAlias = bytes | None
-"""Whose texts share cached ids. Texts of one scope find each other's ids and no others', so that
-nobody can measure by timing what somebody else sent. None: the texts are not cached. The chat
-template's own texts belong to TEMPLATE_SCOPE, whoever sends them."""
+"""Group of texts that share cached ids. Texts find only ids of their own scope, so that timing does
+not reveal what others sent. None: the texts are not cached. The chat template's own texts belong to
+TEMPLATE_SCOPE, whoever sends them."""
 TEMPLATE_SCOPE: Final = b""
 
 
@@ -108,8 +108,8 @@ class CachingEncoder:
         return self._begin(segments, classify(segments, messages), scope)
 
     def begin_text(self, text: str, scope: CacheScope = None) -> PartialPrompt:
-        """As `begin`, for a prompt that is text, in which the texts of control tokens are these
-        tokens. Raises InvalidRequestError for a lone surrogate."""
+        """Like `begin`, for a prompt given as text, in which the texts of control tokens become
+        these tokens. Raises InvalidRequestError for a lone surrogate."""
         segments = self._vocabulary.raw_segments(text)
         classes = [ContentClass.USER for segment in segments if not segment.is_control]
         return self._begin(segments, classes, scope)

@@ -19,10 +19,10 @@ from outrider.models.chat import SYSTEM_ROLES, Message, has_content, num_chars_o
 
 
 class TooLong(StrEnum):
-    """What is done with a chat that is longer than the model's context."""
+    """Treatment of a chat that is longer than the model's context."""
 
     REFUSE = "refuse"
-    """It is refused; the error names its tokens and the limit."""
+    """The chat is refused; the error gives its tokens and the limit."""
     CUT_HEAD = "cut_head"
     """The beginning of its longest message is removed."""
     CUT_TAIL = "cut_tail"
@@ -30,8 +30,8 @@ class TooLong(StrEnum):
     CUT_MIDDLE = "cut_middle"
     """The middle of its longest message is removed."""
     KEEP_TURNS = "keep_turns"
-    """System messages, the first turn and the last ones stay; the turns between are replaced by a
-    text that says so. No model summarizes them. The result of a tool goes with its call."""
+    """System messages, the first turn and the last ones stay; a short note replaces the turns
+    between. No model summarizes them. The result of a tool stays or goes with its call."""
 
 
 TURNS: Final = "{turns}"
@@ -78,7 +78,7 @@ AS_IT_IS: Final = RewritingPolicy()
 
 
 _MARGIN: Final = 1.02
-"""Factor by which a chat is shortened more than its tokens per character ask for."""
+"""Factor by which a chat is shortened further than its mean tokens per character require."""
 _SYSTEM: Final = "system"
 
 

@@ -8,12 +8,12 @@ tag apart from the message behind it) could not be cached exactly.
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, TypeAlias
 
+from outrider.lru_map import LruMap
 from outrider.models.chat import Message, Segment
 
 _ENTRY_BYTES: Final = 256
@@ -38,45 +38,36 @@ class SegmentCache:
     in. Not thread-safe."""
 
     def __init__(self, policy: CachePolicy) -> None:
-        self._policy = policy
-        self._ids: OrderedDict[_Key, array[int]] = OrderedDict()
-        self.num_bytes = 0
-        """Memory of all entries, within a few per cent."""
+        self._max_text_bytes = policy.max_text_bytes
+        self._ids: LruMap[_Key, array[int]] = LruMap(
+            policy.max_entries, max_weight=policy.max_bytes, weigh=_num_bytes
+        )
 
     def __len__(self) -> int:
         return len(self._ids)
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all entries, within a few per cent."""
+        return self._ids.weight
+
     def get(self, text: str, scope: bytes = b"") -> array[int] | None:
         """The ids of `text`, not to be modified; None if it is not cached."""
-        key = scope, text
-        ids = self._ids.get(key)
-        if ids is not None:
-            self._ids.move_to_end(key)
-        return ids
+        return self._ids.get((scope, text))
 
     def put(self, text: str, ids: array[int], scope: bytes = b"") -> None:
         """Cache the ids of `text`, if it is not too long."""
-        key = scope, text
-        size = _num_bytes(key, ids)
-        policy = self._policy
-        if size > policy.max_bytes or _is_longer(text, policy.max_text_bytes):
-            return
-        before = self._ids.pop(key, None)
-        if before is not None:
-            self.num_bytes -= _num_bytes(key, before)
-        self._ids[key] = ids
-        self.num_bytes += size
-        while len(self._ids) > policy.max_entries or self.num_bytes > policy.max_bytes:
-            self.num_bytes -= _num_bytes(*self._ids.popitem(last=False))
+        if not _is_longer(text, self._max_text_bytes):
+            self._ids.put((scope, text), ids)
 
     def clear(self) -> None:
         """Remove everything."""
         self._ids.clear()
-        self.num_bytes = 0
 
 
 def _is_longer(text: str, max_bytes: int) -> bool:
-    """In UTF-8. What it takes in memory says less: one wide character makes all of them wide."""
+    """Whether a text is longer in UTF-8. Its size in memory is no measure: one wide character makes
+    all of them wide."""
     if len(text) > max_bytes or text.isascii():
         return len(text) > max_bytes
     return len(text.encode(errors="surrogatepass")) > max_bytes
@@ -114,10 +105,10 @@ _OF_ROLE: Final = {
 def classify(segments: Sequence[Segment], messages: Sequence[Message]) -> list[ContentClass]:
     """The class of every text segment, in order; control tokens are left out.
 
-    Only text that is the template's own, whatever the messages say, is a ROLE_TAG: those are shared
-    by all. Of the others the class is for statistics. Messages come in order, and a template may
-    trim them: a segment with the next one's text in it is that message's; any other shows tools,
-    their calls or their results.
+    Only text that is the template's own, whatever the messages, is a ROLE_TAG: those are shared by
+    all. The other classes are for statistics. Messages come in order, and a template may trim them:
+    a segment with the next one's text in it is that message's; any other shows tools, their calls
+    or their results.
     """
     pending = [message for message in messages if message.content.strip()]
     found: list[ContentClass] = []

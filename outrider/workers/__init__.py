@@ -1,2 +1,2 @@
-"""Several processes of one service behind one address: a parent that starts them, again when they
-die, and what each of them is told."""
+"""Several processes of one service behind one address: a parent that starts them, restarts them
+when they die, and tells each its part."""

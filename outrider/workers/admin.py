@@ -25,7 +25,8 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class GroupAdmin(AdminServer):
-    """Asks the processes, each of which has an admin port of its own on the loopback."""
+    """Answers for the whole group by asking the processes, each of which has an admin port of its
+    own on the loopback."""
 
     def __init__(
         self,
@@ -43,7 +44,7 @@ class GroupAdmin(AdminServer):
         self._own = registry
 
     async def answer(self, method: str, path: str) -> Answer:
-        """As AdminServer."""
+        """Answer a request; see AdminServer."""
         if method in ("GET", "HEAD"):
             if path == "/metrics":
                 return await self._metrics()
@@ -73,7 +74,8 @@ class GroupAdmin(AdminServer):
         return json_answer(status, {"ready": is_ready, "reason": why})
 
     async def _config_file(self) -> Answer:
-        """What all have read; while they have not read the same, nothing that anybody wrote."""
+        """The verdict common to all processes; an empty one while they have not read the same
+        file."""
         answers = list((await self._ask_all("/config")).values())
         verdicts = [json.loads(body) for status, body in answers if status == HTTPStatus.OK]
         if len(verdicts) < len(answers) or not verdicts:
@@ -84,7 +86,7 @@ class GroupAdmin(AdminServer):
         return json_answer(HTTPStatus.OK, found)
 
     async def _ask_all(self, path: str) -> dict[int, tuple[int, bytes]]:
-        """Status and body of each; status 0 where there is no answer."""
+        """Status and body of each process's answer; status 0 without an answer."""
         ports = self._ports()
         answers = await asyncio.gather(
             *(asyncio.to_thread(_ask, port, path) for port in ports.values())

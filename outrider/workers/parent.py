@@ -35,11 +35,11 @@ log = structlog.get_logger()
 
 _POLL_S: Final = 0.02
 _END_S: Final = 10.0
-"""What a process may take to end, beyond the time in which it drains."""
+"""Time that a process may take to end, beyond the time in which it drains."""
 
 
 class Group(Protocol):
-    """What the processes of one service share; its parent opens it."""
+    """Resources shared by the processes of one service; their parent opens them."""
 
     @property
     def count(self) -> int:
@@ -48,17 +48,17 @@ class Group(Protocol):
 
     @property
     def ports(self) -> Ports:
-        """Of them together; that of the admin listener is the parent's."""
+        """Ports of the whole group; the admin listener is the parent's."""
         ...
 
     @property
     def kept(self) -> Sequence[int]:
-        """Descriptors that every process holds open, for the others too: what they are of stays as
-        it is when the parent is killed, until the last process has ended."""
+        """Descriptors that every process holds open for the whole group: if the parent is killed,
+        the resources behind them stay until the last process has ended."""
         ...
 
     def worker(self, index: int) -> Worker:
-        """What a process is told."""
+        """The configuration passed to a process."""
         ...
 
     def set_live(self, live: frozenset[int]) -> None:
@@ -66,11 +66,11 @@ class Group(Protocol):
         ...
 
     def ended(self, index: int) -> None:
-        """A process is gone: what it held is free."""
+        """Free what a process held that has ended."""
         ...
 
     def stop_listening(self) -> None:
-        """Take no new connections where that can be told apart."""
+        """Take no new connections, if the kernel can distinguish them."""
         ...
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ class Group(Protocol):
 
 
 class Parent:
-    """Runs the processes of a group. `serve`, until it is told to stop."""
+    """Runs the processes of a group. `serve` runs until it is stopped."""
 
     def __init__(
         self,
@@ -101,14 +101,14 @@ class Parent:
         self._log_level = log_level
         self._policy = policy or RestartPolicy()
         self._processes: dict[int, ChildProcess] = {}
-        """Those that were started and have not ended."""
+        """Processes that were started and have not ended."""
         self._admin_ports: dict[int, int | None] = dict.fromkeys(range(group.count))
         self._restarts: dict[int, Restarts] = {}
         self._is_stopping = False
 
     @property
     def _live(self) -> frozenset[int]:
-        """Those that are ready."""
+        """Indices of the processes that are ready."""
         return frozenset(index for index, port in self._admin_ports.items() if port is not None)
 
     def hangup(self) -> None:
@@ -281,7 +281,7 @@ async def _all_or(stop: asyncio.Task[bool], tasks: Sequence[asyncio.Task[None]])
 
 
 def command_of(role: str, config: Path | None, settings: Sequence[str]) -> list[str]:
-    """What starts one process of a service."""
+    """Command line that starts one process of a service."""
     file = () if config is None else ("--config", str(config))
     given = [f"--set={setting}" for setting in settings]
     return [sys.executable, "-m", "outrider.cli.main", "serve", role, *file, *given]

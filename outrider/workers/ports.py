@@ -1,7 +1,8 @@
 """Sockets of one address for several processes (SO_REUSEPORT, socket(7)).
 
-The parent opens all of them and keeps them while a process is gone: the kernel numbers the sockets
-of a port in the order in which they were bound or began to listen, and would number them anew.
+The parent opens all of them and keeps those of a dead process open: the kernel numbers the sockets
+of a port in the order in which they were bound or began to listen, and would otherwise renumber
+them.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ _TRIES: Final = 50
 def _check_platform() -> None:
     if sys.platform != "linux":
         raise ConfigError(
-            "a service of several processes needs Linux: set processes to 1, and run one service "
+            "a service of several processes needs Linux; set processes to 1, and run one service "
             "for each core"
         )
 
 
 def bind_group(kind: socket.SocketKind, host: str, port: int, count: int) -> list[socket.socket]:
     """`count` sockets of one port (0: any free one); those of TCP listen. Raises ConfigError if the
-    port is taken, by another group of this user too."""
+    port is taken, even by another group of this user."""
     _check_platform()
     transport = "UDP" if kind is socket.SOCK_DGRAM else "TCP"
     try:
@@ -89,9 +90,9 @@ def steer(group: Sequence[socket.socket], program: Sequence[Instruction]) -> Non
 
 
 def reserve_row(host: str, port: int, count: int) -> list[socket.socket]:
-    """TCP sockets of `count` ports that follow one another (0: any free ones), bound so that others
-    of this user who share ports can listen on them, and nobody else can. They do not listen
-    themselves. Raises ConfigError if one is taken."""
+    """TCP sockets of `count` consecutive ports (0: any free ones). They do not listen, but are
+    bound so that only this user's sockets that share ports can listen on them. Raises ConfigError
+    if one is taken."""
     _check_platform()
     failure: OSError | None = None
     for _ in range(1 if port else _TRIES):

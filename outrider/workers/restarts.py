@@ -22,14 +22,14 @@ class RestartPolicy:
     early_s: float = 10.0
     """A process that ends sooner than this after its start, or before it is ready, ended early."""
     max_early: int = 3
-    """Early ends in a row from which on each is reported with the path of the log."""
+    """Number of early ends in a row from which on each is reported with the path of the log."""
 
 
 class Restarts:
-    """Of one process. Verbs take `now` in seconds."""
+    """Restarts of one process. Methods take `now` in seconds."""
 
     def __init__(self, policy: RestartPolicy, now: float) -> None:
-        """It was started at `now`, for the first time."""
+        """The process was first started at `now`."""
         self._policy = policy
         self._started_at = now
         self._backoff = Backoff(policy.first_pause_s, policy.max_pause_s)
@@ -48,7 +48,8 @@ class Restarts:
         return self._num_early
 
     def died(self, now: float, *, was_ready: bool = True) -> float:
-        """It ended, maybe before it was ready: in how many seconds to start it again."""
+        """Note its end; returns the seconds to wait before restarting it. `was_ready`: whether it
+        had become ready."""
         policy = self._policy
         ran_s = now - self._started_at
         is_early = ran_s < policy.early_s or not was_ready
@@ -58,6 +59,6 @@ class Restarts:
         return self._backoff.next_s()
 
     def started(self, now: float) -> None:
-        """It is started again."""
+        """Note that it was restarted."""
         self._started_at = now
         self.count += 1

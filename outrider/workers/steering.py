@@ -1,4 +1,4 @@
-"""Which of several processes a QUIC datagram is for, and the programs that say it to the kernel
+"""Which of several processes a QUIC datagram is for, and the BPF programs that tell the kernel
 (pure).
 
 The processes of an edge have one UDP port (SO_REUSEPORT, socket(7)), and by itself the kernel picks
@@ -6,11 +6,11 @@ one by a hash of both addresses: a client whose address changes would reach anot
 not know its connection. So connection IDs name their process (RFC 9000, section 5.1; as load
 balancers do, draft-ietf-quic-load-balancers): the first four bytes, as a number, modulo the number
 of processes. That holds for the IDs that the processes issue, and for those that clients choose for
-their first packets too, which are random: they spread over all processes, and what is sent again
-finds the same one. The kernel reads the rule out of a classic BPF program
-(SO_ATTACH_REUSEPORT_CBPF), which needs no privileges.
+their first packets too, which are random: they spread over all processes, and retransmissions reach
+the same one. The kernel reads the rule out of a classic BPF program (SO_ATTACH_REUSEPORT_CBPF),
+which needs no privileges.
 
-An ID tells nobody more than that remainder of its process.
+An ID reveals no more than that remainder.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
 PREFIX_BYTES: Final = 4
-"""Of a connection ID, or of a resume token, that name a process."""
+"""Leading bytes of a connection ID, or of a resume token, that name a process."""
 MAX_PROCESSES: Final = 64
 """A jump of the program reaches 255 instructions."""
 _RANGE: Final = 1 << 8 * PREFIX_BYTES
 
 _DCID_AFTER_LONG: Final = 6
-"""Where the destination connection ID begins in a packet with a long header: behind the first byte,
+"""Offset of the destination connection ID in a packet with a long header: behind the first byte,
 the version and the ID's length (RFC 9000, section 17.2)."""
 _DCID_AFTER_SHORT: Final = 1
 """In one with a short header (section 17.3.1)."""
@@ -72,9 +72,9 @@ def naming(process: int, num_processes: int, random: bytes) -> bytes:
 
 
 def datagram_program(num_processes: int, live: Collection[int]) -> list[Instruction]:
-    """For the UDP sockets of the processes, in their order. What is for one that does not run goes
-    to those that are `live`, evenly: they begin its new connections, and tell its old ones that
-    they are lost. Datagrams too short to have an ID go to the first."""
+    """Program for the UDP sockets of the processes, in their order. Datagrams for a process that
+    does not run go to the `live` ones, evenly: they begin its new connections, and reset its old
+    ones. Datagrams too short to have an ID go to the first."""
     program = [
         Instruction(_LOAD_BYTE, value=0),
         Instruction(_JUMP_IF_SET, 0, 2, _LONG_HEADER),
@@ -116,5 +116,5 @@ def _one_of(processes: Sequence[int]) -> list[Instruction]:
 
 
 def assembled(program: Sequence[Instruction]) -> bytes:
-    """As the kernel reads it."""
+    """The program in the kernel's binary form."""
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)

@@ -1,4 +1,4 @@
-"""What one of several processes of a service is told by its parent."""
+"""Configuration that one of several processes of a service gets from its parent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 from outrider.workers import steering
 
 VARIABLE: Final = "OUTRIDER_WORKER"
-"""Environment variable of such a process; its parent alone sets it."""
+"""Environment variable of such a process, set only by its parent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,15 +20,15 @@ class Worker:
     index: int
     count: int
     secret: str = field(default="", repr=False)
-    """Known to all processes of this service, and to nobody else; made anew with every parent."""
+    """Known only to the processes of this service; made anew with every parent."""
     port: int = 0
     """The port that it binds itself, shared with its parent's reservation; 0: none."""
     datagrams: int = -1
     """Descriptor of its UDP socket."""
     connections: int = -1
-    """Of its listening TCP socket."""
+    """Descriptor of its listening TCP socket."""
     usage: int = -1
-    """Of the memory in which the processes count together."""
+    """Descriptor of the memory in which the processes count together."""
 
     def key(self, purpose: str) -> bytes:
         """A secret of all processes for this purpose, 32 bytes."""
@@ -50,8 +50,8 @@ _told: list[Worker] = []
 
 
 def this_worker() -> Worker | None:
-    """What this process was told; None: it is the only one of its service. The processes that it
-    starts itself are not told."""
+    """This process's configuration; None if it is the only one of its service. Processes that it
+    starts itself do not inherit it."""
     text = os.environ.pop(VARIABLE, None)
     if text is not None:
         _told[:] = [Worker(**json.loads(text))]

@@ -48,7 +48,7 @@ from services.edge.processes.process import EdgeProcess
 from services.edge.quic import certificate
 from services.edge.quic.listener import Listener
 from services.edge.telemetry.edge import EdgeTelemetry
-from services.edge.upstream.embedding import EmbeddingTurns
+from services.edge.upstream.embedding import TenantCallQueue
 from services.edge.upstream.metrics import RouterMetrics
 from services.edge.upstream.pool import RouterPool
 
@@ -58,10 +58,10 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 _DRAFTER_START_S: Final = 10.0
-"""An edge whose drafter still loads its model is not ready for so long after its start: without
+"""How long after its start an edge whose drafter still loads its model counts as not ready: without
 drafts, replies are shown only once a region has decided. After that it serves without them."""
 LIVE_KEYS: Final = frozenset({"models", "anonymous_models", "tenants"})
-"""What is applied while an edge runs."""
+"""Settings that are applied while an edge runs."""
 
 
 async def serve(
@@ -159,7 +159,7 @@ class Edge:
             keyed_chats=self._keyed_chats,
             models=self.models,
             upstream=self.upstream,
-            embedding_turns=EmbeddingTurns(),
+            embedding_queue=TenantCallQueue(),
             telemetry=self.telemetry,
             resumable=resumable,
             time_slicer=slicer,
@@ -190,9 +190,9 @@ class Edge:
         )
 
     def set_models(self, config: EdgeConfig, catalog: ModelCatalog) -> None:
-        """Serve the models of `config`, as `catalog` defines them, from now on, to whom it allows
-        them; nothing else of it is heeded. Chats under way end undisturbed. Raises
-        UnknownModelError, and then nothing changes."""
+        """Serve the models of `config`, as `catalog` defines them, to the clients that it allows;
+        all its other settings are ignored. Running chats continue to their ends. Raises
+        UnknownModelError, and then changes nothing."""
         served = {key: getattr(config, key) for key in LIVE_KEYS}
         changed = replace(self._config, **served)
         models, embedders = changed.edge_models(catalog), changed.embedders(catalog)
@@ -205,7 +205,7 @@ class Edge:
         self.telemetry.keys(len(keys), revision)
 
     async def apply(self, update: Update[EdgeConfig]) -> None:
-        """What the configuration file says now. Raises UnknownModelError."""
+        """Apply the changed configuration file. Raises UnknownModelError."""
         self.set_models(update.config, update.catalog)
 
     async def start(self) -> Ports:
@@ -326,18 +326,18 @@ def _http_listener(
         return None
     # Imported here: an edge without HTTP does without what it takes.
     from services.edge.http.app import build_app
-    from services.edge.http.door import HttpDoor
+    from services.edge.http.frontend import HttpFrontend
     from services.edge.http.listener import HttpListener
     from services.edge.http.openapi import document
 
-    door = HttpDoor(
+    frontend = HttpFrontend(
         context,
         shared,
         config.http,
         needs_key=not config.access.http_anonymous,
         document=document(__version__),
     )
-    return HttpListener(build_app(door), door)
+    return HttpListener(build_app(frontend), frontend)
 
 
 def _http3_service(config: EdgeConfig, application: Application) -> Http3Service:

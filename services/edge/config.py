@@ -20,6 +20,7 @@ from outrider.bounds import (
     check_bounds,
 )
 from outrider.errors import ConfigError
+from outrider.load_table import LoadLimits
 from outrider.mirrors.config import MirrorConfig
 from outrider.models.definitions import ModelCatalog, ModelSpec
 from outrider.peers.health import HealthPolicy
@@ -56,7 +57,6 @@ from services.edge.limits import memory
 from services.edge.limits.listener import ListenerLimits
 from services.edge.models.keys import EdgeModel
 from services.edge.models.settings import ModelSettings
-from services.edge.models.table import LoadLimits
 from services.edge.session.display import DisplayPolicy
 from services.edge.session.draft_chain import DraftLimits
 from services.edge.session.reopening import ReopenPolicy
@@ -81,22 +81,21 @@ class EdgeConfig:
     port: Port = 4433
     """UDP port of the QUIC listener; 0: any free one."""
     processes: Annotated[int, between(1, MAX_PROCESSES)] = 1
-    """Processes that serve this port and that of HTTP together, where one core is not enough
+    """Processes that serve this port and that of HTTP together, if one core is not enough
     (docs/guides/processes.md); more than 1 needs Linux."""
     tls: TlsConfig = field(default_factory=TlsConfig)
     """Mutual TLS with routers, in the role edge; clients see `certificate`."""
     admin: AdminConfig = field(default_factory=AdminConfig)
-    """Where /metrics, /health and /ready are served."""
+    """Address of /metrics, /health and /ready."""
     name: str = "edge"
     """The name clients are given."""
     region: str = ""
-    """Where this edge stands, for placement; empty: unknown."""
+    """Region of this edge, for placement; empty: unknown."""
     tenant: str = ""
     """Tenant of chats without a key; empty: none. A router's queue takes turns between tenants:
     such chats count as this one, and without it each address prefix counts by itself."""
     tenants: tuple[TenantConfig, ...] = ()
-    """What credentials are good for, by tenant: `[[edge.tenants]]`. Followed while the edge
-    runs."""
+    """Permissions and limits of tenants: `[[edge.tenants]]`. Followed while the edge runs."""
     access: AccessConfig = field(default_factory=AccessConfig)
     """API keys."""
     jwt: JwtConfig = field(default_factory=JwtConfig)
@@ -106,10 +105,9 @@ class EdgeConfig:
     anonymous: bool = False
     """Whether clients without a key are served over QUIC."""
     trust: str = "connection"
-    """Who among clients without a key shares what is learned from chats and kept of them, in drafts
-    and caches. `connection`: each client by itself; `chat`: each chat by itself, so that none is
-    faster for what another one asked; `tenant`: all of them, where clients may know of each
-    other."""
+    """Which clients without a key share what is learned from chats and kept of them, in drafts and
+    caches. `connection`: each client by itself; `chat`: each chat by itself, so that none is faster
+    because of another; `tenant`: all of them, if clients may know of each other."""
     max_priority: str = "medium"
     """The highest priority that clients without a key may ask for: low, medium or high."""
     trust_trace: bool = False
@@ -120,10 +118,10 @@ class EdgeConfig:
     cached prefixes of a group, and recognize a chat that moves between them; empty: a random one
     per process."""
     models: tuple[str, ...] = ()
-    """The models served; the first is what a request that names none gets. Empty: the default
-    model alone."""
+    """The models served; the first is the default of requests that name none. Empty: only the
+    default model."""
     anonymous_models: tuple[str, ...] = ALL_MODELS
-    """Those of `models` that clients without a key may use; "*": all; empty: none."""
+    """Models of `models` that clients without a key may use; "*": all; empty: none."""
     max_loaded_models: PositiveInt = 4
     """Models loaded at a time, each with its vocabulary, its tokenization threads and its drafter.
     A chat that asks for another one waits while the least recently used one without a chat gives
@@ -142,9 +140,9 @@ class EdgeConfig:
     suspect_s: PositiveFloat = 2.0
     """A router that does not answer for so much longer loses its sessions to others."""
     model_store: Path | None = None
-    """Where vocabularies come from; None: the machine's default store."""
+    """Source of vocabularies; None: the machine's default store."""
     mirrors: MirrorConfig = field(default_factory=MirrorConfig)
-    """Where models and draft models that the store lacks are fetched from, before their own
+    """Mirrors for models and draft models that are not in the store, asked before their own
     source."""
     state_dir: Path = field(default_factory=default_state_dir)
     """Keeps the development certificate, tls/cert.pem, and its key, tls/key.pem, and what chats
@@ -158,46 +156,46 @@ class EdgeConfig:
     log_level: str = "info"
 
     quic: ListenerLimits = field(default_factory=ListenerLimits)
-    """What clients may use of the QUIC listener, together and each; chats and connections that come
-    over HTTP count too."""
+    """Limits of clients of the QUIC listener, together and each; chats and connections over HTTP
+    count too."""
     http: HttpConfig = field(default_factory=HttpConfig)
-    """Where and how HTTP is served over TCP."""
+    """How HTTP is served over TCP."""
     http3: Http3Limits = field(default_factory=Http3Limits)
-    """What clients of HTTP/3, on the QUIC port, may use besides."""
+    """Additional limits of clients of HTTP/3, on the QUIC port."""
     reopen_s: NonNegativeFloat = 20.0
-    """A chat whose router or replica was lost fails after so long without a token from another."""
+    """A chat whose router or replica was lost fails after this time without a token from
+    another."""
     resumption: ResumeLimits = field(default_factory=ResumeLimits)
-    """What is kept for clients that may come back."""
+    """What is kept for clients that may resume."""
     min_prefill_tokens: NonNegativeInt = 16
     """Least new tokens of a prompt being typed that a region is asked to prefill; 0: no prefill."""
     request_timeout_s: NonNegativeFloat = 10.0
     """How long a stream may be open before its request has come."""
     drain_s: NonNegativeFloat = 10.0
-    """How long chats under way may go on when the edge stops."""
+    """How long running chats may continue when the edge stops."""
 
     max_context_tokens: NonNegativeInt = 0
-    """Tokens of prompt and reply together, no more than a model's definition says; prompts that
-    leave no room for a reply are refused. 0: as many as the definition says, 8,192 where it says
-    nothing."""
+    """Most tokens of prompt and reply together, within the model definition's limit; prompts that
+    leave no room for a reply are refused. 0: the definition's limit, or 8,192 without one."""
     rewriting: RewritingPolicy = AS_IT_IS
-    """What is done to chats before they are tokenized (docs/guides/tokens.md)."""
+    """How chats are rewritten before they are tokenized (docs/guides/tokens.md)."""
     tokenization: TokenizationConfig = field(default_factory=TokenizationConfig)
-    """Where and how prompts are tokenized, for each loaded model."""
+    """How prompts are tokenized, for each loaded model."""
     max_queued_frames: PositiveInt = 4096
     """Frames that may wait for one router."""
     prompt_memory_bytes: NonNegativeInt = 16 << 20
-    """For prompts that a router was sent, for each router that is connected: what goes on from one
-    is sent without it. 0: prompts are sent whole."""
+    """Memory for prompts that a router was sent, for each connected router: prompts that continue
+    one of them are sent without it. 0: prompts are sent whole."""
 
     drafter: DrafterConfig = field(default_factory=DrafterConfig)
-    """The draft model and its process, of which each loaded model has one. `drafter.model` is for
-    the first model; others draft as their definitions say. "none" is for all."""
+    """The draft model and its process, one for each loaded model. `drafter.model` is for the first
+    model; others draft by their definitions. "none" is for all."""
     prefixes: tuple[StaticPrefixConfig, ...] = ()
-    """What many chats begin with (docs/guides/static-prefixes.md): drafters compute it before they
-    are ready, and keep it, in half of their KV pool at most."""
+    """Common beginnings of chats (docs/guides/static-prefixes.md): drafters compute them before
+    they are ready, and keep them, in half of their KV pool at most."""
     learnt: LearntConfig = field(default_factory=LearntConfig)
-    """What is kept of what chats taught, for drafts after the next start; without cache_salt_key
-    nothing is."""
+    """How statistics of chats are kept for drafts after the next start; without cache_salt_key none
+    are."""
     drafts: DraftLimits = field(default_factory=DraftLimits)
     """How far ahead and how boldly replies are drafted."""
     coalesce_ms: NonNegativeFloat = 1.0
@@ -212,7 +210,7 @@ class EdgeConfig:
         check_bounds(self)
         if self.quic.max_frame_bytes > _MAX_FRAME_BYTES:
             raise ConfigError(
-                f"quic.max_frame_bytes is {self.quic.max_frame_bytes}: use 1 to {_MAX_FRAME_BYTES}"
+                f"quic.max_frame_bytes is {self.quic.max_frame_bytes}; use 1 to {_MAX_FRAME_BYTES}"
             )
         if (self.certificate is None) != (self.private_key is None):
             raise ConfigError("certificate and private_key go together; give both or neither")
@@ -224,7 +222,7 @@ class EdgeConfig:
         if self.uploads not in {kind.value for kind in Uploads}:
             raise ConfigError(f"uploads is auto, always or never, not {self.uploads!r}")
         if trust_of(self.trust, "trust") is Trust.USER:
-            raise ConfigError("trust is chat, connection or tenant: users have a tenant's key")
+            raise ConfigError("trust is chat, connection or tenant; users have a tenant's key")
         self._check_models()
         self.identities()
 
@@ -236,7 +234,7 @@ class EdgeConfig:
 
     @property
     def keys_file(self) -> Path:
-        """Where API keys are."""
+        """Path of the API keys."""
         return self.access.keys_file or self.state_dir / "keys.json"
 
     def listener_limits(self) -> ListenerLimits:
@@ -246,14 +244,14 @@ class EdgeConfig:
 
     @property
     def tls_folder(self) -> Path:
-        """Where the development certificate is."""
+        """Folder of the development certificate."""
         return self.state_dir / "tls"
 
     def identities(
         self, tokens: TokenChecker | None = None, salt_key: bytes | None = None
     ) -> Identities:
-        """Whose chats are; nobody has an API key yet. `salt_key` stands for `cache_salt_key` where
-        that is empty. Raises ConfigError."""
+        """Identifies the owners of chats; no API keys are set yet. `salt_key` replaces an empty
+        `cache_salt_key`. Raises ConfigError."""
         anonymous = AccessPolicy(
             self.tenant,
             trust_of(self.trust, "trust"),
@@ -342,7 +340,7 @@ class EdgeConfig:
 
     @property
     def learnt_folder(self) -> Path:
-        """Where what chats taught is kept."""
+        """Folder of kept statistics."""
         return self.state_dir / "learnt"
 
     def upstream_policy(self) -> RouterPoolPolicy:
@@ -361,7 +359,7 @@ class EdgeConfig:
         )
 
     def resume_limits(self) -> ResumeLimits:
-        """What is kept for clients that may come back: nothing without a window."""
+        """What is kept for clients that may resume: nothing without a window."""
         if self.resumption.window_s:
             return self.resumption
         return replace(self.resumption, max_detached=0, max_bytes=0)

@@ -220,11 +220,11 @@ async def serve(
     source: ConfigSource[InferenceConfig] | None = None,
 ) -> None:
     """Run a replica until `stop` is set; `ready` is called with the bound ports once the model is
-    loaded, unless `stop` came first: fetching ends then, loading is not interrupted. The admin port
-    answers from the start, and says how far a fetch is. Raises what `load_model` raises,
+    loaded. If `stop` comes first, fetching ends, but loading is not interrupted. The admin port
+    answers from the start, and shows the progress of a fetch. Raises what `load_model` raises,
     ConfigError when a port is taken, and EngineError, after draining, when the model broke down:
-    whoever supervises the process starts another. Changes of `source`'s file are logged: a replica
-    needs a restart for all of them."""
+    the process's supervisor starts another. Changes of `source`'s file are logged: a replica needs
+    a restart for all of them."""
     configure_logging("inference", config.log_level)
     log_start(config)
     configure_tracing("inference")
@@ -349,7 +349,7 @@ def _grammars(table: TokenTable | None) -> Grammars | None:
 
 
 def _keeper(config: InferenceConfig, model: LoadedModel) -> LearntKeeper:
-    """For what sessions teach: each replica learns for itself."""
+    """Keeps statistics of sessions: each replica learns by itself."""
     parts = (model.vocabulary_digest, model.identity, config.replica.encode())
     binding = binding_of(b"inference", *parts)
     size = model.engine.info.vocabulary_size

@@ -1,7 +1,7 @@
-"""What the engine works on, recorded where a crash of this process leaves it.
+"""Records the engine's work where it survives a crash of this process.
 
-One file a process, mapped into memory: what was written stays in it however the process ends, short
-of the machine's own failure. Python's fault handler writes behind it when a fault signal ends the
+One file per process, mapped into memory: its contents survive however the process ends, short of
+the machine's own failure. Python's fault handler appends to it when a fault signal ends the
 process. The replica's next process finds the file and reports the crash to its routers
 (outrider.engine_calls).
 """
@@ -37,7 +37,7 @@ _HEADER: Final = struct.Struct("<II")
 """Requests that are named, and all sessions."""
 _PART_BYTES: Final = _HEADER.size + 8 * MAX_CALL_REQUESTS
 _NUM_PARTS: Final = 2
-"""The model thread's, and that of what is prepared for it."""
+"""The model thread's part, and the part for preparations."""
 _RECORD_BYTES: Final = _NUM_PARTS * _PART_BYTES
 """The fault handler's text comes behind it."""
 _PROCESS_BYTES: Final = 8
@@ -49,13 +49,13 @@ _log = structlog.get_logger()
 
 
 class WorkRecord:
-    """What one thread works on."""
+    """Present work of one thread."""
 
     def __init__(self, record: mmap.mmap | None, offset: int) -> None:
         self._record = record
         self._offset = offset
         self.call = EngineCall()
-        """What is worked on now."""
+        """The present work."""
         self._number = self._seen_number = 0
         """Another one for each piece of work."""
         self._seen_at = 0.0
@@ -75,14 +75,15 @@ class WorkRecord:
             _HEADER.pack_into(self._record, self._offset, len(kept), num_sessions)
 
     def end(self) -> None:
-        """It is done."""
+        """The present work is done."""
         if self.call.requests:
             self.call = EngineCall()
             if self._record is not None:
                 _HEADER.pack_into(self._record, self._offset, 0, 0)
 
     def observe(self, now: float) -> EngineCall:
-        """What is worked on, for another thread: it has lasted since that one first saw it."""
+        """The present work, for another thread; its duration counts from when that thread first saw
+        it."""
         number, call = self._number, self.call
         if number != self._seen_number:
             self._seen_number, self._seen_at = number, now
@@ -98,7 +99,7 @@ class Preparations:
 
     @contextlib.contextmanager
     def of(self, request: int) -> Iterator[None]:
-        """It is being prepared while the context lasts."""
+        """Record the preparation of a request while the context lasts."""
         self._requests[request] += 1
         self._note()
         try:
@@ -118,12 +119,12 @@ class CallRecord:
     that leaves it has not crashed."""
 
     def __init__(self, folder: Path | None, replica: str) -> None:
-        """In `folder`, one that all processes of this replica find; None: nothing is recorded.
-        Where it cannot be written nothing is recorded either, which a warning says. What an earlier
-        process left is read now; this one's work is recorded from `__enter__` on."""
+        """`folder` is shared by all processes of this replica; None: nothing is recorded. If it
+        cannot be written, a warning is logged and nothing is recorded. Records of earlier processes
+        are read now; this one's work is recorded from `__enter__` on."""
         self.process = secrets.token_bytes(_PROCESS_BYTES)
         self.crashes: tuple[Crash, ...] = ()
-        """Of the replica's earlier processes, the last ones last."""
+        """Crashes of the replica's earlier processes, the last ones last."""
         self._file: BinaryIO | None = None
         self._path: Path | None = None
         self._mapped: mmap.mmap | None = None
@@ -164,7 +165,7 @@ class CallRecord:
         self._file.close()
 
     def part(self) -> WorkRecord:
-        """For one thread. Asked for by the event loop alone."""
+        """A record for one thread. Only called by the event loop."""
         self._parts.append(WorkRecord(self._mapped, len(self._parts) * _PART_BYTES))
         return self._parts[-1]
 

@@ -72,16 +72,16 @@ class PrefixStoreConfig:
     min_tokens: PositiveInt = 256
     """Prompts with fewer tokens are computed sooner than it pays to look for them."""
     max_tokens: PositiveInt = 8192
-    """Of a longer prompt only so many tokens are kept."""
+    """Most tokens kept of a prompt."""
 
     def __post_init__(self) -> None:
         for field in ("key", "password"):
             if getattr(self, field) and getattr(self, f"{field}_file"):
                 raise ConfigError(
-                    f"both prefix_store.{field} and prefix_store.{field}_file are set: use one"
+                    f"both prefix_store.{field} and prefix_store.{field}_file are set; use one"
                 )
         if self.url and not (self.key or self.key_file):
-            raise ConfigError("prefix_store.key is empty: set the same secret in all replicas")
+            raise ConfigError("prefix_store.key is empty; set the same secret in all replicas")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class InferenceConfig:
     port: Port = 7300
     """Port of the gRPC listener; 0: any free one."""
     admin: AdminConfig = dataclasses.field(default_factory=AdminConfig)
-    """Where /metrics, /health and /ready are served."""
+    """Address of /metrics, /health and /ready."""
     tls: TlsConfig = dataclasses.field(default_factory=TlsConfig)
     """Certificate of this process; it has to be of the role inference and of `region`."""
     replica: str = "replica"
@@ -105,7 +105,7 @@ class InferenceConfig:
     model_store: Path | None = None
     """The model store's directory; unset: the machine's."""
     mirrors: MirrorConfig = dataclasses.field(default_factory=MirrorConfig)
-    """Where the model is fetched from, by its digest, if the store lacks it."""
+    """Mirrors to fetch the model from, by its digest, if it is not in the store."""
     engine: str = "openvino"
     """openvino; tensorrt-llm, on a GPU; or fake: deterministic text without a model, for tests of a
     mesh."""
@@ -116,23 +116,23 @@ class InferenceConfig:
     """An engine call with this token id ends the process, where the engine is the fake one: a
     request that crashes replicas, to see what becomes of it. Below 0: none does."""
     fake_call_ms: NonNegativeFloat = 0.0
-    """How long each call of the fake engine waits, besides what it computes."""
+    """How long each call of the fake engine waits, in addition to computing."""
     threads: int = 1
-    """Threads of one engine call; no more than cores pay. For vectors of texts: cores, of which
-    each computes another call, or all of them a text that is alone."""
+    """Threads of one engine call; more than cores do not pay. For embedding models: cores, each of
+    which computes another call, or all of them together a single text."""
     max_fixed_rows: int | None = None
-    """Calls of up to so many rows may run on models compiled for their number of rows: faster, but
-    each of 1, 2, 4, 8, 12, 16, 24, 32, ... holds the weights again (200 MiB for the default model).
-    There are as many as the model's size and the free memory allow (docs/guides/models.md); 0:
-    none; unset: what the model's definition says, else 32. OpenVINO only."""
+    """Calls of up to this many rows may run on models compiled for their number of rows: faster,
+    but each of 1, 2, 4, 8, 12, 16, 24, 32, ... holds the weights again (200 MiB for the default
+    model). The model's size and the free memory limit their number (docs/guides/models.md). 0:
+    none; unset: the model definition's value, else 32. OpenVINO only."""
     max_fixed_bytes: NonNegativeInt = 0
     """Memory that these may take, as far as it is free beside the KV pool; 0: 2 GiB, or a twentieth
-    of what is free where that is more."""
+    of free memory if that is more."""
     prepare_first: bool = False
     """Whether the replica is ready only when these models are, some 20 seconds later; otherwise
     they are compiled while it serves."""
     kv_bytes: int = 0
-    """Memory of the KV pool; 0: kv_share of what is free."""
+    """Memory of the KV pool; 0: kv_share of free memory."""
     kv_share: float = _ENGINE.kv_share
     """Share of the memory that is free once the model is loaded: 64 MiB at least, 16 GiB at most,
     and room for one sequence of max_context_tokens. With tensorrt-llm: of the GPU's, below 1,
@@ -140,19 +140,18 @@ class InferenceConfig:
     num_blocks: int | None = None
     """Blocks of the KV pool; given, it decides instead of kv_bytes."""
     max_context_tokens: int = 0
-    """Prompt and reply together; the replica does not start if its KV pool is too small for one
-    such session. 0: what the model's definition says, else the model's most, as far as the pool
-    has room."""
+    """Most tokens of prompt and reply together; the replica does not start if its KV pool is too
+    small for one such session. 0: the model definition's value, else the model's limit, as far as
+    the pool has room."""
     precision: str | None = None
-    """bf16 or f32: arithmetic between the weight products, and the KV; auto: bf16 where the CPU has
-    it and no AMX (decision 0002), else f32, and always f32 for vectors of texts; unset: what the
-    model's definition says, else auto.
-    Replicas of different precision round differently, so their texts differ, and they do not take
-    over each other's sessions."""
+    """bf16 or f32: arithmetic between the weight products, and the KV. auto: bf16 if the CPU has it
+    and no AMX (decision 0002), else f32; always f32 for embedding models. unset: the model
+    definition's value, else auto. Replicas of different precision round differently, so their texts
+    differ, and they do not take over each other's sessions."""
     dynamic_quantization: bool | None = None
     """Whether weight products round their inputs to 8 bits: calls of many rows take half the time,
-    and the text is a little further from what the weights say in full. Unset: what the model's
-    definition says, else on."""
+    and the text is slightly less true to the weights. Unset: the model definition's value, else
+    on."""
     exact: bool = True
     """Whether the text is the same bits in every batch; off trades that for speed."""
     trtllm: TensorRtLlmOptions = dataclasses.field(default_factory=TensorRtLlmOptions)
@@ -162,7 +161,7 @@ class InferenceConfig:
     scheduler: SchedulerLimits = dataclasses.field(default_factory=SchedulerLimits)
     """Bounds of the scheduler."""
     embedding: EmbeddingLimits = dataclasses.field(default_factory=EmbeddingLimits)
-    """Bounds of a replica whose model makes vectors of texts."""
+    """Limits of a replica with an embedding model."""
     max_message_bytes: int = 4 << 20
     """Largest message read from a peer, which is as long as its longest open at least; not below
     65,536, as small frames come several in one."""
@@ -174,16 +173,16 @@ class InferenceConfig:
     drain_s: NonNegativeFloat = 10.0
     """Time running sessions get to finish when the replica stops."""
     state_dir: Path = dataclasses.field(default_factory=default_state_dir)
-    """Keeps what sessions taught, learnt/, and which requests the engine works on, calls/: after a
-    crash the next process tells the routers."""
+    """Keeps statistics of sessions, learnt/, and records of the engine's requests, calls/: after a
+    crash the next process reports them to the routers."""
     learnt: LearntConfig = dataclasses.field(default_factory=LearntConfig)
-    """What is kept of what sessions taught, for drafts after the next start."""
+    """How statistics of sessions are kept for drafts after the next start."""
     prefix_store: PrefixStoreConfig = dataclasses.field(default_factory=PrefixStoreConfig)
     """A Redis that keeps KV of prompts' beginnings over restarts, and for other replicas."""
     kv_peers: KvPeersConfig = dataclasses.field(default_factory=KvPeersConfig)
     """KV that replicas of one model identity give each other."""
     prefixes: tuple[StaticPrefixConfig, ...] = ()
-    """What many chats begin with: computed, or loaded from the prefix store, before the replica is
+    """Common beginnings of chats: computed, or loaded from the prefix store, before the replica is
     ready, and kept."""
     prefix_share: Annotated[float, above(0, 0.99)] = 0.25
     """Share of the KV pool that `prefixes` may take."""
@@ -201,8 +200,8 @@ class InferenceConfig:
     def engine_config(
         self, vocabulary_size: int | None = None, spec: ModelSpec | None = None
     ) -> EngineConfig:
-        """What to make the engine from, to serve a vocabulary of this size: these settings, and
-        where they say nothing those of the model's definition. Raises ConfigError."""
+        """The engine's configuration, for a vocabulary of this size: these settings, and the model
+        definition's for those that are unset. Raises ConfigError."""
         defined = spec.engine_settings() if spec is not None else {}
         own: dict[str, Any] = {
             "max_fixed_rows": self.max_fixed_rows,

@@ -1,4 +1,4 @@
-"""What a replica says while it has no model yet, and how it stops fetching one."""
+"""Reports the state of a replica that has no model yet, and stops its fetching."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class LoadStoppedError(Exception):
 
 
 class LoadProgress:
-    """Takes the reports of a pull, in whatever thread it runs. Once `stop` was called, the next one
-    ends the pull: what came stays for the next start."""
+    """Receives the progress of a pull, in whatever thread it runs. After `stop`, the next report
+    ends the pull: the fetched part stays for the next start."""
 
     def __init__(self) -> None:
         self._text = "loading the model"

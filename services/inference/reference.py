@@ -1,4 +1,4 @@
-"""The ground truth: one prompt, one token at a time, on the engine seam alone.
+"""The ground truth: one prompt, one token at a time, on only the engine interface.
 
 No scheduler, no drafts, no batch, no reuse. Whatever the mesh does, its text equals this one's.
 """
@@ -32,7 +32,7 @@ class ReferenceReply:
     """The committed tokens, the ending one included."""
     finish_reason: FinishReason
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """Of each token, if the sampling values ask for them."""
+    """Log probabilities of each token, if the sampling values ask for them."""
 
 
 def generate(
@@ -49,7 +49,7 @@ def generate(
 
     `constraint` is that of the sampling's grammar. `on_text` gets the text of each token as it
     becomes final. Raises EmptyPromptError, PromptTooLongError, InvalidRequestError for ids outside
-    the vocabulary, InvalidSamplingError where the constraint does, and EngineError.
+    the vocabulary, InvalidSamplingError if the constraint does, and EngineError.
     """
     limit = context_limit(engine.info)
     _check_prompt(prompt_ids, limit, engine.info.vocabulary_size)

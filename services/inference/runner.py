@@ -44,8 +44,8 @@ from services.inference.scheduler.types import (
     Event,
     Failed,
     Finished,
-    Load,
     OpenRequest,
+    SchedulerLoad,
 )
 
 log = structlog.get_logger()
@@ -100,7 +100,7 @@ class ModelTick:
     """What one tick of the model thread brought."""
 
     events: tuple[Event, ...]
-    load: Load
+    load: SchedulerLoad
     num_scheduled: int
     """Sessions in the engine call; 0 without one."""
     overhead_ms: float = 0.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from typing import Any
@@ -19,6 +18,7 @@ from outrider.errors import (
     OverloadedError,
     UnavailableError,
 )
+from outrider.lru_map import LruMap
 from outrider.rpc import Outbox, incoming, outgoing, received
 from outrider.telemetry.refusals import RefusalLog
 from outrider.v1 import inference_pb2
@@ -46,8 +46,7 @@ class GenerateStream:
         self._table = table
         self._max_sessions = max_sessions
         self._live: dict[int, LiveSession] = {}
-        self._ended: set[int] = set()
-        self._ended_order: deque[int] = deque()
+        self._ended: LruMap[int, None] = LruMap(_MAX_ENDED)
         self._no_more_frames = False
 
     async def read(self, requests: AsyncIterable[inference_pb2.GenerateRequest]) -> None:
@@ -73,7 +72,7 @@ class GenerateStream:
         self._close_if_done()
 
     def receive(self, frame: inference_pb2.SessionUp) -> None:
-        """Take one frame; what is wrong with it ends its session. Raises MalformedFrameError."""
+        """Take one frame; a fault in it ends its session. Raises MalformedFrameError."""
         if frame.session == 0:
             raise MalformedFrameError("a frame has no session number; number sessions from 1")
         try:
@@ -93,10 +92,7 @@ class GenerateStream:
     def ended(self, number: int) -> None:
         """Remember a number for the frames that crossed its session's last one."""
         self._live.pop(number, None)
-        self._ended.add(number)
-        self._ended_order.append(number)
-        if len(self._ended_order) > _MAX_ENDED:
-            self._ended.discard(self._ended_order.popleft())
+        self._ended.put(number, None)
         self._close_if_done()
 
     def close(self, error: OutriderError | None = None) -> None:
@@ -160,8 +156,8 @@ class InferenceService(InferenceServiceServicer):
         max_frames: int,
         max_sessions: int,
     ) -> None:
-        """The bounds are those of one stream. `awake_clock` stops while this process does: by it
-        routers are told how long an engine call has lasted."""
+        """The limits are those of one stream. `awake_clock` stops while this process does; it
+        measures how long an engine call has lasted, for routers."""
         self._table = table
         self._record = record
         self._awake_clock = awake_clock
@@ -181,7 +177,7 @@ class InferenceService(InferenceServiceServicer):
         self, request_iterator: Any, context: Any
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         if self._closed:
-            raise UnavailableError("this replica is shutting down; go elsewhere")
+            raise UnavailableError("this replica is shutting down; open the session on another")
         stream = GenerateStream(
             self._table, max_frames=self._max_frames, max_sessions=self._max_sessions
         )
@@ -243,12 +239,12 @@ class InferenceService(InferenceServiceServicer):
         self._table.set_drained(drained=not request.undo)
         if request.move and not request.undo:
             self._table.fail_all(
-                UnavailableError("this replica is drained; the session goes on at another one")
+                UnavailableError("this replica is drained; open the session on another")
             )
         return inference_pb2.DrainResponse()
 
     def close(self) -> None:
-        """End every stream after what is queued for it; sessions on it should be over."""
+        """End every stream after its queued frames; sessions on it should be over."""
         self._closed = True
         for stream in list(self._streams):
             stream.close()

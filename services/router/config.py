@@ -49,7 +49,7 @@ class ReplicaConfig:
     def __post_init__(self) -> None:
         for field in ("name", "region", "address"):
             if not getattr(self, field):
-                raise ConfigError(f"A replica has no {field}: set it in [[router.replicas]].")
+                raise ConfigError(f"a replica has no {field}; set it in [[router.replicas]]")
         check_address(self.address, f"address of replica {self.name}")
 
 
@@ -66,12 +66,12 @@ class ReplicaTarget:
     def __post_init__(self) -> None:
         if not self.region:
             raise ConfigError(
-                f"The target {self.target} has no region: set it in [[router.replica_targets]]."
+                f"the target {self.target} has no region; set it in [[router.replica_targets]]"
             )
         if parse_target(self.target, "each of replica_targets").lookup is Lookup.NONE:
             raise ConfigError(
-                f"{self.target} in replica_targets is one address: give it a name and a region in "
-                "[[router.replicas]], or have it looked up with dns: or srv:."
+                f"{self.target} in replica_targets is one address; give it a name and a region in "
+                "[[router.replicas]], or have it looked up with dns: or srv:"
             )
 
 
@@ -81,19 +81,15 @@ class RegionConfig:
 
     name: str
     """The region's name, as replicas state it."""
-    latitude: float
-    """Degrees north, -90 to 90."""
-    longitude: float
-    """Degrees east, -180 to 180."""
+    latitude: Annotated[float, between(-90, 90)]
+    """Degrees north."""
+    longitude: Annotated[float, between(-180, 180)]
+    """Degrees east."""
 
     def __post_init__(self) -> None:
         if not self.name:
             raise ConfigError("A region has no name: set it in [[router.regions]].")
-        if not -90.0 <= self.latitude <= 90.0 or not -180.0 <= self.longitude <= 180.0:
-            raise ConfigError(
-                f"Region {self.name} lies at {self.latitude}, {self.longitude}: "
-                "give degrees, latitude -90 to 90 and longitude -180 to 180."
-            )
+        check_bounds(self, f"region {self.name}: ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +213,8 @@ class RouterConfig:
         self.price_table()
         if self.silence_s * 1000.0 <= self.heartbeat_ms:
             raise ConfigError(
-                f"silence_s is {self.silence_s} and heartbeat_ms {self.heartbeat_ms}: every "
-                "replica would be suspect between two reports; leave room for at least two."
+                f"silence_s is {self.silence_s} and heartbeat_ms {self.heartbeat_ms}, so every "
+                "replica would be suspect between two reports; leave room for at least two"
             )
         check_message_bytes(self.max_message_bytes)
         for tenant in self.tenants:
@@ -226,10 +222,10 @@ class RouterConfig:
                 if 0 < getattr(tenant, key) < self.processes:
                     raise ConfigError(
                         f"{key} of tenant {tenant.name} is {getattr(tenant, key)}, which "
-                        f"{self.processes} processes cannot divide: use fewer processes."
+                        f"{self.processes} processes cannot divide; use fewer processes"
                     )
         if not 0 <= self.port <= 65536 - self.processes:
-            raise ConfigError(f"port is {self.port}: use 0 to {65536 - self.processes}.")
+            raise ConfigError(f"port is {self.port}; use 0 to {65536 - self.processes}")
 
     def price_table(self) -> PriceTable:
         """What tokens cost whom. Raises ConfigError."""
@@ -245,11 +241,11 @@ class RouterConfig:
             for region in regions:
                 if not is_label(region):
                     raise ConfigError(
-                        f"The region {region!r} fits no certificate: use a-z, 0-9 and -."
+                        f"the region {region!r} fits no certificate; use a-z, 0-9 and -"
                     )
 
     @staticmethod
     def _check_unique(kind: str, names: list[str]) -> None:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ConfigError(f"Two entries share the {kind} name {twice[0]}: rename one.")
+            raise ConfigError(f"two entries share the {kind} name {twice[0]}; rename one")

@@ -72,7 +72,7 @@ class Explainer:
         now, started_s = self._clock(), self._timer()
         asked = read_request(opening, now, allows_inexact=False)
         if not asked.prompt_tokens:
-            raise EmptyPromptError("The session has no prompt: send messages or token ids.")
+            raise EmptyPromptError("the session has no prompt; send messages or token ids")
         asked = replace(asked, prompt=self._prompts.read(opening))
         decision = self._placement.decide(asked, now)
         decision_ms = (self._timer() - started_s) * 1000.0

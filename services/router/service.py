@@ -16,7 +16,7 @@ from services.router.autoscale.advisor import FleetKey, ScalingAdvice
 from services.router.config import RouterConfig
 from services.router.core import RouterCore
 from services.router.explain import Explainer
-from services.router.fleet.model_fleets import Load, ModelFleet, RegionFleet, model_fleets
+from services.router.fleet.model_fleets import ModelFleet, PredictedLoad, RegionFleet, model_fleets
 from services.router.fleet.replica import Replica, ReplicaLoad
 from services.router.placement.types import ReplicaStatus
 from services.router.recent_replies import WINDOW_S, Recent
@@ -70,7 +70,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             async for response in outgoing(outbox, router_pb2.RouteResponse.FromString):
                 yield response
             if outbox.is_overrun:
-                raise OverloadedError("This stream is not read: open another and read it.")
+                raise OverloadedError("this stream is not read; open another and read it")
             if reader.done():
                 reader.result()
         except OutriderError as error:
@@ -105,8 +105,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         now = self._clock()
         statuses = self._core.placement.statuses(now)
 
-        def load(name: str) -> Load:
-            return Load(statuses[name].num_sessions, statuses[name].wait.total_ms)
+        def load(name: str) -> PredictedLoad:
+            return PredictedLoad(statuses[name].num_sessions, statuses[name].wait.total_ms)
 
         waiting = self._core.admission.num_waiting_by_model()
         return router_pb2.ListModelsResponse(
@@ -132,8 +132,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         if replica is None:
             known = ", ".join(sorted(it.name for it in self._core.registry)[:_MAX_NAMED])
             raise InvalidRequestError(
-                f"This router knows no replica {request.replica[:_MAX_NAME]!r}; "
-                f"it has {known or 'none'}."
+                f"this router knows no replica {request.replica[:_MAX_NAME]!r}; "
+                f"it has {known or 'none'}"
             )
         asked = inference_pb2.DrainRequest(undo=request.undo, move=request.move)
         await self._drain_replica(replica, asked)

@@ -35,13 +35,12 @@ from services.tokenizer.service import RequestMetrics, TokenizerService
 from services.tokenizer.shared_cache import shared_cache
 from services.tokenizer.threads import RequestThreads
 from services.tokenizer.vocabularies import CacheSettings, MakeSharedCache, ServedVocabulary
-from services.tokenizer.vocabulary_table import VocabularyLimits
 
 SERVICE: Final = tokenizer_pb2.DESCRIPTOR.services_by_name["TokenizerService"].full_name
 
 _LAST_ANSWERS_S: Final = 0.2
-"""For answers that are being sent when the service stops. Callers keep their streams open for good,
-so there is no point in waiting longer."""
+"""Time for answers that are being sent when the service stops. Callers keep their streams open
+indefinitely, so waiting longer is of no use."""
 
 LIVE_KEYS: Final = frozenset({"models"})
 """Settings that are followed while the service runs."""
@@ -51,7 +50,7 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What a service is made of; all of it ends after the listeners."""
+    """Parts of a service that end after the listeners."""
 
     config: TokenizerConfig
     tls: Tls
@@ -111,8 +110,8 @@ async def _parts(
         stack.callback(threads.close)
         loader = _loader(config, catalog, tls, make_shared)
         if vocabularies is None:
-            limits = VocabularyLimits(config.max_loaded_vocabularies)
-            models = ServedModels(loader, tokenized(config.models, catalog), limits)
+            tokenizing = tokenized(config.models, catalog)
+            models = ServedModels(loader, tokenizing, config.max_loaded_vocabularies)
             stack.push_async_callback(models.close)
             await models.preload()
         else:

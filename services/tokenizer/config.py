@@ -56,11 +56,11 @@ class SharedCacheConfig:
         for field in ("key", "password"):
             if getattr(self, field) and getattr(self, f"{field}_file"):
                 raise ConfigError(
-                    f"both shared_cache.{field} and shared_cache.{field}_file are set: use one of "
-                    "them."
+                    f"both shared_cache.{field} and shared_cache.{field}_file are set; use one of "
+                    "them"
                 )
         if self.url and not (self.key or self.key_file):
-            raise ConfigError("shared_cache.key is empty: set the same secret in all tokenizers.")
+            raise ConfigError("shared_cache.key is empty; set the same secret in all tokenizers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,25 +72,25 @@ class TokenizerConfig:
     port: Port = 7200
     """Port of the gRPC listener; 0: any free one."""
     admin: AdminConfig = dataclasses.field(default_factory=AdminConfig)
-    """Where /metrics, /health and /ready are served."""
+    """Address of /metrics, /health and /ready."""
     tls: TlsConfig = dataclasses.field(default_factory=TlsConfig)
     """Certificate of this process, of the role tokenizer."""
     worker_port: Annotated[int | None, between(0, 65535)] = None
     """Port at which workers of other nodes join, with certificates of the role tokenizer-worker;
     unset: none; 0: any free one. A worker reads parts of texts, and its ids are trusted."""
     models: tuple[str, ...] = ("smollm2-135m-instruct",)
-    """Models whose vocabularies are served; the first is the one of requests that name none. This
-    setting and the models' definitions are followed while the service runs."""
+    """Models whose vocabularies are served; the first is the default of requests that name none.
+    This setting and the models' definitions are followed while the service runs."""
     max_loaded_vocabularies: PositiveInt = 16
     """Vocabularies in memory at once: for another one, the one that was used least recently goes,
     and is loaded again when it is asked for."""
     vocabulary_timeout_s: PositiveFloat = 60.0
-    """Whoever asks for a vocabulary and has not read it whole after so long gets no more of it. It
-    stays in memory meanwhile; the largest ones take 35 MB, at 5 Mbit/s."""
+    """Time in which a caller must read a vocabulary; then the transfer ends. The vocabulary stays
+    in memory meanwhile; the largest ones take 35 MB, at 5 Mbit/s."""
     model_store: Path | None = None
     """The model store's folder; unset: $OUTRIDER_MODEL_STORE or the user's cache."""
     mirrors: MirrorConfig = dataclasses.field(default_factory=MirrorConfig)
-    """Where models that the store lacks are fetched from, before their own source."""
+    """Mirrors for models that are not in the store, asked before their own source."""
     backend: str = AUTO
     """`auto`: the fastest that equals `tokenizers` on this machine; or the name of one package."""
     cache_bytes: NonNegativeInt = 64 << 20
@@ -113,7 +113,7 @@ class TokenizerConfig:
     max_pending: PositiveInt = 2048
     """Requests in progress at once over all streams; more are refused as OVERLOADED."""
     max_pending_bytes: PositiveInt = 256 << 20
-    """Of those requests; more are refused as OVERLOADED."""
+    """Most bytes of those requests; more are refused as OVERLOADED."""
     max_message_bytes: PositiveInt = 16 << 20
     """Largest message read or written."""
     worker_processes: NonNegativeInt = 2
@@ -139,17 +139,17 @@ class TokenizerConfig:
     def __post_init__(self) -> None:
         check_bounds(self)
         if not self.models:
-            raise ConfigError("models is empty: name at least one model to serve.")
+            raise ConfigError("models is empty; name at least one model to serve")
         for entry in self.previous_vocabularies:
             if not all(entry.partition("=")):
-                raise ConfigError(f"previous_vocabularies has {entry!r}: use MODEL=FOLDER.")
+                raise ConfigError(f"previous_vocabularies has {entry!r}; use MODEL=FOLDER")
         if self.max_part_chars <= self.part_chars:
             raise ConfigError(
-                f"max_part_chars is {self.max_part_chars}: set it above part_chars, "
-                f"{self.part_chars}."
+                f"max_part_chars is {self.max_part_chars}; set it above part_chars, "
+                f"{self.part_chars}"
             )
         if self.max_text_bytes >= self.max_message_bytes:
             raise ConfigError(
-                f"max_text_bytes is {self.max_text_bytes}: keep it below max_message_bytes, "
-                f"{self.max_message_bytes}, so that a long text is refused with a reason."
+                f"max_text_bytes is {self.max_text_bytes}; keep it below max_message_bytes, "
+                f"{self.max_message_bytes}, so that a long text is refused with a reason"
             )

@@ -63,8 +63,8 @@ class RequestHandler:
         # The message's size bounds its text's, and costs nothing: no second encoding to UTF-8.
         if request.ByteSize() > self.max_text_bytes:
             raise FrameTooLargeError(
-                f"A request of {request.ByteSize()} bytes, at most {self.max_text_bytes} are "
-                "tokenized at once: split the text."
+                f"the request has {request.ByteSize()} bytes, at most {self.max_text_bytes} are "
+                "tokenized at once; split the text"
             )
         kind = request.WhichOneof("input")
         scope = request.cache_salt or None
@@ -72,7 +72,7 @@ class RequestHandler:
             return self._prompt(request, served, scope)
         if kind == "text":
             return served.encoder.encode(request.text, ContentClass.DOCUMENT, scope)
-        raise EmptyPromptError("There is nothing to tokenize: send text or a conversation.")
+        raise EmptyPromptError("the request has no text; send text or a conversation")
 
     def _prompt(
         self, request: tokenizer_pb2.EncodeRequest, served: ServedVocabulary, scope: CacheScope
@@ -101,7 +101,7 @@ class RequestHandler:
     ) -> tokenizer_pb2.DecodeResponse:
         """Ids to text. Raises InvalidRequestError, BadTokenBlockError."""
         if not request.HasField("ids"):
-            raise InvalidRequestError("There is nothing to decode: send a token block.")
+            raise InvalidRequestError("the request has no tokens; send a token block")
         block = token_block_from_proto(request.ids)
         ids = served.coder.decode_array(block, max_count=self.max_decode_ids)
         detokenizer = served.vocabulary.detokenizer(keep_special=request.keep_special)

@@ -58,7 +58,7 @@ class RequestMetrics:
 
 
 class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
-    """Answers every request on its own: a bad one fails alone, its stream goes on."""
+    """Answers every request by itself: a bad one fails, and its stream continues."""
 
     def __init__(
         self,
@@ -102,8 +102,8 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
     async def GetVocabulary(
         self, request: tokenizer_pb2.GetVocabularyRequest, context: Context
     ) -> AsyncIterator[tokenizer_pb2.GetVocabularyResponse]:
-        """What an edge or a worker needs to tokenize by itself, in pieces. Failures are the
-        call's status."""
+        """The vocabulary for an edge or worker that tokenizes by itself, in pieces. Failures are
+        the call's status."""
         pieces = send_vocabulary(self._models, request, self._vocabulary_timeout_s)
         async with aclosing(pieces):
             async for piece in pieces:
@@ -182,7 +182,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
             # A defect fails this request alone. The stack goes to the log, not to the peer.
             labels[names.ERROR_TYPE] = OutriderError.reason
             _log.exception("request_failed", operation=operation)
-            failure = OutriderError("The tokenizer failed on this request: see its log.")
+            failure = OutriderError("the tokenizer failed on this request; see its log")
             return response_type(number=request.number, error=error_to_proto(failure))
         finally:
             self._metrics.metrics.counter(REQUESTS).add(1, labels)
@@ -220,7 +220,7 @@ class AnswerStream(Generic[InT, OutT]):
         self._is_read = False
 
     async def answers(self) -> AsyncGenerator[OutT, None]:
-        """Answers until the requests end; closing it early cancels what is under way."""
+        """Answers until the requests end; closing it early cancels running requests."""
         reader = asyncio.create_task(self._read())
         try:
             async for answer in self._outbox:

@@ -75,7 +75,7 @@ def _open_store(config: TokenizerConfig) -> RedisStore:
         client = connect(address, config.shared_cache.timeout_ms / 1e3, config.threads + 1)
     except ValueError as error:
         # Neither the URL nor Redis' own message is quoted: they may hold a password.
-        raise ConfigError(f"shared_cache.url cannot be used: {error}.") from None
+        raise ConfigError(f"shared_cache.url cannot be used: {error}") from None
     return RedisStore(client, SharedCachePolicy(ttl_s=config.shared_cache.ttl_s))
 
 

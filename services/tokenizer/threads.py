@@ -107,6 +107,6 @@ class RequestThreads:
                 await self._idle.wait()
 
     def close(self) -> None:
-        """Drop what is queued, and end the threads after their current requests."""
+        """Drop queued requests, and end the threads after their present ones."""
         self._threads.close()
         self._threads.join()

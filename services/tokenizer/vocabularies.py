@@ -51,8 +51,8 @@ class ServedVocabulary:
         backend: FallbackBackend | None = None,
         caches: CacheSettings | None = None,
     ) -> ServedVocabulary:
-        """With the rank table shipped for this vocabulary, if there is one. `backend` encodes;
-        None: the reference."""
+        """A vocabulary with its shipped rank table, if one exists. `backend` encodes; None: the
+        reference."""
         digest = vocabulary.digest
         coder = TokenCoder(digest, vocabulary.size, shipped_table(vocabulary.tokens_digest))
         caches = caches or CacheSettings()

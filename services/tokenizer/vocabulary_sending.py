@@ -1,5 +1,5 @@
-"""Sends vocabularies piece by piece, and lets go of one whose reader is too slow: an open call
-holds a message, not the tens of megabytes of a vocabulary with its caches."""
+"""Sends vocabularies piece by piece, and releases one whose reader is too slow: an open call holds
+a message, not the tens of megabytes of a vocabulary with its caches."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def send_vocabulary(
 
 
 class _Sending:
-    """What is left to send, for so many seconds."""
+    """The rest of a vocabulary to send, for at most `max_s`."""
 
     def __init__(self, lease: Lease, max_s: float) -> None:
         self._max_s = max_s
@@ -50,7 +50,7 @@ class _Sending:
         return next(self._pieces, None)
 
     def end(self) -> None:
-        """Nothing more is sent, and nothing is kept."""
+        """Stop sending, and release the vocabulary."""
         self._timer.cancel()
         lease, self._lease, self._pieces = self._lease, None, None
         if lease is not None:

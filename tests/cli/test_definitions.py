@@ -152,7 +152,7 @@ def test_what_is_forgotten_stays_in_the_store(weights: Path, store: ModelStore) 
         (("add", "mine", "file:/m", "--tool-parser", "xml"), 2, "one of hermes, llama3_json"),
         (("add", "mine", "file:/m", "--chat-template", "/gone"), 3, "cannot read /gone"),
         (("forget", "mine"), 2, "does not define 'mine'"),
-        (("forget", DEFAULT_MODEL.name), 2, "comes with Outrider"),
+        (("forget", DEFAULT_MODEL.name), 2, "is shipped with Outrider"),
     ],
 )
 def test_what_cannot_be_done_is_said_and_nothing_is_written(

@@ -120,4 +120,4 @@ def test_what_it_refuses(endpoint: EmbeddingEndpoint, tmp_path: Path) -> None:
         assert done.exit_code == 1 and (why or "there is no file") in str(done.exception)
     there = tmp_path / "there.parquet"
     there.write_bytes(b"")
-    assert "is there already" in str(invoke(flags(endpoint, file, there)).exception)
+    assert "exists already" in str(invoke(flags(endpoint, file, there)).exception)

@@ -63,7 +63,7 @@ def test_an_interrupted_command_ends_with_130(tmp_path: Path) -> None:
     ("line", "told"),
     [
         ("embed", "there is no text"),
-        ("chat --edge 127.0.0.1:1 --insecure", "there is nothing to ask"),
+        ("chat --edge 127.0.0.1:1 --insecure", "no prompt was given"),
     ],
 )
 def test_a_standard_input_that_is_closed_is_empty(line: str, told: str, tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_a_mirror_that_lacks_a_shard_is_named_with_what_to_do(
     [
         (("pull", "x", "--from", "ftp://host/x"), "peer://HOST:PORT"),
         (("pull", "x", "--from", "peer://host"), "peer://HOST:PORT"),
-        (("pull", "x", "--from", "peer://192.0.2.1:7400"), "Without certificates"),
+        (("pull", "x", "--from", "peer://192.0.2.1:7400"), "without certificates"),
         (("pull", "x", "--from", "s3://"), "s3://BUCKET/PREFIX"),
         (("pull", "x", "--from", "s3://key:secret@bucket"), "AWS_ENDPOINT_URL"),
         (("pull", "x", "--from", "http://192.0.2.1/x"), "use https"),

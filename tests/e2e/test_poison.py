@@ -56,7 +56,7 @@ async def harmless(client: Client, reference: ReferenceChat) -> None:
 
 async def poisonous(client: Client) -> None:
     message = [Message("user", f"Who was{POISON}?")]
-    with pytest.raises(PoisonousRequestError, match="It is not tried again"):
+    with pytest.raises(PoisonousRequestError, match="with no other request"):
         async with client.chat(message, sampling=SamplingParams(max_tokens=9)) as asked:
             await asked.result()
 

@@ -15,10 +15,10 @@ from outrider.models.definitions import (
     MAX_DEFINITIONS,
     MAX_STOP_TOKENS,
     MAX_TEMPLATE_CHARS,
+    DefinitionsSource,
     EngineDefaults,
     ModelCatalog,
     ModelSpec,
-    Place,
     as_table,
     check_model_name,
     free_name,
@@ -35,7 +35,7 @@ def source_text(source: str) -> str:
     return source
 
 
-PLACE = Place("here.toml", source_text)
+PLACE = DefinitionsSource("here.toml", source_text)
 SOURCE = "file:/m.gguf"
 
 
@@ -168,7 +168,9 @@ def test_what_cannot_be_a_name(name: str) -> None:
 
 
 def test_a_template_may_stand_in_a_file_of_the_place() -> None:
-    place = Place("here.toml", source_text, {"t.jinja": "{{ x }}", "empty": ""}.__getitem__)
+    place = DefinitionsSource(
+        "here.toml", source_text, {"t.jinja": "{{ x }}", "empty": ""}.__getitem__
+    )
     table = {"source": SOURCE, "chat_template_file": "t.jinja"}
     (spec,) = read_definitions({"m": table}, place)
     assert spec.chat_template == "{{ x }}"

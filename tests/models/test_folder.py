@@ -108,7 +108,7 @@ def test_a_missing_piece_is_named_and_nothing_is_stored(
         (["pytorch_model.bin", "config.json"], "pickles can run any code .* save the model as saf"),
         (["consolidated.00.pth"], "pickles"),
         (["adapter_model.safetensors"], "neither model.safetensors nor model.safetensors.index"),
-        (["m.Q8_0.gguf", "config.json"], "GGUF files, of which one has to be named"),
+        (["m.Q8_0.gguf", "config.json"], "GGUF files; name one of them"),
     ],
 )
 def test_other_folders_are_refused_with_what_can_be_served(

@@ -18,7 +18,7 @@ from services.router.admission.routing import Route
 from services.router.autoscale.advisor import AutoscaleAdvisor, FleetKey, fleet_usage
 from services.router.autoscale.policy import AutoscalePolicy
 from services.router.config import ReplicaConfig
-from services.router.fleet.model_fleets import Load, RegionFleet, model_fleets
+from services.router.fleet.model_fleets import PredictedLoad, RegionFleet, model_fleets
 from services.router.fleet.registry import Registry
 from services.router.fleet.replica import ServedModel
 from services.router.placement.types import Decision
@@ -157,8 +157,8 @@ def test_which_models_are_served_where() -> None:
         replica("e", model=None),
     ]
 
-    def load(name: str) -> Load:
-        return Load(num_sessions=len(name), predicted_wait_ms=float(ord(name)))
+    def load(name: str) -> PredictedLoad:
+        return PredictedLoad(num_sessions=len(name), predicted_wait_ms=float(ord(name)))
 
     mine, twins = model_fleets(replicas, load)
 

@@ -1,4 +1,4 @@
-"""Which worker has which shards, and where they go when it dies. Pure."""
+"""Assigns shards to workers, and reassigns those of a worker that dies. Pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Assignments:
         return bool(self._waiting)
 
     def take(self, worker: int) -> Shard | None:
-        """The next shard for a worker; None if it has enough, or there is none."""
+        """The next shard for a worker; None if it has enough or none is left."""
         held = self._held.setdefault(worker, deque())
         least = SLOTS * self._num_workers if held else 1
         if len(held) >= SLOTS or len(self._waiting) < least:
@@ -49,8 +49,8 @@ class Assignments:
         return self._held[worker].popleft()
 
     def died(self, worker: int) -> Shard | None:
-        """Its shards go to others, before all that wait. Returns its oldest one if that is given
-        up because MAX_DEATHS workers died at it."""
+        """Return the worker's shards to the front of the queue. Returns its oldest one if that is
+        given up because MAX_DEATHS workers died at it."""
         held = self._held.pop(worker, deque())
         failed = None
         if held:

@@ -1,7 +1,7 @@
-"""Where the slices of a long text begin, found by each worker for itself. Pure.
+"""Finds where the slices of a long text begin; each worker computes this by itself. Pure.
 
-A slice's nominal end is a byte; its real end is the first safe place at or behind it, which
-depends on the text around it alone. So workers agree without communicating to each other.
+A slice's nominal end is a byte; its real end is the first safe place at or behind it, which depends
+only on the text around it. So workers agree without communication.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ MAX_SEARCH_BYTES: Final = 16 << 20
 _FIRST_WINDOW_BYTES: Final = 1 << 16
 _MAX_CHAR_BYTES: Final = 4
 _NO_CHAR: Final = "surrogateescape"
-"""Bytes that are no UTF-8 stay what they are; whoever decodes the slice refuses them."""
+"""Keeps bytes that are not UTF-8; decoding the slice refuses them later."""
 
 Read = Callable[[int, int], bytes]
 """The bytes of a file from one place up to another."""
 
 
 def slice_boundary(rule: CutRule, read: Read, size: int, position: int) -> int:
-    """The byte of the first safe place at or behind `position`; `size` (bytes) if there is none.
+    """The byte of the first safe place at or behind `position`; `size` (bytes) if none follows.
 
-    Raises FrameTooLargeError where it is not within MAX_SEARCH_BYTES, nor the end.
+    Raises FrameTooLargeError if neither a safe place nor the end is within MAX_SEARCH_BYTES.
     """
     if not 0 < position < size:
         return min(max(position, 0), size)
@@ -40,7 +40,7 @@ def slice_boundary(rule: CutRule, read: Read, size: int, position: int) -> int:
         if window_bytes >= MAX_SEARCH_BYTES:
             raise FrameTooLargeError(
                 f"{window_bytes} bytes behind byte {position} hold no place where the text may be "
-                "cut: give shards more bytes than the text has"
+                "cut; give shards more bytes than the text has"
             )
         window_bytes *= 4
 
@@ -58,7 +58,7 @@ def _first_cut(rule: CutRule, data: bytes, start: int, *, is_end: bool) -> int |
 
 
 def _without_last_char(data: bytes) -> bytes:
-    """A character of several bytes at the end, of which some may be missing, is left out."""
+    """`data` without a character of several bytes at its end, which may be incomplete."""
     end = len(data)
     while end and data[end - 1] & 0xC0 == 0x80:
         end -= 1

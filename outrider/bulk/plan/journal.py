@@ -1,7 +1,7 @@
-"""What a run has finished, so that another one can go on where it was killed. Pure.
+"""Records the finished shards of a run, so that another run can resume after a kill. Pure.
 
-The journal is one line of JSON per finished shard, after a line that says which run it is. A line
-is whole or it does not count: the last one may have been cut off.
+The journal is one line of JSON per finished shard, after a line that identifies the run. Only whole
+lines count: the last one may have been cut off.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _FORM: Final = 1
 def fingerprint(
     sources: Sequence[SourceFile], settings: BulkSettings, digest: bytes, writer: str
 ) -> str:
-    """Equal for runs whose output is the same, byte for byte; `digest` is of the vocabulary, or of
-    what else determines the rows, `writer` names the library that writes the files, and its
-    version. SHA-256, in hexadecimal."""
+    """SHA-256, hexadecimal, that is equal for runs with the same output, byte for byte. `digest` is
+    of the vocabulary or whatever else determines the rows; `writer` is the library that writes the
+    files, with its version."""
     parts = {
         "form": _FORM,
         "settings": asdict(settings),
@@ -63,7 +63,7 @@ def finished(data: bytes, run: str) -> dict[int, ShardResult]:
         results = [ShardResult.from_json(line) for line in lines]
     except (ValueError, TypeError, KeyError) as error:
         raise InvalidRequestError(
-            f"the journal of the run is damaged ({error}): start again in another folder"
+            f"the journal of the run is damaged ({error}); start again in another folder"
         ) from error
     return {result.number: result for result in results}
 
@@ -80,7 +80,7 @@ def check_run(record: Mapping[str, Any], run: str) -> None:
 def manifest(
     run: str, results: Sequence[ShardResult], settings: BulkSettings, facts: Mapping[str, object]
 ) -> str:
-    """What the finished folder says about itself, the same for every run of that fingerprint."""
+    """Description of the finished folder, the same for every run with this fingerprint."""
     parts = {
         "run": run,
         **facts,
@@ -102,5 +102,5 @@ def _as_journal(text: str) -> bytes:
         return "\n".join([json.dumps({"run": record["run"]}), *lines, ""]).encode()
     except (ValueError, TypeError, KeyError) as error:
         raise InvalidRequestError(
-            f"the manifest is damaged ({error}): start again in another folder"
+            f"the manifest is damaged ({error}); start again in another folder"
         ) from error

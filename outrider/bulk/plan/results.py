@@ -22,7 +22,7 @@ class TextProblem:
     source: str
     message: str
     record: int | None = None
-    """Which one of its file, counted from 0; None: the file as a whole."""
+    """Number of the record in its file, from 0; None: the file as a whole."""
 
     def __str__(self) -> str:
         where = self.source if self.record is None else f"{self.source}, record {self.record}"
@@ -37,7 +37,7 @@ class TextCounts:
     """A document in several parts counts where it begins."""
     rows: int = 0
     bytes: int = 0
-    """Of text, in UTF-8."""
+    """Bytes of text, in UTF-8."""
     chars: int = 0
     tokens: int = 0
 
@@ -61,12 +61,12 @@ class ShardResult:
     counts: TextCounts
     problems: tuple[TextProblem, ...] = ()
     num_problems: int = 0
-    """Those that are not listed included."""
+    """Number of problems, including those not listed."""
     backend_problem: str = ""
     """Why the worker's fast backend was turned off; then the shard is not to be trusted."""
 
     def to_json(self) -> dict[str, Any]:
-        """As the journal and the manifest have it."""
+        """Form used in the journal and the manifest."""
         values = asdict(self)
         del values["backend_problem"]
         return values

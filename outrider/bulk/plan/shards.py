@@ -1,7 +1,6 @@
-"""Which slices of which files each shard of the output is made of. Pure.
+"""Plans which slices of which files make each shard of the output. Pure.
 
-The plan is a function of the files and settings alone, so the output does not depend on who does
-the work.
+The plan depends only on the files and settings, so the output is the same whoever does the work.
 """
 
 from __future__ import annotations
@@ -12,13 +11,14 @@ from enum import StrEnum
 from pathlib import PurePath
 from typing import Final
 
+from outrider.bounds import PositiveInt, check_bounds
 from outrider.errors import ConfigError, InvalidRequestError
 
 FORMATS: Final = ("parquet", "arrow")
 COMPRESSIONS: Final = ("none", "lz4", "zstd")
 DEFAULT_SHARD_BYTES: Final = 16 << 20
 SMALL_JOB_SHARDS: Final = 16
-"""Of a job that is too small for as many shards of the default size."""
+"""Fewest shards of a job that is too small for this many of the default size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class BulkSettings:
     """One of COMPRESSIONS."""
     field: str = "text"
     """Field of JSON objects, or column of Parquet files, that has the text."""
-    shard_bytes: int = DEFAULT_SHARD_BYTES
+    shard_bytes: PositiveInt = DEFAULT_SHARD_BYTES
     """Bytes of text that a shard is made of, about; a longer text file is cut."""
-    min_shards: int = 1
+    min_shards: PositiveInt = 1
     """A smaller job has smaller shards, until they are so many, so that all workers have some and
     end at about the same time. Text files are cut all the same only above `shard_bytes`."""
     token_offsets: bool = False
@@ -48,21 +48,18 @@ class BulkSettings:
         ):
             if value not in known:
                 raise ConfigError(f"{name} must be one of {', '.join(known)}, not {value!r}")
-        if self.shard_bytes < 1:
-            raise ConfigError(f"a shard of {self.shard_bytes} bytes holds nothing: give more")
-        if self.min_shards < 1:
-            raise ConfigError(f"a job of {self.min_shards} shards does nothing: ask for 1 or more")
+        check_bounds(self)
         if not self.field:
             raise ConfigError("the field that holds the text has no name")
 
     @property
     def suffix(self) -> str:
-        """Of the shards' names."""
+        """Suffix of the shards' names."""
         return f".{self.format}"
 
 
 class FileKind(StrEnum):
-    """What a file holds."""
+    """Kind of a file's contents."""
 
     TEXT = "text"
     """One document."""
@@ -83,7 +80,7 @@ class RowGroup:
 
     num_rows: int
     num_bytes: int
-    """Of the text column, uncompressed."""
+    """Bytes of the text column, uncompressed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,18 +88,18 @@ class SourceFile:
     """One file as it was found."""
 
     path: str
-    """As it was given; also the source column of the shards."""
+    """The path as given; also the source column of the shards."""
     kind: FileKind
     is_gzip: bool
     num_bytes: int
     modified_ns: int
     row_groups: tuple[RowGroup, ...] = ()
-    """Of a Parquet file."""
+    """Row groups of a Parquet file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """What one shard takes of one source."""
+    """The part of one source that goes into one shard."""
 
     source: SourceFile
     begin: int
@@ -110,13 +107,13 @@ class Slice:
     next line."""
     end: int
     part: int = 0
-    """Of a text: the index of the slice, from 0."""
+    """Index of the slice in a text, from 0."""
     first_record: int = 0
     """Number of the first record, counted from 0."""
 
 
 def kind_of(path: str, *, texts_are_lines: bool = False) -> tuple[FileKind, bool]:
-    """What a file holds by its name, and whether it is compressed by gzip. Raises
+    """Kind of a file by its name, and whether it is compressed by gzip. Raises
     InvalidRequestError."""
     suffixes = PurePath(path.lower()).suffixes
     is_gzip = bool(suffixes) and suffixes[-1] == ".gz"
@@ -124,8 +121,8 @@ def kind_of(path: str, *, texts_are_lines: bool = False) -> tuple[FileKind, bool
     kind = _KINDS.get("".join(suffix))
     if kind is None or (is_gzip and kind is FileKind.PARQUET):
         raise InvalidRequestError(
-            f"{path}: what it holds is told by its name, which must end with .txt, .jsonl, "
-            ".parquet, .txt.gz or .jsonl.gz"
+            f"{path}: its name must show what it holds and end with .txt, .jsonl, .parquet, "
+            ".txt.gz or .jsonl.gz"
         )
     if texts_are_lines and kind is FileKind.TEXT:
         kind = FileKind.TEXTS
@@ -148,7 +145,7 @@ class Shard:
     """Estimated bytes of text in it."""
 
     def name(self, suffix: str) -> str:
-        """Its file's name; names sort as the shards do."""
+        """File name; names sort in the order of the shards."""
         return f"shard-{self.number:06}{suffix}"
 
 

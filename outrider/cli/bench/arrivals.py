@@ -1,8 +1,8 @@
 """When requests arrive, and with which prompts. Pure.
 
 Open loop: the times are drawn before anything is sent, and do not wait for replies. Gaps are
-gamma-distributed as in vLLM's `bench serve` (`--burstiness`): 1 is a Poisson process, less comes in
-bursts, more is more even.
+gamma-distributed as in vLLM's `bench serve` (`--burstiness`): 1 is a Poisson process, smaller
+values are burstier, larger ones more even.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a load test measured: percentiles, throughput, errors, goodput. Pure.
+"""Results of a load test: percentiles, throughput, errors, goodput. Pure.
 
-Times count from a request's planned arrival: what it waited before it was sent, in a generator that
-is late or behind --max-concurrency, is part of them (else the slowest requests would hide each
-other: coordinated omission).
+Times count from a request's planned arrival. They include waiting in a generator that is late or
+behind --max-concurrency; otherwise the slowest requests would hide each other (coordinated
+omission).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_GAPS: Final = 5_000_000
 """Inter-token times kept, 40 MB; those after them are not."""
 _SHARES: Final = (0.5, 0.9, 0.95, 0.99)
 GOALS: Final = ("ttft", "tpot", "e2e")
-"""What --goodput may bound."""
+"""Times that --goodput can bound."""
 
 
 @dataclass(slots=True)
@@ -43,7 +43,8 @@ class Reply:
 
 @dataclass(slots=True)
 class Measured:
-    """All requests so far. Bounded: numbers alone, and at most MAX_GAPS inter-token times."""
+    """Results of all requests so far. Bounded: numbers only, and at most MAX_GAPS inter-token
+    times."""
 
     num_sent: int = 0
     errors: Counter[str] = field(default_factory=Counter)
@@ -106,7 +107,7 @@ _TITLES: Final = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "end to e
 
 
 def as_dict(measured: Measured, goals_ms: Mapping[str, float]) -> dict[str, Any]:
-    """As --json prints it. Times in milliseconds."""
+    """The object that --json prints. Times in milliseconds."""
     seconds = max(measured.last_s, 1e-9)
     found: dict[str, Any] = {
         "requests": measured.num_sent,

@@ -22,9 +22,9 @@ from outrider.cli.bench import plot as plotting
 from outrider.cli.bench.arrivals import arrival_times, made_prompts
 from outrider.cli.bench.report import GOALS, Measured, Reply, as_dict, lines
 from outrider.cli.bench.targets import (
-    Asked,
     Endpoint,
     RequestFailedError,
+    RequestSettings,
     Target,
     edge_target,
     endpoint_target,
@@ -129,12 +129,12 @@ def serve(
         plotting.check(plot)
     times = arrival_times(requests, read_rate(rate), burstiness, seed)
     prompts = _prompts(prompt_file, prompt_words, seed)
-    asked = Asked(model, max_tokens, temperature, seed)
-    load = Load(times, prompts, max_concurrency, warmup, timeout, goals_ms)
+    asked = RequestSettings(model, max_tokens, temperature, seed)
+    load = LoadTest(times, prompts, max_concurrency, warmup, timeout, goals_ms)
     target: AbstractAsyncContextManager[Target]
     if url:
         if edge is not None:
-            raise InvalidRequestError("give one of --url and --edge")
+            raise InvalidRequestError("give either --url or --edge")
         endpoint = Endpoint.parse(url)
         key = _key_of(endpoint, key_file, api_key, state_dir)
         where, target = url, endpoint_target(replace(endpoint, key=key), asked)
@@ -180,7 +180,7 @@ def read_goals(texts: Sequence[str]) -> dict[str, float]:
 
 
 def _prompts(file: Path | None, num_words: int, seed: int) -> Iterator[str]:
-    """Endless: those of a file come again and again. Raises InvalidRequestError."""
+    """An endless iterator of prompts; those of a file repeat. Raises InvalidRequestError."""
     if file is None:
         return made_prompts(num_words, seed)
     found = options.read_prompts(None, None, file)
@@ -193,8 +193,8 @@ def _prompts(file: Path | None, num_words: int, seed: int) -> Iterator[str]:
 def _key_of(
     endpoint: Endpoint, key_file: Path | None, api_key: str | None, state_dir: Path | None
 ) -> str:
-    """For an endpoint: the key that flags give; the development key goes to the mesh here alone,
-    and that of the environment to nobody's endpoint. Raises InvalidRequestError."""
+    """Key for an endpoint: the flags', else the development key if the endpoint is the local mesh.
+    The key of the environment is never sent to an endpoint. Raises InvalidRequestError."""
     if key_file is not None or api_key is not None:
         return edge_choice.given_key(key_file, api_key)
     folder = (state_dir or default_state_dir()).resolve()
@@ -204,8 +204,8 @@ def _key_of(
     return development_key.read(folder) if is_here else ""
 
 
-class Load:
-    """One test: requests at their times, whatever comes back."""
+class LoadTest:
+    """One load test: requests at planned times, however the replies turn out."""
 
     def __init__(
         self,

@@ -1,4 +1,5 @@
-"""What a load test may load: an edge by our own protocol, or an endpoint of the OpenAI chat API."""
+"""Targets of a load test: an edge over the native protocol, or an endpoint of the OpenAI chat
+API."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ _DONE: Final = "[DONE]"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestSettings:
     """How every request asks."""
 
     model: str = ""
@@ -47,7 +48,7 @@ class Target(Protocol):
 
 
 @asynccontextmanager
-async def edge_target(chosen: ChosenEdge, asked: Asked) -> AsyncIterator[Target]:
+async def edge_target(chosen: ChosenEdge, asked: RequestSettings) -> AsyncIterator[Target]:
     """Over QUIC, all requests on one connection. Raises UnavailableError."""
     from outrider.client import connect
 
@@ -64,7 +65,7 @@ async def edge_target(chosen: ChosenEdge, asked: Asked) -> AsyncIterator[Target]
 
 
 class _Edge:
-    def __init__(self, client: Any, asked: Asked) -> None:
+    def __init__(self, client: Any, asked: RequestSettings) -> None:
         from outrider.client import SamplingParams
 
         self._client = client
@@ -91,7 +92,8 @@ class _Edge:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Of the OpenAI chat API: /chat/completions below a URL such as http://127.0.0.1:8080/v1."""
+    """An endpoint of the OpenAI chat API: /chat/completions below a URL such as
+    http://127.0.0.1:8080/v1."""
 
     host: str
     port: int
@@ -115,7 +117,7 @@ class Endpoint:
 
 
 @asynccontextmanager
-async def endpoint_target(endpoint: Endpoint, asked: Asked) -> AsyncIterator[Target]:
+async def endpoint_target(endpoint: Endpoint, asked: RequestSettings) -> AsyncIterator[Target]:
     """Over HTTP. Raises UnavailableError where nothing listens."""
     target = _OpenAi(endpoint, asked)
     await target.check()
@@ -125,7 +127,7 @@ async def endpoint_target(endpoint: Endpoint, asked: Asked) -> AsyncIterator[Tar
 class _OpenAi:
     """One connection per request: none waits for another, and none finds a closed one."""
 
-    def __init__(self, endpoint: Endpoint, asked: Asked) -> None:
+    def __init__(self, endpoint: Endpoint, asked: RequestSettings) -> None:
         self._endpoint = endpoint
         self._asked = asked
         self._tls = ssl.create_default_context() if endpoint.is_tls else None

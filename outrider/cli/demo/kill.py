@@ -1,4 +1,4 @@
-"""`outrider demo kill`: a replica dies in the middle of a sentence, and the text goes on."""
+"""`outrider demo kill`: a replica dies in the middle of a sentence, and the text continues."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TIMEOUT_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Killing:
-    """What became of the chat whose replica was killed."""
+    """Result of the chat whose replica was killed."""
 
     text: str
     killed: str
@@ -70,8 +70,8 @@ def kill(
         seen = asyncio.run(_Demo(folder).run(prompt, params, after))
     if not seen.killed:
         raise OutriderError(
-            f"the reply was over before its replica could be killed; give a larger --max-tokens, "
-            f"or --after below {after}"
+            "the reply ended before its replica could be killed; give a larger --max-tokens, or "
+            f"--after below {after}"
         )
     _say(
         f"{seen.killed} was killed (signal 9); {seen.finished_by} wrote the end, "
@@ -121,7 +121,7 @@ class _Demo:
         self._painter = Painter(self._width, self._height)
 
     async def run(self, prompt: str, params: SamplingParams, after: int) -> Killing:
-        """Stream the reply; kill who computes it once `after` tokens are final."""
+        """Stream the reply; kill its replica once `after` tokens are final."""
         from outrider.client import Accepted, Committed, connect
 
         mesh, killed, last_at, pause_s = self._mesh, "", 0.0, 0.0

@@ -1,4 +1,4 @@
-"""The mesh of a demo: its own, so that nobody else's chats are harmed, in a temporary folder."""
+"""A mesh for a demo, in a temporary folder, so that no other mesh's chats are harmed."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def command(*arguments: str) -> list[str]:
 
 @contextlib.contextmanager
 def own_mesh(model: str = "", arguments: Sequence[str] = ()) -> Iterator[Path]:
-    """Its state folder, while it is up, with a model as --model takes it, "": the default one.
-    `arguments` are more of those of `outrider up`. Raises UnavailableError if it does not start,
-    UnknownModelError, ModelStoreError."""
+    """The state folder of a mesh that runs while the block lasts. `model` as for --model, "": the
+    default; `arguments`: further ones for `outrider up`. Raises UnavailableError if it does not
+    start, UnknownModelError, ModelStoreError."""
     # Here, where its progress is seen: what `up` prints is not.
     specs = choose_all([model]).specs
     fetched(specs, [spec.draft for spec in specs], {})

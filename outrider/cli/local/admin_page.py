@@ -11,7 +11,7 @@ _TIMEOUT_S: Final = 5.0
 
 
 def read_page(host: str, admin_port: int, path: str = "/metrics") -> str:
-    """What a process tells there. Raises UnavailableError."""
+    """A page of a process's admin port. Raises UnavailableError."""
     connection = http.client.HTTPConnection(host, admin_port, timeout=_TIMEOUT_S)
     try:
         connection.request("GET", path)

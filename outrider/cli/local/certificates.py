@@ -15,11 +15,11 @@ _FOLDER: Final = "mesh-tls"
 
 
 class Certificates:
-    """What the supervisor issues. The CA's key is in its memory alone: who reads the folder has the
-    roles of the mesh, and cannot make new ones."""
+    """Certificates that the supervisor issues. The CA's key is only in its memory: a user who reads
+    the folder has the roles of the mesh but cannot make new ones."""
 
     def __init__(self, state_dir: Path) -> None:
-        """Whatever an earlier mesh left is removed."""
+        """Removes the certificates of an earlier mesh."""
         self._folder = state_dir / _FOLDER
         remove(self._folder)
         self._ca = DevelopmentCa(utc_now())
@@ -32,8 +32,8 @@ class Certificates:
 
 
 def of_process(state_dir: Path, name: str) -> TlsConfig:
-    """Where the certificate of a process of the mesh in `state_dir` is, or of the operator; none
-    where the mesh has none."""
+    """Certificate paths of a process of the mesh in `state_dir`, or of the operator; empty settings
+    if the mesh has no certificates."""
     found = settings(state_dir / _FOLDER, name)
     return found if found.ca is not None and found.ca.exists() else TlsConfig()
 

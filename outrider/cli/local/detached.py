@@ -13,7 +13,7 @@ from outrider.errors import OutriderError
 
 
 def main() -> int:
-    """Run the mesh until it is told to stop."""
+    """Run the mesh until it is stopped."""
     try:
         asyncio.run(run(load(sys.stdin.buffer.read()), Path(sys.argv[1])))
     except OutriderError as error:

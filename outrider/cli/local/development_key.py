@@ -1,4 +1,4 @@
-"""The API key that `outrider up` makes for who develops on this machine."""
+"""The API key that `outrider up` makes for developers on this machine."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from outrider.cli.local.mesh import KEYS_FILE, MeshOptions
 from outrider.cli.local.state import RunningMesh, write_private
 
 NAME: Final = "development"
-"""Of the key, and of its tenant."""
+"""Name of the key, and of its tenant."""
 _QUESTION: Final = "Why is the sky blue?"
 
 
 def read(state_dir: Path) -> str:
-    """The key of the mesh in a folder; "": there is none."""
+    """The key of the mesh in a folder; "" without one."""
     try:
         return (state_dir / DEVELOPMENT_KEY).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
@@ -52,7 +52,7 @@ def _is_same(key: ApiKey, text: str, now: float) -> bool:
 
 
 def has_own_file(options: MeshOptions) -> bool:
-    """Whether the mesh was told where keys are: then it is for whoever told it to make them."""
+    """Whether the mesh's options name a keys file; its owner then makes the keys."""
     access = options.tables.get("edge", {}).get("access", {})
     named = isinstance(access, dict) and "keys_file" in access
     settings = (one.partition("=")[0].replace("-", "_") for one in options.settings_of("edge"))
@@ -73,13 +73,13 @@ def curl_line(url: str, key: str, model: str, *, embeds: bool = False) -> str:
 
 
 def http_url(mesh: RunningMesh) -> str:
-    """Where the mesh's edge serves HTTP; "": nowhere."""
+    """Base URL of the edge's HTTP server; "" if it has none."""
     port = mesh.service("edge").get("http_port")
     return f"http://{mesh.host}:{port}" if port else ""
 
 
 def welcome(mesh: RunningMesh, state_dir: Path, key: str, *, is_new: bool) -> list[str]:
-    """What a user is told of the key when the mesh is up. It is shown once, when it is made."""
+    """Lines about the key for the user when the mesh is up. A new key is shown, this once."""
     path = state_dir / DEVELOPMENT_KEY
     lines = [f"API key, shown once, kept in {path}: {key}" if is_new else f"API key: in {path}"]
     if url := http_url(mesh):

@@ -1,4 +1,4 @@
-"""A distance on one machine: TCP connections whose bytes arrive some time later."""
+"""Simulates a distance on one machine: TCP connections whose bytes arrive some time later."""
 
 from __future__ import annotations
 

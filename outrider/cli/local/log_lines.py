@@ -1,7 +1,7 @@
-"""A line of a log for people: time of day, level, event, and the rest as `key=value`. Pure.
+"""Formats log records for people: time of day, level, event, and the rest as `key=value`. Pure.
 
-Services write JSON, in which control characters are escaped, so that no terminal obeys them; they
-stay escaped here.
+Services write JSON, in which control characters are escaped, so that terminals do not interpret
+them; they stay escaped here.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from datetime import datetime
 from typing import Any, Final
 
 _NOT_SHOWN: Final = frozenset({"timestamp", "level", "event", "service", "exception"})
-"""What has its own place in a line; the service's name is in front of it already."""
+"""Fields that have their own place in a line, or are left out: the service's name is in front
+already."""
 _LEVEL_WIDTH: Final = len("critical")
 
 
 def unchanged(line: str) -> Iterator[str]:
-    """As it was written."""
+    """The line as it was written."""
     yield line
 
 
 def readable(line: str) -> Iterator[str]:
-    """A record in one line, and its traceback in more; what is no record, as it is."""
+    """A record as one line, followed by its traceback; any other line as it is."""
     try:
         record = json.loads(line)
     except ValueError:

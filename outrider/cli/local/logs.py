@@ -1,7 +1,8 @@
-"""`outrider logs`: what the services of the mesh on this machine wrote, by time, and as they write.
+"""`outrider logs`: the log lines of the services of the mesh on this machine, by time, and as they
+are written.
 
-Every service has a file `logs/NAME.log` in the state folder, which stays when the service, or the
-mesh, has ended. One that is restarted goes on in the same file.
+Every service has a file `logs/NAME.log` in the state folder, which stays when the service or the
+mesh has ended. A restarted service appends to the same file.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from outrider.errors import InvalidRequestError, UnavailableError
 
 _POLL_S: Final = 0.2
 _READ_BYTES: Final = 1 << 20
-"""Most that is read of a file at once; what is behind it comes at the next look."""
+"""Most bytes read of a file at once; the rest follows at the next look."""
 _MAX_LINE_BYTES: Final = 1 << 16
 """A longer line is shown in pieces."""
 
@@ -102,15 +103,15 @@ class LogFile:
         self._file.close()
 
     def skip_to_last(self, num_lines: int) -> None:
-        """Go on with the last lines; bytes behind the last newline count as a line."""
+        """Move to the start of the last lines; bytes behind the last newline count as a line."""
         starts: deque[int] = deque([0], maxlen=num_lines + 1)
         while self._file.readline():
             starts.append(self._file.tell())
         self._file.seek(starts[0])
 
     def read_lines(self, *, to_end: bool) -> list[str]:
-        """New lines that are whole, at most about 1 MiB of them; with `to_end`, all that there is,
-        also a last one without a newline."""
+        """New whole lines, at most about 1 MiB of them; with `to_end` all lines, including a last
+        one without newline."""
         if os.fstat(self._file.fileno()).st_size < self._file.tell():
             self._file.seek(0)
             self._rest = b""

@@ -1,4 +1,4 @@
-"""What `outrider up` starts: a small mesh on this machine as a list of processes (pure)."""
+"""The processes of the small mesh that `outrider up` starts on this machine (pure)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """Files are named after it."""
 
 KEYS_FILE = "keys.json"
-"""Of the edge's API keys, in the state folder."""
+"""Name of the file with the edge's API keys, in the state folder."""
 MAX_MODELS = 16
 MAX_REPLICAS_PER_REGION = 16
 MAX_PER_ROLE = 16
@@ -38,7 +38,7 @@ OF_MODELS = (
     ("router", "default_model"),
     ("inference", "model"),
 )
-"""Settings that are made of the models: nothing else may say them."""
+"""Settings derived from the models; nothing else may set them."""
 
 Values = Mapping[str, object]
 
@@ -63,15 +63,15 @@ class MeshOptions:
     """The shape of the mesh."""
 
     models: tuple[ServedModel, ...]
-    """Those that are served; the first is that of requests that name none."""
+    """Models served; the first is the default of requests that name none."""
     regions: tuple[str, ...] = DEFAULT_REGIONS
     num_routers: int = 1
     """They stand in the regions in turn."""
     num_edges: int = 1
     router_processes: int = 1
-    """Of each router."""
+    """Number of processes of each router."""
     edge_processes: int = 1
-    """Of each edge."""
+    """Number of processes of each edge."""
     rtt_ms: float = 0.0
     """Round trip that is put between edges and routers; 0: none."""
     engine: str = "openvino"
@@ -82,14 +82,15 @@ class MeshOptions:
     """TCP port for HTTP of the first edge, the others have the next ones; 0: any free ones; None:
     no HTTP."""
     draft_model: str = ""
-    """What the edge drafts with for the first model: "" is what is shipped for it. Other models
-    have the draft of their definitions."""
+    """Draft model of edges for the first model; "" is the shipped one. Other models have the draft
+    of their definitions."""
     settings: tuple[str, ...] = ()
     """ROLE.KEY=VALUE, passed on to every service of the role."""
     tables: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """The same by role, from a file; `settings` win."""
     definitions: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    """Of models besides the shipped ones, by name: a mesh keeps what it was started with."""
+    """Definitions of models besides the shipped ones, by name: a mesh keeps those it was started
+    with."""
     prefix_store: str = ""
     """redis: start one, for the replicas' prefixes; empty: none."""
     plaintext: bool = False
@@ -121,7 +122,7 @@ class MeshOptions:
             raise ConfigError(f"prefix-store is redis, or left out: not {self.prefix_store!r}")
         if self.prefix_store and "prefix_store" in self.tables.get("inference", {}):
             raise ConfigError(
-                "the file of --config names a prefix store already: leave out --prefix-store, "
+                "the file of --config names a prefix store already; leave out --prefix-store, "
                 "which starts another one"
             )
         if self.engine == "fake" and self.draft_model not in ("", "none"):
@@ -146,12 +147,12 @@ class MeshOptions:
 
     @property
     def router_names(self) -> list[str]:
-        """Of their processes."""
+        """Names of the routers' processes."""
         return _numbered("router", self.num_routers)
 
     @property
     def edge_names(self) -> list[str]:
-        """Of their processes."""
+        """Names of the edges' processes."""
         return _numbered("edge", self.num_edges)
 
     def settings_of(self, role: str) -> list[str]:
@@ -165,7 +166,7 @@ def dump(options: MeshOptions) -> bytes:
 
 
 def load(data: bytes) -> MeshOptions:
-    """What `dump` wrote."""
+    """Read the options that `dump` wrote."""
     values = json.loads(data)
     models = tuple(ServedModel(**row) for row in values.pop("models"))
     lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
@@ -288,7 +289,7 @@ def edges(options: MeshOptions, router_ports: Sequence[int], state_dir: Path) ->
 
 
 def _edge(options: MeshOptions, state_dir: Path) -> dict[str, object]:
-    """What all edges have."""
+    """Settings common to all edges."""
     return {
         "host": options.host,
         "processes": options.edge_processes,
@@ -319,7 +320,7 @@ def merged(values: Values, more: Values) -> dict[str, object]:
 
 
 def completed(spec: ProcessSpec, values: Values, tls: TlsConfig) -> ProcessSpec:
-    """With the settings that the mesh was told, and the certificate of this process."""
+    """The process with the settings given for the mesh, and its own certificate."""
     paths = {"certificate": tls.certificate, "private_key": tls.private_key, "ca": tls.ca}
     table = {"tls": {key: str(path) for key, path in paths.items()}} if tls.is_on else {}
     return replace(spec, values=merged({**spec.values, **table}, values))

@@ -1,6 +1,6 @@
-"""Before processes of a model start: it is fetched, and there is room for all of its replicas.
+"""Steps before the processes of models start: fetching models, and checking that all replicas fit.
 
-Done by the command, where it is seen and may take its time; the services would fetch it unseen.
+The command does this itself, so that the user sees its progress.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Table = Mapping[str, object]
 def fetched(
     specs: Iterable[ModelSpec], drafts: Iterable[str], definitions: Mapping[str, Table]
 ) -> dict[str, Table]:
-    """Have models and their drafts in the store. Of `definitions`, those of the models get the
-    digest of what was fetched. Raises UnknownModelError, ModelStoreError."""
+    """Fetch models and their drafts into the store. Returns `definitions`, with the digest of what
+    was fetched in those of the models. Raises UnknownModelError, ModelStoreError."""
     pinned = dict(definitions)
     for spec in specs:
         held = models.have(spec.name)
@@ -40,9 +40,9 @@ def check_memory(
     settings: Table,
     drafts: Iterable[tuple[ModelSpec, str]] = (),
 ) -> None:
-    """Raises InsufficientMemoryError for replicas, so many of each model, that have no room here
-    together with the drafters of models, as `drafter_bytes` takes them, and edge, router and
-    tokenizers. `settings` are what every replica is told; they win over a model's definition."""
+    """Raises InsufficientMemoryError if the replicas, given as models with a number each, do not
+    fit into this machine together with the models' drafters (`drafter_bytes`), edge, router and
+    tokenizers. `settings` are those of every replica; they override a model's definition."""
     # Imported here: the reader of model files takes a while.
     from outrider.cli.local.room import SERVICES_BYTES, drafter_bytes, replica_footprint
     from outrider.engines.footprint import Group, check_together
@@ -62,8 +62,8 @@ def check_memory(
 
 
 def check_ports(host: str, port: int, http_port: int | None, count: int) -> None:
-    """Raises UnavailableError where something else listens on a port that an edge is to have, of
-    `count` edges: before models are loaded, and not when the edges start at last."""
+    """Raises UnavailableError if a port of one of `count` edges is taken: early, before models are
+    loaded."""
     for flag, kind, first in (
         ("--port", socket.SOCK_DGRAM, port),
         ("--http-port", socket.SOCK_STREAM, http_port),
@@ -88,5 +88,5 @@ def _check_port(flag: str, kind: socket.SocketKind, host: str, port: int) -> Non
 
 
 def fair_share(num_replicas: int) -> int:
-    """Of this machine's cores, for each replica's engine."""
+    """Cores of this machine for each replica's engine."""
     return max(1, (os.cpu_count() or 1) // max(1, num_replicas))

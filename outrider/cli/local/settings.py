@@ -1,4 +1,4 @@
-"""What `outrider up` is told of its services' settings, in the types that their files have."""
+"""Settings of services given to `outrider up`, in the types of their configuration files."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from outrider.errors import ConfigError
 
 
 def refuse_secret(key: str, instead: str) -> None:
-    """Raises ConfigError for a key whose value is a secret: command lines are for all to see who
-    have an account on the machine (proc(5), /proc/PID/cmdline)."""
+    """Raises ConfigError for a key whose value is a secret: every user of the machine can read
+    command lines (proc(5), /proc/PID/cmdline)."""
     if is_secret(key):
-        raise ConfigError(f"{key} is a secret, and command lines are not: give it {instead}.")
+        raise ConfigError(
+            f"{key} is a secret, which others could read on the command line; give it {instead}"
+        )
 
 
 def typed(role: str, texts: Iterable[str]) -> dict[str, object]:

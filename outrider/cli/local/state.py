@@ -1,11 +1,11 @@
-"""Whether a mesh runs from a state folder, and what it consists of.
+"""Whether a mesh runs from a state folder, and its processes.
 
     mesh.lock    locked (flock(2)) by the supervisor while it lives; holds its process id
-    mesh.json    the services, there while the mesh is ready
+    mesh.json    the services, present while the mesh is ready
 
-The kernel drops the lock when its holder dies, however it dies, and what the files say counts only
-while it is held. So what a killed supervisor or a reboot left behind is never taken for a mesh, and
-a process id that has passed to another program is never sent a signal.
+The kernel drops the lock when its holder dies, and the files count only while it is held. So
+leftovers of a killed supervisor or a reboot are never taken for a mesh, and a process id that has
+passed to another program is never sent a signal.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def already_up(state_dir: Path) -> UnavailableError:
 
 
 def supervisor_pid(state_dir: Path) -> int | None:
-    """The process whose mesh runs from the folder, starting and stopping included."""
+    """Process id of the supervisor of the mesh in the folder, also while it starts and stops."""
     path = state_dir / _LOCK
     if not _is_held(path):
         return None
@@ -150,8 +150,8 @@ def killed_mesh(state_dir: Path) -> RunningMesh | None:
 
 
 def left_running(killed: RunningMesh, state_dir: Path) -> list[int]:
-    """Which processes of a mesh that was killed have not ended yet. The kernel told them to when
-    their supervisor died, and they let chats end first. Linux alone: elsewhere none are seen."""
+    """Processes of a killed mesh that have not ended yet. The kernel signalled them when their
+    supervisor died, and they let chats end first. Linux only: elsewhere the list is empty."""
     return [row["pid"] for row in killed.services if _is_told(row["pid"], state_dir / "config")]
 
 
@@ -184,29 +184,30 @@ def _recorded(state_dir: Path) -> RunningMesh | None:
 
 
 def make_private(state_dir: Path) -> None:
-    """The folder is there, and this user's alone: keys and logs are in it. Raises UnavailableError
-    for one that others may enter, unless it is a mesh's, or empty, or Outrider's by its name."""
+    """Make sure that the folder exists and only this user can enter it: keys and logs are in it.
+    Raises UnavailableError if others can, unless it is a mesh's, or empty, or Outrider's by its
+    name."""
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not state_dir.stat().st_mode & 0o077:
         return
     is_mesh = (state_dir / _LOCK).exists()
     if not is_mesh and not _is_outriders(state_dir) and any(state_dir.iterdir()):
         raise UnavailableError(
-            f"others may read {state_dir}, which is no mesh's and not empty: name another folder, "
-            f"or chmod 700 {state_dir}"
+            f"others may read {state_dir}, which is not empty and belongs to no mesh; name "
+            f"another folder, or chmod 700 {state_dir}"
         )
     state_dir.chmod(0o700)
 
 
 def _is_outriders(state_dir: Path) -> bool:
-    """Whether it is `outrider` in the user's state folder: services that were started one by one
-    keep what is theirs in it, and make it as the user's umask says."""
+    """Whether the folder is `outrider` in the user's state folder. Services that were started one
+    by one keep their files there, and create it by the user's umask."""
     environ = {name: text for name, text in os.environ.items() if name != "OUTRIDER_STATE_DIR"}
     return state_dir.resolve() == state_folder(environ).resolve()
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write atomically; nobody else ever reads it."""
+    """Write atomically, readable only for this user."""
     scratch = path.with_name(f"{path.name}.tmp")
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:

@@ -82,8 +82,8 @@ def _text(state: State, *, as_json: bool) -> str:
 
 
 def _watch(look: Callable[[], State], interval_s: float, *, as_json: bool) -> None:
-    """Without an end. A mesh or a router that does not answer is shown as that, and looked for
-    again."""
+    """Show the state again and again, without end. A mesh or router that does not answer is shown
+    as such and asked again."""
     screen, show = _screen() if sys.stdout.isatty() and not as_json else (nullcontext(), _print)
     with screen:
         while True:

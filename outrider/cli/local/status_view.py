@@ -1,4 +1,4 @@
-"""What `outrider status` shows, as lines under headings. Pure: it takes the state that `--json`
+"""Output of `outrider status`, as lines under headings. Pure: it takes the state that `--json`
 prints."""
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from outrider.cli.columns import columns
 from outrider.model_identity import short_form
 
 _NONE: Final = "-"
-"""There is nothing to tell yet."""
+"""Shown for a value that is not known yet."""
 
 
 def lines(state: Mapping[str, Any], max_chars: int | None = None) -> Iterator[str]:
-    """All of it: services of this machine (where there are any), models by region, replicas. Tables
-    wider than `max_chars` go on below."""
+    """All lines: services of this machine (if any), models by region, replicas. Tables wider than
+    `max_chars` continue below."""
     services, models, replicas = state["services"], state["models"], state["replicas"]
     if services:
         yield from _section("SERVICES", _services(services, state["host"]), 6, 1, max_chars)
@@ -133,7 +133,7 @@ def _has_kv(it: Mapping[str, Any]) -> bool:
 
 
 def _kv(replicas: Iterable[Mapping[str, Any]]) -> list[Sequence[str]]:
-    """Where prompts' KV came from, since each replica started."""
+    """Sources of prompts' KV since each replica started."""
     head = (
         *("NAME", "PINNED", "PROMPT TOKENS", "POOL", "PEERS", "STORE", "SYNC"),
         *("PEER FAILURES", "STORE FAILURES"),

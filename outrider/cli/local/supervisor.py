@@ -36,7 +36,7 @@ from outrider.workers.restarts import RestartPolicy, Restarts
 START_LIMIT_S = 300.0
 STOP_LIMIT_S = 15.0
 _FAILED: Final = "outrider: "
-"""What a command begins with when it says why it failed (outrider/cli/main.py)."""
+"""Prefix of the line in which a command gives the reason of its failure (outrider/cli/main.py)."""
 _POLL_S = 0.05
 _RECORD_AGAIN_S: Final = 30.0
 """Before what could not be recorded is tried again."""
@@ -125,8 +125,8 @@ class Supervisor:
         self._say(f"{'prefix-store':<32} {'redis':<10} port {self.redis.port}")
 
     async def _far_port(self, ports: Ports) -> int:
-        """Where edges reach the first port of a router, and behind it the others: the distance that
-        was asked for away."""
+        """The port at which edges reach a router's first port; its other ports follow. If a
+        distance is configured, these are ports of links that delay."""
         if not self._options.rtt_ms:
             return ports.main
         row = reserve_row(self._options.host, 0, ports.num_main)
@@ -167,7 +167,8 @@ class Supervisor:
     async def _spawn(
         self, completed: ProcessSpec, *, is_first: bool
     ) -> tuple[ChildProcess, Ports, Path]:
-        """A process that is ready, and its log, which goes on where it is not the first."""
+        """Start a process and wait until it is ready; returns it with its ports and its log, to
+        which a restarted process appends."""
         name = completed.name
         config = self.state_dir / "config" / f"{name}.toml"
         write_private(config, mesh.to_toml(completed, self._options.definitions))
@@ -196,8 +197,8 @@ class Supervisor:
             raise
 
     def _completed(self, spec: ProcessSpec, *, is_first: bool) -> ProcessSpec:
-        """With what belongs into its file, and on no command line; one that is started again keeps
-        the ports that it had, whatever was asked for at first."""
+        """The process with all settings of its file; none of them are on the command line. A
+        restarted process keeps its ports, whatever was configured at first."""
         role = Role(spec.role)
         region = str(spec.values.get("region", ""))
         tls = TlsConfig()
@@ -241,7 +242,7 @@ class Supervisor:
         )
 
     def _publish(self) -> None:
-        """Record what the mesh consists of, for who asks; nothing before all of it is up."""
+        """Record the mesh's services for other commands, once all of them are up."""
         if not self._is_up:
             return
         services = [
@@ -283,7 +284,7 @@ class Supervisor:
             self._broken.set_exception(error)
 
     async def _keep(self, child: Child) -> None:
-        """Start it again whenever it dies, with what its file is to say then."""
+        """Restart a process whenever it dies, with its present configuration."""
         name = child.spec.name
         while True:
             status = await child.process.wait()
@@ -344,12 +345,12 @@ class Supervisor:
             self._record_again = loop.call_later(_RECORD_AGAIN_S, self._record)
 
     def _tell(self, text: str) -> None:
-        """Say it, where it can be written."""
+        """Print a line; ignore it if the output is closed."""
         with contextlib.suppress(OSError):
             self._say(text)
 
     def kill(self) -> None:
-        """End every process now; what is under way is lost."""
+        """Kill every process now; running work is lost."""
         for process in self._starting:
             process.kill()
 
@@ -374,8 +375,8 @@ class Supervisor:
 
 
 def _with_ports(spec: ProcessSpec, host: str) -> mesh.Values:
-    """Its settings, with a port in place of every 0, "any free one": it is to get the same ones
-    when it is started again."""
+    """The process's settings, with a free port for every 0: it gets the same ports when it is
+    restarted."""
     chosen: dict[str, object] = {}
     if spec.values.get("port") == 0:
         free = free_udp_port if Role(spec.role) is Role.EDGE else free_tcp_port
@@ -388,9 +389,9 @@ def _with_ports(spec: ProcessSpec, host: str) -> mesh.Values:
 
 
 def _environ(role: str) -> dict[str, str]:
-    """Of a service's process. Its config file has what the user's models file said when the model
-    was named. Variables that name models are for services that are started alone: here they would
-    hide what the file says."""
+    """Environment of a service's process. Its config file has the user's model definitions of the
+    time when the model was named. Variables that name models are for services started one by one:
+    here they would hide the file's values."""
     ours = {f"OUTRIDER_{owner}_{key}".upper() for owner, key in mesh.OF_MODELS}
     environ = {key: value for key, value in os.environ.items() if key not in ours}
     environ[MODELS_VARIABLE] = os.devnull
@@ -419,12 +420,12 @@ def _is_ready(host: str, admin_port: int) -> bool:
 
 
 def ending(status: int) -> str:
-    """How a process ended, from what wait(2) says: below 0 is the signal that killed it."""
+    """How a process ended, by its exit status; negative is the signal that killed it."""
     return f"killed (signal {-status})" if status < 0 else f"ended with status {status}"
 
 
 def tail(log: Path, num_lines: int = 20) -> str:
-    """The last lines of a log; where a command says among them why it failed, from there on."""
+    """The last lines of a log, starting at a command's own failure message if it is among them."""
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:

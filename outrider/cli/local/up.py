@@ -243,8 +243,8 @@ def up(
 
 
 def _await_killed(folder: Path) -> None:
-    """Says that the last mesh here was killed, and waits until nothing of it runs any more: it may
-    have the ports. Raises UnavailableError if that does not end."""
+    """Report that the last mesh here was killed, and wait until all its processes have ended: they
+    may hold the ports. Raises UnavailableError if they do not end."""
     killed = killed_mesh(folder)
     if killed is None:
         return
@@ -264,7 +264,7 @@ def _await_killed(folder: Path) -> None:
 
 
 def _check_ports(options: MeshOptions) -> None:
-    """Of the edges, as far as flags say which; raises UnavailableError."""
+    """Raises UnavailableError if a port of the edges is taken, as far as flags give the ports."""
     own = {**options.tables.get("edge", {}), **told.typed("edge", options.settings_of("edge"))}
     if "host" in own:
         return
@@ -290,7 +290,7 @@ def _prepared(options: MeshOptions, specs: Sequence[ModelSpec]) -> MeshOptions:
 
 
 def _inference_settings(options: MeshOptions) -> dict[str, object]:
-    """Of each replica, where they are given; --set wins over the configuration file."""
+    """Configured settings of each replica; --set overrides the configuration file."""
     tables = options.tables.get("inference", {})
     return {**tables, **told.typed("inference", options.settings_of("inference"))}
 
@@ -319,7 +319,7 @@ def _detach(options: MeshOptions, state_dir: Path) -> RunningMesh:
 def _wait_ready(
     child: subprocess.Popen[bytes], state_dir: Path, log: Path, console: Console
 ) -> RunningMesh:
-    """The mesh, when all of it is up; what its process says until then is shown as it comes."""
+    """Wait until all of the mesh is up; its output is shown meanwhile."""
     limit = time.monotonic() + 2 * START_LIMIT_S
     with log.open(encoding="utf-8", errors="replace") as said, console.status(_STARTING):
         while (mesh := running_mesh(state_dir)) is None or mesh.supervisor_pid != child.pid:
@@ -337,7 +337,7 @@ def _pass_on(said: TextIO, console: Console) -> None:
 
 
 def _ready(mesh: RunningMesh, state_dir: Path) -> Iterator[str]:
-    """What a user is told when all of a mesh is up."""
+    """Lines for the user when all of a mesh is up."""
     first = "embed TEXT" if mesh.models[0]["embeds"] else "chat"
     yield f"ready; logs in {state_dir / 'logs'}; try: {command_for(first, state_dir)}"
     for row in mesh.services:
@@ -347,7 +347,7 @@ def _ready(mesh: RunningMesh, state_dir: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _taken_along(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Whatever ends the wait for a mesh before it is ready, Ctrl-C or SIGTERM too, stops it."""
+    """Stop the mesh if anything ends the wait before it is ready, including Ctrl-C and SIGTERM."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -370,8 +370,8 @@ def _console() -> Console:
 
 
 async def run(options: MeshOptions, state_dir: Path, welcome: Welcome | None = None) -> None:
-    """Run a mesh from a folder until it is told to stop; `welcome`: what to say when it is up.
-    Raises UnavailableError."""
+    """Run a mesh from a folder until it is stopped; `welcome` returns the lines to print when it is
+    up. Raises UnavailableError."""
     console = _console()
     stop = asyncio.Event()
     supervisor = Supervisor(options, state_dir, console.print)

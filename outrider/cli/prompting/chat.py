@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class SpeculationMode(StrEnum):
-    """Where drafts come from."""
+    """Source of drafts."""
 
     on = "on"
     off = "off"
@@ -58,7 +58,7 @@ class Wanted:
     thin: bool
     caller: Caller = field(default_factory=Caller)
     prediction: str = ""
-    """What the replies are expected to be."""
+    """Expected text of the replies."""
     tools: tuple[str, ...] = ()
     tool_choice: str = ""
 
@@ -180,7 +180,7 @@ def _name_to_ask(model: str, state: Path, *, is_here: bool) -> str:
         return served_name(model, state / "config" / "edge.toml")
     if not is_name(model):
         raise InvalidRequestError(
-            "with --edge, give a model's name: a mesh elsewhere has no access to your files"
+            "with --edge, give a model's name; a mesh elsewhere has no access to your files"
         )
     return model
 
@@ -220,9 +220,9 @@ class ChatCommand:
         as_json: bool,
         parallel: int,
     ) -> int:
-        """Answer every prompt; output keeps their order. A prompt that is refused is told, and the
-        others go on. The exit status: 1 if one has no answer. Raises what refused the only one, and
-        UnavailableError for a mesh that cannot be reached any more."""
+        """Answer every prompt; output keeps their order. A refused prompt is reported, and the
+        others continue. Returns the exit status: 1 if a prompt has no answer. Raises the error of
+        an only prompt, and UnavailableError if the mesh can no longer be reached."""
         show = not as_json and parallel == 1
         gate = asyncio.Semaphore(parallel)
         status = 0
@@ -265,8 +265,9 @@ class ChatCommand:
         *,
         is_suggested: bool,
     ) -> int:
-        """Talk with the person at the terminal; `history` keeps what was typed. `is_suggested`:
-        replies are sampled as suits the model, and not as the settings say. The exit status: 0."""
+        """Hold a conversation at the terminal; `history` keeps the lines typed. `is_suggested`:
+        replies are sampled by the model's suggestion rather than `settings`. Returns the exit
+        status 0."""
         prompts = Prompts(history)
         with typing_hidden(), self._interrupts.listening():
             async with self._client() as client:

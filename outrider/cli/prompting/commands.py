@@ -1,6 +1,6 @@
-"""What a line of a conversation is: text for the model, or a command of ours (pure).
+"""Distinguishes text for the model from commands in a line of a conversation (pure).
 
-The commands are those of `ollama run` and of chat programs like it, where they mean the same.
+The commands are those of `ollama run` and similar programs, with the same meaning.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COMMANDS: Final = {
     "/reset": "",
     "/bye": "",
 }
-"""Each with what it takes."""
+"""Each command with its argument."""
 
 HELP: Final = """\
 /model NAME    ask this model from now on; without a name: which one is asked
@@ -48,8 +48,8 @@ _FORM: Final = re.compile(r"/([a-z?]+)(?:\s+(.*))?\s*", re.DOTALL | re.IGNORECAS
 
 
 def read(line: str) -> Command | str:
-    """A command, or the text for the model. Raises InvalidRequestError for a command that there is
-    not, and for one with an argument that takes none."""
+    """A command, or the text for the model. Raises InvalidRequestError for an unknown command, and
+    for an argument to a command that takes none."""
     if line.startswith("//"):
         return line[1:]
     if (found := _FORM.fullmatch(line)) is None:

@@ -1,4 +1,4 @@
-"""A conversation at a terminal: what is typed is a message for the model, or a command of ours."""
+"""A conversation at a terminal: each line is a message for the model, or a command."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ if TYPE_CHECKING:
 
 _WELCOME: Final = "/help lists the commands, /bye ends; Ctrl-C stops a reply."
 _MAX_SHOWN_CHARS: Final = 65_536
-"""Of the conversation that a resized terminal is painted with anew: more than a screen has."""
+"""Most characters of the conversation with which a resized terminal is repainted: more than a
+screen has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What commands change."""
+    """Settings that commands change."""
 
     model: str
     """Empty: the edge's default."""
     system: str | None
     sampling: SamplingParams
     sampling_source: str = ""
-    """Where the values are from, for people; "" where flags say them."""
+    """Origin of the sampling values, for the user; "" if flags set them."""
 
 
 class Asks(Protocol):
@@ -53,7 +54,7 @@ Reply: TypeAlias = "Callable[[list[Message], Settings, Painter], Awaitable[ChatR
 
 
 class Conversation:
-    """What was said, and with which settings."""
+    """The messages so far and the settings."""
 
     def __init__(
         self,
@@ -63,9 +64,9 @@ class Conversation:
         check_model: Callable[[str], Awaitable[str]],
         choose: Choose | None = None,
     ) -> None:
-        """`check_model` gives the name to ask with for what a user calls a model; it raises
-        OutriderError for one that is not served.
-        `choose`: None where the settings say how replies are sampled."""
+        """`check_model` returns the served name for a user's model name; raises OutriderError for
+        one that is not served. `choose` picks the sampling of replies; None: that of the
+        settings."""
         self._prompts = prompts
         self._reply = reply
         self._settings = settings
@@ -132,7 +133,7 @@ class Conversation:
         )
 
     async def _obey(self, command: Command) -> str:
-        """Do it, and what to say of it. Raises OutriderError."""
+        """Carry out a command; returns the line to print. Raises OutriderError."""
         argument = command.argument
         match command.name:
             case "/model":
@@ -176,7 +177,7 @@ class Conversation:
             with file.open("x", encoding="utf-8") as out:
                 out.write(text + "\n")
         except FileExistsError:
-            raise InvalidRequestError(f"{file} is there already; name another file") from None
+            raise InvalidRequestError(f"{file} exists already; name another file") from None
         except OSError as error:
             raise InvalidRequestError(f"{file} cannot be written: {error.strerror}") from error
         return f"{len(self._said)} messages are in {file}"

@@ -95,7 +95,7 @@ Logprobs = Annotated[
 
 
 NoPrompt: TypeAlias = InvalidRequestError
-"""Stands for a line of --prompt-file that holds no prompt, and says why."""
+"""Stands for a line of --prompt-file without a valid prompt; its message gives the reason."""
 
 
 def read_prompts(
@@ -119,8 +119,8 @@ def piped_prompt() -> str:
     text = _from_stdin().removesuffix("\n")
     if not text.strip():
         raise InvalidRequestError(
-            "there is nothing to ask: give a prompt as argument, with --prompt or --prompt-file, "
-            "or pipe one in; a conversation needs a terminal"
+            "no prompt was given; give a prompt as argument, with --prompt or --prompt-file, or "
+            "pipe one in; a conversation needs a terminal"
         )
     check_text(text)
     return text
@@ -181,7 +181,7 @@ def _from_line(line: str, where: str) -> str | NoPrompt:
 
 
 def report_failure(prompt: str | NoPrompt, error: OutriderError, *, as_json: bool) -> None:
-    """One of several prompts has no answer; the others go on."""
+    """Report that one of several prompts has no answer."""
     print(f"outrider: {error.message}", file=sys.stderr, flush=True)
     if as_json:
         told = {"reason": error.reason, "message": error.message}
@@ -235,7 +235,8 @@ def logprobs_as_objects(logprobs: Iterable[TokenLogprobs | None]) -> list[object
 
 
 def _as_object(token: ScoredToken) -> dict[str, object]:
-    """`token` is for people: of half a character there is no text, but there are bytes."""
+    """A token as printed by --json. `token` is for people: half a character has bytes but no
+    text."""
     return {
         "id": token.id,
         "token": token.text.decode(errors="replace"),
@@ -247,7 +248,7 @@ def _as_object(token: ScoredToken) -> dict[str, object]:
 def grammar(
     json_schema: Path | None, regex: str | None, lark: Path | None, *, json_object: bool
 ) -> Grammar | None:
-    """The grammar of the flags, of which one may be given. Raises InvalidRequestError."""
+    """The grammar of the flags, of which at most one may be given. Raises InvalidRequestError."""
     if sum((json_schema is not None, regex is not None, lark is not None, json_object)) > 1:
         raise InvalidRequestError("give one of: --json-schema, --json-object, --regex, --lark")
     if json_schema is not None:

@@ -1,4 +1,4 @@
-"""What `outrider chat` prints of a reply: its text, how long it took, or all of it as JSON."""
+"""Output of `outrider chat` for a reply: its text, how long it took, or all of it as JSON."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 INEXACT: Final = (
     "inexact: a replica was lost, and one that computes differently continued the reply"
 )
-"""Said of a reply that is not what one model alone would have written."""
+"""Printed below a reply that is not what a single model would have written."""
 
 
 class ReplyView:
-    """A reply as its events come: painted if it is `shown`. That it was interrupted is said in any
-    case, once for each outage: it is over with the next final text, not with the first sign of
-    life."""
+    """Shows a reply as its events arrive; its text only if `shown`. An interruption is always
+    reported, once for each outage, which ends with the next final text rather than the first sign
+    of life."""
 
     def __init__(
         self, painter: Painter, *, shown: bool, give_up_after_s: float, clock: Callable[[], float]
@@ -61,8 +61,7 @@ class ReplyView:
             self._paint(fresh, transcript.provisional)
 
     def break_off(self) -> None:
-        """The reply ended before it was whole: what is not final goes, what follows has a new
-        line."""
+        """End a reply that was not completed: erase provisional text and start a new line."""
         if self._shown and self.transcript.done is None and (self.transcript.text or self._reason):
             print(self._painter.paint("", "") if sys.stdout.isatty() else "", flush=True)
 
@@ -83,7 +82,7 @@ class ReplyView:
             print(f"outrider: {text}", file=sys.stderr, flush=True)
 
     def _paint(self, committed: str, provisional: str) -> None:
-        """Show what is new; only a terminal shows what may be taken back."""
+        """Show new text; provisional text is only shown on a terminal."""
         if sys.stdout.isatty():
             sys.stdout.write(self._painter.resize(*terminal_size()))
             sys.stdout.write(self._painter.paint(committed, provisional))
@@ -112,7 +111,7 @@ def report(prompt: str, result: ChatResult, *, as_json: bool, shown: bool) -> No
 
 
 def closing_lines(result: ChatResult) -> list[str]:
-    """What is said below a reply."""
+    """Lines printed below a reply."""
     calls = [f"calls {call.name}({call.arguments})" for call in result.tool_calls]
     return [*calls, summary(result), *([INEXACT] if result.inexact else [])]
 
@@ -126,7 +125,7 @@ _ENDS: Final = {
 
 
 def summary(result: ChatResult) -> str:
-    """One line: tokens, why it ended, times, speed, and what it costs."""
+    """One line: tokens, finish reason, times, speed, and cost."""
     stats, times = result.speculation_stats, result.timings
     early = f", {stats.shown_tokens} shown early" if stats.shown_tokens else ""
     erased = f", {stats.erased_tokens} corrected" if stats.erased_tokens else ""
@@ -153,7 +152,7 @@ def _is_seen_early(times: ClientTimings) -> bool:
 
 
 def in_words(number: int, one: str, more: str) -> str:
-    """So many of something."""
+    """A number with its noun."""
     return f"{number} {one if number == 1 else more}"
 
 

@@ -88,7 +88,7 @@ class _Runner:
     compiled: CompiledGrammar | None
     tools: tuple[str, ...] = ()
     reply_format: ReplyFormat | None = None
-    """With tools, of a model whose calls can be read."""
+    """How to read tool calls; None without tools."""
 
     def answer(
         self, system: str | None, prompt: str, params: SamplingParams, on_text: options.OnText
@@ -167,7 +167,7 @@ def _answer(
 
 
 def _read(text: str, reply_format: ReplyFormat | None) -> dict[str, object]:
-    """What a reply with tools holds. Ids of calls are the mesh's to give."""
+    """Parts of a reply with tools. Ids of calls are left out: a mesh assigns them."""
     if reply_format is None:
         return {}
     read = read_reply(text, reply_format, seed="")

@@ -1,5 +1,5 @@
-"""How the replies of a conversation are sampled when no flag says it (pure): as the model's makers
-suggest, since small models that are decoded greedily repeat themselves."""
+"""How the replies of a conversation are sampled without flags (pure): as the model's makers
+suggest, since small models repeat themselves under greedy decoding."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SamplingChoice:
-    """What was chosen, and why."""
+    """The sampling chosen, and the reason."""
 
     sampling: SuggestedSampling
     source: str
-    """Where the values are from, for people."""
+    """Origin of the values, for the user."""
     is_final: bool = True
     """Whether asking again would give the same."""
 
@@ -30,7 +30,7 @@ class SamplingChoice:
 
 
 def choose_sampling(model: str, models: Sequence[ModelInfo]) -> SamplingChoice:
-    """For a model, "" being the default, of those that an edge tells of."""
+    """Sampling for a model, "" being the default; `models` are those that the edge lists."""
     info = next((it for it in models if model in ("", it.name)), None)
     if info is None:
         why = "the edge does not describe this model to clients without a key"
@@ -46,7 +46,7 @@ def choose_sampling(model: str, models: Sequence[ModelInfo]) -> SamplingChoice:
 
 
 def in_words(params: SamplingParams) -> str:
-    """As flags would give it, for people; what is off is left out."""
+    """The sampling as flags would give it, for the user; values that are off are left out."""
     if params.temperature == 0:
         return "greedy"
     parts = [f"temperature {params.temperature:g}", f"top_p {params.top_p:g}"]

@@ -1,4 +1,4 @@
-"""What a user types in a conversation: messages with a line editor, and Ctrl-C."""
+"""Input of a conversation: messages from a line editor, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Prompts:
         )
 
     async def ask(self, prompt: str) -> str | None:
-        """What was typed; None at Ctrl-D. Raises KeyboardInterrupt at Ctrl-C on an empty line."""
+        """The line typed; None at Ctrl-D. Raises KeyboardInterrupt at Ctrl-C on an empty line."""
         try:
             # Ctrl-C is a key here; the signal, which others may send, stays with `Interrupts`.
             return await self._session.prompt_async(prompt, handle_sigint=False)
@@ -99,7 +99,8 @@ def _completer() -> Completer:
 
 
 def _history(file: Path | None) -> History:
-    """The latest of the file, which nobody else may read; in memory where it cannot be written."""
+    """History of the newest lines, in a file that only this user can read; in memory if it cannot
+    be written."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
     if file is None:
@@ -121,10 +122,10 @@ def _history(file: Path | None) -> History:
 
 @contextlib.contextmanager
 def typing_hidden(descriptor: int = 0) -> Iterator[None]:
-    """What is typed while no line is asked for is not shown, as it would be in the middle of a
-    reply. It is kept for the next prompt, as a shell does it, unless Ctrl-C comes behind it.
-    Nothing is changed where this process is not in the foreground, which the terminal would stop
-    (termios(3), tcsetattr in a background process)."""
+    """Hide what is typed outside of prompts, which would appear in the middle of a reply. It is
+    kept for the next prompt, as a shell does, unless Ctrl-C follows. Does nothing if this process
+    is not in the foreground: the terminal would stop it (termios(3), tcsetattr in a background
+    process)."""
     try:
         if os.tcgetpgrp(descriptor) != os.getpgrp():
             raise OSError
@@ -143,7 +144,7 @@ def typing_hidden(descriptor: int = 0) -> Iterator[None]:
 
 
 class Interrupts:
-    """Who is to hear of Ctrl-C. Without `listening` it does what asyncio makes of it."""
+    """Decides what Ctrl-C does. Outside of `listening`, asyncio's handling applies."""
 
     def __init__(self) -> None:
         self._stop: Callable[[], None] | None = None
@@ -151,7 +152,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Around the conversation, in its task. Raises KeyboardInterrupt when it is to end."""
+        """Wraps the conversation, in its task. Raises KeyboardInterrupt if Ctrl-C is to end it."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None, "a conversation is a task"
         loop.add_signal_handler(signal.SIGINT, self._interrupted, task)
@@ -166,7 +167,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def stopping(self, stop: Callable[[], None]) -> Iterator[None]:
-        """Around a reply: Ctrl-C calls `stop`, once, and the reply is to end by that."""
+        """Wraps a reply: Ctrl-C calls `stop`, once, which ends the reply."""
         self._stop = stop
         try:
             yield

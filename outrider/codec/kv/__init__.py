@@ -1,4 +1,4 @@
-"""KV blocks in transit: frames that say what they hold, lossless or quantised."""
+"""KV blocks in transit: self-describing frames, lossless or quantised."""
 
 from outrider.codec.kv.frame import KvFrame as KvFrame
 from outrider.codec.kv.frame import KvHeader as KvHeader

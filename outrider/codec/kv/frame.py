@@ -1,4 +1,4 @@
-"""A KV frame: blocks of one prefix, with all that a receiver has to know to use them, or to refuse.
+"""A KV frame: blocks of one prefix, with all that a receiver needs to use or refuse them.
 
     frame   = magic "OKV" version:u8  header  crc32(all before):u32le  section*
     header  = payload dtype block_tokens            (LEB128 each, as all numbers of the header)
@@ -8,9 +8,9 @@
     section = length crc32(section):u32le bytes     one per block, in order
     bytes(x) = length x
 
-`decode_frame` reads the header alone. Who has it compares it with what its own engine is, and only
-then has sections decoded, one by one, into memory whose size the layout gives. A length
-reserves nothing by itself, and a checksum is compared before anything is unpacked.
+`decode_frame` reads only the header. The receiver compares it with its own engine, and only then
+decodes sections, one by one, into memory whose size the layout gives. A length reserves nothing by
+itself, and a checksum is compared before anything is unpacked.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from outrider.errors import MalformedFrameError
 
 MAGIC: Final = b"OKV\x01"
 MAX_NAME_BYTES: Final = 64
-"""Of a fingerprint, digest or hash."""
+"""Longest fingerprint, digest or hash."""
 MAX_GROUPS: Final = 256
 MAX_TOKENS: Final = 1 << 20
 _CRC: Final = struct.Struct("<I")
@@ -42,19 +42,19 @@ _Kind = TypeVar("_Kind", bound=IntEnum)
 
 @dataclass(frozen=True, slots=True)
 class KvHeader:
-    """What the blocks of a frame are, and of which prefix."""
+    """Description of a frame's blocks and their prefix."""
 
     payload: Payload
     layout: KvLayout
     fingerprint: bytes
-    """Of the engine that computed them (EngineInfo.fingerprint); only an engine of the same one may
-    import them."""
+    """Fingerprint of the engine that computed them (EngineInfo.fingerprint); only an engine with
+    the same one may import them."""
     vocabulary_digest: bytes
     parent_hash: bytes
     """Hash of the block before the first one, which stands for all ids before
     (outrider.codec.block_hashes); of the salt's root for the beginning."""
     ids: tuple[int, ...]
-    """Of all blocks together: a multiple of layout.block_tokens."""
+    """Ids of all blocks together: a multiple of layout.block_tokens."""
 
     @property
     def num_blocks(self) -> int:
@@ -69,7 +69,7 @@ class KvFrame:
     header: KvHeader
     data: memoryview
     begin: int
-    """Where the first section begins."""
+    """Offset of the first section."""
 
     def blocks(self) -> Iterator[bytes]:
         """Each block's bytes, in order, decoded when asked for. Raises MalformedFrameError."""
@@ -84,8 +84,8 @@ class KvFrame:
 
 
 def encode_frame(header: KvHeader, blocks: Sequence[bytes | memoryview]) -> bytes:
-    """The frame of `blocks`, `layout.block_bytes` bytes each. Raises ValueError where they are not
-    as the header says."""
+    """The frame of `blocks`, `layout.block_bytes` bytes each. Raises ValueError if they do not fit
+    the header."""
     layout = header.layout
     if len(header.ids) != len(blocks) * layout.block_tokens:
         raise ValueError(f"{len(header.ids)} ids do not fill {len(blocks)} blocks")
@@ -143,7 +143,7 @@ def decode_frame(data: bytes | memoryview) -> KvFrame:
 
 
 class _Reader:
-    """Reads a frame from the front; every length is compared with what is there."""
+    """Reads a frame from the front; every length is checked against the bytes left."""
 
     def __init__(self, data: memoryview, at: int) -> None:
         self._data = data

@@ -11,12 +11,12 @@ from outrider.errors import MalformedFrameError
 
 MAX_PLANES: Final = 1 << 12
 MAX_BLOCK_BYTES: Final = 1 << 28
-"""Of one block over all layers: more than any model here has, less than what a lying header could
+"""Largest block over all layers: more than any model here has, less than what a false header could
 use to exhaust memory."""
 
 
 class KvDtype(IntEnum):
-    """Numbers that a plane holds; the values are those of the wire."""
+    """Types of a plane's numbers, by their values on the wire."""
 
     BF16 = 0
     F32 = 1
@@ -92,5 +92,5 @@ class KvLayout:
 def uniform_layout(
     dtype: KvDtype, *, num_layers: int, num_heads: int, block_tokens: int, head_size: int
 ) -> KvLayout:
-    """The layout of a model whose layers are all alike."""
+    """The layout of a model whose layers are all equal."""
     return KvLayout(dtype, block_tokens, (PlaneGroup(2 * num_layers, num_heads, head_size),))

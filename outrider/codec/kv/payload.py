@@ -2,16 +2,16 @@
 
 **Lossless.** A bf16 number is a sign, 8 bits of exponent and 7 of mantissa. The exponents of real
 KV take few values (2.8 bits of entropy measured), signs and mantissas are noise. So the exponents
-go through zstd's entropy coder as a plane of their own, and the rest travels as it is. (Splitting
-by planes is what ZipNN, arXiv 2411.05239, and SplitZip, arXiv 2605.01708, do.) float32 and float16
-are split the same way; what is below their exponents is incompressible too.
+go through zstd's entropy coder as a plane of their own, and the rest travels as it is. (ZipNN,
+arXiv 2411.05239, and SplitZip, arXiv 2605.01708, split by planes in the same way.) float32 and
+float16 are split likewise; the bits below their exponents are incompressible too.
 
 **Quantised.** Keys share a scale per channel and block, values one per token, since a few channels
 of keys are large and those of values are not (KIVI, arXiv 2402.02750, section 3). Levels travel as
 zigzag bytes, again through zstd, which takes less than varints do: 6.6 to 7.5 bits at 8, against
-8.3 to 9.2. For lossy modes alone: text from it is not exact.
+8.3 to 9.2. Only for lossy modes: text from it is not exact.
 
-Everything here is vectorised over a whole block and lets go of the GIL for most of its time.
+Everything here is vectorised over a whole block and releases the GIL for most of its time.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 _LEVEL: Final = 1
-"""Of zstd: its entropy coder does all the work here; higher levels look for repeats in vain, at a
-tenth of the speed."""
+"""Compression level of zstd: only its entropy coder matters here; higher levels look for repeats in
+vain, at a tenth of the speed."""
 _MIN_ZSTD_BYTES: Final = 4
 _LENGTH: Final = struct.Struct("<I")
 _SCALE_STEP: Final = np.uint16(1 << 6)
@@ -49,11 +49,11 @@ _EXPONENT: Final = {
 
 _KEYS_AND_VALUES: Final = ((0, 2), (1, 3))
 """The first plane of a group, and the axis of [planes, heads, tokens, head size] along which its
-numbers share a scale: that of tokens for keys, that of channels for values."""
+numbers share a scale: tokens for keys, channels for values."""
 
 
 class Payload(IntEnum):
-    """What a section holds; the numbers are those of the wire."""
+    """Encoding of a section, by its number on the wire."""
 
     EXACT = 0
     Q8 = 1
@@ -110,7 +110,7 @@ def _rest(words: Words, dtype: KvDtype) -> tuple[memoryview, ...]:
 
 
 def _rest_bytes(layout: KvLayout) -> int:
-    """Of signs and mantissas in a section."""
+    """Bytes of signs and mantissas in a section."""
     num_bytes = {KvDtype.BF16: 1, KvDtype.F16: 2, KvDtype.F32: 3}[layout.dtype]
     return layout.block_values * num_bytes
 
@@ -226,7 +226,7 @@ def _compress(plane: Bytes) -> bytes:
 
 
 def _max_packed_bytes(count: int) -> int:
-    """Of `count` bytes that cannot be packed (zstd.h, ZSTD_COMPRESSBOUND)."""
+    """Size of `count` bytes that zstd cannot compress (zstd.h, ZSTD_COMPRESSBOUND)."""
     return count + (count >> 8) + (max(0, (128 << 10) - count) >> 11)
 
 

@@ -9,15 +9,15 @@ model, one file for each combination of everything the answer depends on:
 - the CPU: every field of /proc/cpuinfo that does not change while the machine runs (family, model,
   stepping, microcode, flags), its caches, and the number of CPUs this process may use;
 - OpenVINO: its version with the commit, all properties of the compiled model (precision, threads,
-  quantization group, the instruction set that it chose), and the environment variables by which
-  it or its libraries can be told to choose other kernels;
+  quantization group, the instruction set that it chose), and the environment variables that
+  can make it or its libraries choose other kernels;
 - this package's source, so any change of what is compiled or compared is a new combination;
 - how calls are laid out (smallest call, smallest number of logits), as found by this start.
 
-This is safe because a fact that cannot be found out means that nothing is remembered, a fact that
-differs in any way names another file, and calls of few rows, which run at every start anyhow, are
-still compared at every start. A file that is damaged or says something else is ignored and written
-anew; a directory that cannot be written costs only the time.
+This is safe: if a fact cannot be found out, nothing is remembered; a fact that differs in any way
+names another file; and calls of few rows, which run at every start anyhow, are compared at every
+start. A damaged or unexpected file is ignored and written anew; a directory that cannot be written
+costs only the time.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ _LIBRARY_PREFIXES: Final = (
     "KMP_",
     "MKL_",
 )
-"""Of environment variables that OpenVINO and its libraries read."""
+"""Prefixes of environment variables that OpenVINO and its libraries read."""
 _NAME_ONLY: Final = ("NETWORK_NAME", "SUPPORTED_PROPERTIES")
-"""Properties of a compiled model that say nothing about how it computes."""
+"""Properties of a compiled model that do not affect how it computes."""
 
 log = structlog.get_logger()
 
 
 def known_facts(directory: Path, compiled: Any, layout: Facts) -> Facts | None:
-    """What an answer for the converted model in `directory`, as `compiled`, depends on; `layout` is
-    what the caller adds. None where one of them cannot be found out: on a system that does not tell
-    its CPU, or for a model without a manifest of its files."""
+    """Everything that the answer for the converted model in `directory`, compiled as `compiled`,
+    depends on, with the caller's `layout`. None if a fact is missing: on a system that does not
+    report its CPU, or for a model without a manifest of its files."""
     try:
         cpu = cpu_identity()
         manifest = (directory / MANIFEST).read_bytes()
@@ -103,7 +103,7 @@ def remember(directory: Path, facts: Facts, max_rows: int) -> None:
 
 
 def _record(facts: Facts, max_rows: int) -> dict[str, Any]:
-    """What a file says; the digest covers the answer too, so a damaged number is noticed."""
+    """Contents of a file; the digest covers the answer too, so a damaged number is noticed."""
     body = {"facts": facts, "max_rows": max_rows}
     return {**body, "sha256": _digest(body)}
 
@@ -127,7 +127,7 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _source_digest() -> str:
-    """Of this package, and of the rule by which calls are rounded."""
+    """SHA-256 of this package's source and of the rule by which calls are rounded."""
     files = [*sorted(Path(__file__).parent.glob("*.py")), Path(base.__file__)]
     digest = hashlib.sha256()
     for file in files:

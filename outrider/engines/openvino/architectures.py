@@ -1,7 +1,7 @@
-"""Which GGUF files the converter turns into a graph that computes what the file says.
+"""Which GGUF files the converter turns into a graph that computes what the file describes.
 
-The converter goes by names it knows and leaves the rest out without a word, so a file is served
-only if everything in it is known here. Gemma 3 it does not know: gemma_graph builds those graphs.
+The converter reads the names it knows and silently ignores the rest, so a file is served only if
+everything in it is known here. It does not know Gemma 3, whose graphs gemma_graph builds.
 tests/engines/openvino/test_formats.py compares each of these architectures with the numpy
 reference.
 """

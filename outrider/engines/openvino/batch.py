@@ -22,8 +22,8 @@ Inputs: TypeAlias = dict[str, _Array]
 
 
 def attention_rows(num_rows: int, *, exact: bool) -> int:
-    """Rows in attention of a call of `num_rows` that is fixed: with duplication (decision 0002)
-    twice as many as there are at most; what is not needed is a sequence that costs little."""
+    """Rows in attention of a fixed call of `num_rows`: with duplication (decision 0002) the most
+    possible, twice as many. Unused ones form a sequence that costs little."""
     return 2 * num_rows if exact else num_rows
 
 
@@ -38,7 +38,7 @@ class CallLayout:
     exact: bool
     """Whether a sequence of one row enters attention twice (decision 0002)."""
     spare_blocks: Ids
-    """Where the KV of rows that nobody asked for lands."""
+    """Blocks that receive the KV of padding rows."""
     max_rows: int = 0
     """Most rows of a call; more are computed in several, one after the other. 0: any number."""
 
@@ -97,7 +97,7 @@ def _cut(slices: Sequence[SequenceSlice], max_rows: int) -> Iterator[list[Sequen
 
 
 class _Rows:
-    """The rows of a call; `pad` adds some that nobody asks for."""
+    """The rows of a call; `pad` adds rows whose results are not used."""
 
     def __init__(self, slices: Sequence[SequenceSlice], *, duplicates: bool) -> None:
         self._tokens = [part.tokens for part in slices]
@@ -137,8 +137,8 @@ class _Rows:
 
     def pad(self, num_rows: int, num_entering: int, spare_blocks: Ids) -> None:
         """Fill up to `num_rows`, and up to `num_entering` in attention: the same number unless
-        there are duplicates. To attention the padding is one more sequence, whose KV lands in
-        blocks that nobody else has."""
+        there are duplicates. To attention the padding is one more sequence, whose KV goes to blocks
+        of its own."""
         self._num_padding = num_rows - self.num_rows
         nothing = [0] * self._num_padding
         self._positions += nothing

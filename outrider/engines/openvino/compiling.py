@@ -1,8 +1,8 @@
 """Compiled models: one that takes any number of rows, and one for each number that is frequent.
 
-A model whose number of rows is fixed prepares its kernels once, where the free one looks at every
-shape in every call and prepares anew when the number changes (decision 0004). Each holds weights of
-its own, laid out for its kernels.
+A model whose number of rows is fixed prepares its kernels once; the other one looks at every shape
+in every call and prepares anew when the number changes (decision 0004). Each holds weights of its
+own, laid out for its kernels.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from outrider.errors import ConfigError, EngineError
 
 
 class Compiler:
-    """One transformed graph, of which a copy for a number of rows shares the constants."""
+    """One transformed graph; its copies for fixed numbers of rows share the constants."""
 
     def __init__(self, model: ConvertedModel, config: EngineConfig) -> None:
         """Read and transform. Raises EngineError, and ConfigError for a precision that this CPU
-        lacks."""
+        does not have."""
         self._core = ov.Core()
         self.precision = precision_of(config.precision, self._core)
-        """Of all models compiled here: bf16 or f32."""
+        """Precision of all models compiled here: bf16 or f32."""
         layout = layout_of(model.facts.layout)
         group = layout.dynamic_group if config.dynamic_quantization else 0
         self._settings = _settings(config, self.precision, group)
@@ -52,9 +52,8 @@ class Compiler:
         return self._compiled(copy)
 
     def finish(self) -> None:
-        """No model is compiled after this. The compiled ones have weights of their own: of the
-        mapped file they read the embeddings of a call's tokens alone, so its pages are given back.
-        """
+        """No model is compiled after this. The compiled ones have weights of their own and read
+        only the embeddings of a call's tokens from the mapped file, so its pages are released."""
         self._free = None
         give_back_pages(self._weights)
 
@@ -66,12 +65,13 @@ class Compiler:
 
 
 def precision_of(asked: Precision, core: Any) -> str:
-    """bf16 or f32. With `auto` f32 where bf16 has no instructions, and on CPUs with AMX: there
-    OpenVINO 2026.4 rounds no inputs to 8 bits in bf16, and a call of few rows takes half as long
-    again as in f32 (decision 0002).
+    """bf16 or f32. `auto` means f32 on CPUs without instructions for bf16, and on CPUs with AMX:
+    there OpenVINO 2026.4 does not round inputs to 8 bits in bf16, and a call of few rows takes half
+    as long again as in f32 (decision 0002).
 
-    Raises ConfigError for bf16 on a CPU without instructions for it: there the kernels of paged
-    attention take f32 alone."""
+    Raises ConfigError for bf16 on a CPU without instructions for it, where the kernels of paged
+    attention take only f32.
+    """
     has_bf16 = "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     if asked == "auto":
         return "bf16" if has_bf16 and "amx_bf16" not in cpu_flags() else "f32"

@@ -1,11 +1,11 @@
 """Which calls of this engine, on this CPU, compute the same bits; found by trying at start-up.
 
-Kernels are chosen by the number of rows of a product, and where the choice changes, so may the last
-bits. Which numbers these are depends on the CPU: with bf16 on one with AMX, products of up to four
+Kernels are chosen by the number of rows of a product, and with another kernel the last bits may
+change. The numbers concerned depend on the CPU: with bf16 on one with AMX, products of up to four
 rows differ from larger ones (decision 0002). So each size of call computes the same tokens once,
 before the engine serves, and calls of a size that differs are padded to one that does not. In f32
-without VNNI instructions it is the many rows that differ, from some 90 on: there a larger call is
-computed as several.
+without VNNI instructions large calls differ, from some 90 rows on: a larger call is then computed
+as several.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from outrider.errors import EngineError
 PROBE_ROWS: Final = 48
 """Rows of the call that the others are compared with."""
 _HEAD_PROBE_ROWS: Final = 16
-"""Rows of the calls in which numbers of rows of the output head are tried."""
+"""Rows of the calls that try numbers of rows of the output head."""
 _LARGER_ROWS: Final = (64, 128)
 LONG_PROBE_ROWS: Final = 256
 """Rows of a call like a large chunk of a prompt."""
 _CHUNK_ROWS: Final = 32
 """Rows of the calls into which the long probe is cut, to compare."""
 _INEXACT_ROWS: Final = (1, 4)
-"""Rows of further calls that tell engines apart of which calls need not agree."""
+"""Rows of further calls that go into the fingerprint of engines whose calls need not agree."""
 _FEW_LOGITS: Final = (1, 2, 4, 8)
 """Rows of the output head that are tried; kernels differ for the fewest."""
 _COMPARED_LOGITS: Final = 8
@@ -36,8 +36,8 @@ _COMPARED_LOGITS: Final = 8
 
 Compute: TypeAlias = Callable[[int, int, int], Logits]
 """compute(past, n, r): the logits [r, V] of the last r of n probe tokens, the first of which is at
-position `past`, in a call of n rows; KV before it is what earlier calls left. A later call may
-overwrite them."""
+position `past`, in a call of n rows. The KV before it is that of earlier calls. A later call may
+overwrite the result."""
 
 
 def compute_reference(compute: Compute, max_tokens: int) -> Logits:
@@ -54,7 +54,7 @@ def compute_samples(compute: Compute, max_tokens: int) -> Logits:
 
 
 def least_logits(compute: Compute, max_tokens: int) -> int:
-    """Fewest rows of the output head from which on all numbers of them give the same bits."""
+    """The least number of rows of the output head from which on all numbers give the same bits."""
     most = min(_HEAD_PROBE_ROWS, max_tokens)
     reference = compute(0, most, most).copy()
     return _least(
@@ -65,7 +65,7 @@ def least_logits(compute: Compute, max_tokens: int) -> int:
 
 
 def least_rows(compute: Compute, reference: Logits, sizes: Sequence[int]) -> int:
-    """Fewest rows of a call, of `sizes`, from which on all give the same bits."""
+    """The least of `sizes` from which on calls of all sizes give the same bits."""
     most = len(reference)
     return _least(
         [size for size in sizes if size < most],
@@ -75,9 +75,9 @@ def least_rows(compute: Compute, reference: Logits, sizes: Sequence[int]) -> int
 
 
 def most_rows(compute: Compute, reference: Logits, max_tokens: int) -> int:
-    """Most rows of a call up to which all give the same bits; 0: all do, however many rows they
-    have. A size for which there is no room is not tried, and counts as one that differs. Raises
-    EngineError if text would depend on how a prompt is cut into such calls."""
+    """The most rows of a call up to which all sizes give the same bits; 0: no limit. A size for
+    which the context has no room is not tried and counts as one that differs. Raises EngineError if
+    text would depend on how a prompt is cut into such calls."""
     most = PROBE_ROWS
     for num_rows in _LARGER_ROWS:
         if num_rows > max_tokens:
@@ -100,7 +100,7 @@ def most_rows(compute: Compute, reference: Logits, max_tokens: int) -> int:
 
 
 def _last_logits(compute: Compute, num_rows: int) -> Logits:
-    """Of the long probe, computed in calls of so many rows."""
+    """Last logits of the long probe, computed in calls of `num_rows`."""
     begins = range(0, LONG_PROBE_ROWS, num_rows)
     for past in begins:
         rows = compute(past, min(num_rows, LONG_PROBE_ROWS - past), _COMPARED_LOGITS)
@@ -113,7 +113,7 @@ def same_bits(one: Logits, other: Logits) -> bool:
 
 
 def _least(candidates: Sequence[int], most: int, agrees: Callable[[int], bool]) -> int:
-    """The smallest from which on all agree with `most`, which agrees with itself."""
+    """The smallest candidate from which on all agree with `most`, which agrees with itself."""
     least = most
     for candidate in sorted(candidates, reverse=True):
         if not agrees(candidate):

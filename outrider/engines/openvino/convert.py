@@ -1,9 +1,9 @@
-"""From a GGUF file, or a checkpoint written as one, to OpenVINO's intermediate representation.
+"""Converts a GGUF file, or a checkpoint written as one, to OpenVINO's intermediate representation.
 
-The converter (openvino_genai's GGUF reader) gives the graph; it builds a whole pipeline on the
-way, so it runs in a child process, which gives the memory back. Graphs of Gemma 3, which it does
-not know, are built here (gemma_graph). The weights are the file's own, stored as the layout says.
-What is saved also runs under openvino_genai's own pipelines.
+The converter (openvino_genai's GGUF reader) gives the graph. It builds a whole pipeline on the way,
+so it runs in a child process, whose memory is freed at its end. Graphs of Gemma 3, which the
+converter does not know, are built here (gemma_graph). The weights are the file's own, stored by the
+layout. What is saved also runs under openvino_genai's own pipelines.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from outrider.models.gguf_file import content_of, open_gguf
 from outrider.models.store import ModelStore
 
 CONVERTER_VERSION = 3
-"""A new number whenever the files or what they mean change."""
+"""Raised whenever the files or their meaning change."""
 _log = structlog.get_logger()
 
 _FACTS = "facts.json"
@@ -71,7 +71,7 @@ except RuntimeError:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What the engine must know of a model besides its graph."""
+    """Facts about a model that the engine needs besides its graph."""
 
     vocabulary_size: int
     max_context_tokens: int
@@ -83,7 +83,7 @@ class ModelFacts:
     worst_matrix: str = ""
     """The matrix with the largest such error of its own."""
     worst_weight_error: float | None = None
-    """Its error."""
+    """Error of the worst matrix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +109,12 @@ class ConvertedModel:
 def converted(
     spec: ModelSpec, store: ModelStore, layout: str = DEFAULT_LAYOUT, *, kv_bytes: int = 0
 ) -> ConvertedModel:
-    """The converted model; fetched and converted if the store lacks it. OpenVINO's folders have a
-    layout of their own.
+    """The converted model; fetched and converted if the store does not have it. OpenVINO's folders
+    have a layout of their own.
 
     Raises what ModelStore.ensure raises, EngineError if the conversion fails, and
-    InsufficientMemoryError, before it converts for minutes, for what could not be loaded with a KV
-    pool of `kv_bytes` (0: the smallest).
+    InsufficientMemoryError, before minutes of conversion, if the model could not be loaded with a
+    KV pool of `kv_bytes` (0: the smallest).
     """
     artifact = store.ensure(spec.source, sha256=spec.sha256)
     files = unpacked(artifact, store) if is_archive(artifact.path) else None
@@ -141,7 +141,7 @@ def converted(
 
 
 def read_converted(directory: Path, head_ids: Ids | None = None) -> ConvertedModel:
-    """What `convert` made."""
+    """The model that `convert` wrote into `directory`."""
     facts = ModelFacts(**json.loads((directory / _FACTS).read_text()))
     return ConvertedModel(directory, facts, head_ids)
 
@@ -166,7 +166,7 @@ def read_folder(directory: Path) -> ConvertedModel:
         ) from error
     if "input_ids" not in inputs or not model.get_sinks():
         raise UnsupportedModelError(
-            f"{_GRAPH} takes no input_ids or keeps no state: export it as a stateful model of text"
+            f"{_GRAPH} takes no input_ids or keeps no state; export it as a stateful model of text"
         )
     if size != facts.vocabulary_size:
         raise UnsupportedModelError(
@@ -227,9 +227,9 @@ def _with_errors(facts: ModelFacts, errors: Mapping[str, WeightError]) -> ModelF
 
 
 def run_converter(source: Path, work: Path, *, repack: bool) -> RepackedModel | None:
-    """Have the converter write a graph, and the tokenizer, into `work`: of the file itself, or of
-    its copy in Q8_0, whose matrices are then returned; of Gemma 3 always of the copy, without a
-    tokenizer. Raises as `convert`."""
+    """Have the converter write a graph and the tokenizer into `work`, from the file itself or, with
+    `repack`, from its copy in Q8_0, whose matrices are returned. Gemma 3 is always built from the
+    copy and without tokenizer. Raises as `convert`."""
     copy = work / "model.gguf"  # the converter writes beside its input and goes by the suffix
     if content_of(open_gguf(source), "general.architecture") == GEMMA3:
         rewritten = RepackedModel(source, copy)
@@ -249,8 +249,8 @@ def run_converter(source: Path, work: Path, *, repack: bool) -> RepackedModel | 
 def save_graph(
     work: Path, folder: Path, layout: Layout, repacked: RepackedModel | None
 ) -> dict[str, WeightError]:
-    """Write the graph in `work` into `folder`, its weights as the layout says, and return how far
-    they lie from the file's."""
+    """Write the graph in `work` into `folder`, with its weights stored by the layout; returns the
+    error of each matrix against the file."""
     model = ov.Core().read_model(work / _GRAPH)
     errors = lay_out_weights(model, layout, repacked)
     if repacked is not None and repacked.rotary is not None:

@@ -31,11 +31,13 @@ def open_embedders(
     threads: int = 1,
     precision: Precision = "auto",
 ) -> tuple[OpenVinoEmbedder, ...]:
-    """So many, of so many threads each, which share the weights. Blocks for seconds. `auto` is
-    float32: vectors are compared with those of other programs, and bf16 moves their third digit.
+    """`count` embedders of `threads` threads each, which share the weights. Blocks for seconds.
+    `auto` is float32: vectors are compared with those of other programs, and bf16 changes their
+    third digit.
 
     Raises EngineError, UnsupportedModelError, EngineError on a CPU on which a vector would depend
-    on what else is computed, and ConfigError for bf16 on one that has not got it."""
+    on what else is computed, and ConfigError for bf16 on a CPU without it.
+    """
     core = ov.Core()
     computed_in = "f32" if precision == "auto" else precision_of(precision, core)
     settings = {
@@ -69,7 +71,7 @@ class OpenVinoEmbedder:
     """One infer request of a compiled encoder."""
 
     def __init__(self, folder: EmbeddingFolder, request: Any, computed_in: str) -> None:
-        """Of `open_embedders`."""
+        """Called by `open_embedders`."""
         self._facts = folder.facts
         self._request = request
         self.info = EmbedderInfo(
@@ -82,7 +84,7 @@ class OpenVinoEmbedder:
         )
 
     def embed(self, texts: Sequence[Ids]) -> Vectors:
-        """As Embedder.embed."""
+        """Vectors of texts; see Embedder.embed."""
         lengths = [len(ids) for ids in texts]
         padded = padded_tokens(max(lengths))
         if any(padded_tokens(length) != padded for length in lengths):
@@ -100,15 +102,18 @@ class OpenVinoEmbedder:
         except RuntimeError as error:
             raise EngineError(f"the engine failed: {error}") from error
         if not np.isfinite(states[:, 0]).all():
-            raise EngineError("the engine computed what is no number; choose another model")
+            raise EngineError(
+                "the engine computed values that are not finite; choose another model"
+            )
         return pool(states, lengths, self._facts.pooling, normalizes=self._facts.normalizes)
 
     def close(self) -> None:
-        """As Embedder.close."""
+        """Release the request; see Embedder.close."""
         self._request = None
 
     def checked_fingerprint(self) -> bytes:
-        """Of probes, each computed alone and among others. Raises EngineError."""
+        """Fingerprint of probe texts, each computed by itself and among others. Raises EngineError
+        if the vectors differ."""
         found: list[Vectors] = []
         lengths, counts = _PROBES
         for length in lengths:

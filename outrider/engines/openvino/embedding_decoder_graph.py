@@ -1,12 +1,12 @@
-"""The graph of a decoder that embeds, of the Qwen3 kind (arXiv 2505.09388), built from its weights:
-ids to one vector a token, of which the last one is the text's.
+"""The graph of an embedding decoder of the Qwen3 kind (arXiv 2505.09388), built from its weights:
+ids to one vector per token; the last one is the text's.
 
 Each layer, with x the state and n a norm by the root of the mean square:
 
     x = x + out(attention(n(x)))
     x = x + down(silu(gate(n(x))) * up(n(x)))
 
-A token sees itself and those before it, so padding behind a text is seen by none of its tokens.
+A token attends to itself and those before it, so padding behind a text affects none of its tokens.
 Heads of queries and keys are normed, then turned by their position (RoPE, arXiv 2104.09864);
 several heads of queries share one of keys and values.
 """

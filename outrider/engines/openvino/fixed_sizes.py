@@ -1,4 +1,4 @@
-"""For which numbers of rows a model is compiled once more (pure; decision 0004)."""
+"""Chooses the numbers of rows for which a model is compiled once more (pure; decision 0004)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ def choose_sizes(
     kv_bytes: int,
     asked_bytes: int = 0,
 ) -> tuple[int, ...]:
-    """Those of `sizes`, ascending, that get a model of their own.
+    """The sizes, of ascending `sizes`, that get a model of their own.
 
-    Each holds the weights again, so their number follows from the size of the weights in the
-    converted file, from the memory that is free once the model is loaded (None: unknown), and from
-    what the KV pool will take of that, or from the `asked_bytes` that they may take. The smallest
-    come first: calls of few rows are the most frequent, and what a model of their own saves is the
-    largest part of them.
+    Each holds the weights again. So their number follows from the size of the converted weights,
+    the memory free once the model is loaded (None: unknown), the part of it that the KV pool takes,
+    and `asked_bytes`, their configured limit. The smallest come first: calls of few rows are the
+    most frequent and gain most from a model of their own.
     """
     most = fixed_budget(free_bytes, kv_bytes, asked_bytes) // compiled_bytes(weights_bytes)
     return tuple(sorted(sizes)[:most])

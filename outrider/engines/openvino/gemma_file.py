@@ -1,7 +1,7 @@
-"""What a GGUF file of Gemma 3 says of its computation, besides its tensors.
+"""How a GGUF file of Gemma 3 describes its computation, besides its tensors.
 
-Of six layers in a row, five see a window of the newest tokens and turn by a base of their own; the
-sixth sees all. Keys are those of llama.cpp; where a file leaves one out, llama.cpp's rule holds.
+Of six layers in a row, five attend to a window of the newest tokens and have a rotary base of their
+own; the sixth attends to all. Keys are those of llama.cpp; for missing keys llama.cpp's rule holds.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _LOCAL_BASE: Final = 10_000.0
 _GLOBAL_BASE: Final = 10_000.0
 """Bases of rotary frequencies where the file names none."""
 _WIDE_LAYERS: Final = 62
-"""So many layers has the model (27B) whose scores are scaled by the width's share of a head, not
-by the head's size; its files do not say so."""
+"""Number of layers of the model (27B) whose scores are scaled by width / number of heads instead of
+the head's size; its files do not state this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class GemmaLayer:
     window: int
     """A token sees so many: itself and those right before; 0: all before."""
     base: float
-    """Of rotary frequencies."""
+    """Base of rotary frequencies."""
     factor: float
-    """By which positions are divided."""
+    """Positions are divided by this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def _layers(reader: GGUFReader) -> tuple[GemmaLayer, ...]:
 
 
 def _linear_factor(reader: GGUFReader) -> float:
-    """Of the layers that see all."""
+    """Divisor of positions in layers with full attention."""
     kind = content_of(reader, f"{GEMMA3}.rope.scaling.type")
     if kind not in (None, "none", "linear"):
         _refuse(f"positions are scaled by the rule {str(kind)[:32]!r}")

@@ -39,7 +39,7 @@ _SLIDING_WINDOW: Final = 10
 
 def save_gemma(source: Path, graph: Path) -> None:
     """Write the graph of `source`, a GGUF file whose matrices are of Q8_0. Raises
-    UnsupportedModelError for a file that says another computation."""
+    UnsupportedModelError for a file with a computation that is not supported."""
     reader = open_gguf(source)
     file = read_gemma(reader)
     model = _Builder(file, {tensor.name: tensor for tensor in reader.tensors}).model()
@@ -65,7 +65,7 @@ def check_windows(model: Any, file: GemmaFile) -> None:
 
 @dataclass(frozen=True)
 class _Inputs:
-    """What all layers share."""
+    """Nodes shared by all layers."""
 
     beam: Any
     batch: Any
@@ -77,7 +77,7 @@ class _Inputs:
 
 
 class _Builder:
-    """Of one model."""
+    """Builds the graph of one model."""
 
     def __init__(self, file: GemmaFile, tensors: dict[str, Any]) -> None:
         self._file = file
@@ -85,7 +85,7 @@ class _Builder:
         self._sinks: list[Any] = []
 
     def model(self) -> Any:
-        """Of batches of sequences, as the converter's graphs."""
+        """The graph for batches of sequences, with the inputs of the converter's graphs."""
         ids = _parameter("input_ids", [-1, -1], np.int64)
         attended = _parameter("attention_mask", [-1, -1], np.int64)
         positions = _parameter("position_ids", [-1, -1], np.int64)
@@ -253,8 +253,8 @@ def _masks(ids: Any, attended: Any, windows: set[int]) -> dict[int, Any]:
 def _window_mask(
     keys: Any, queries: Any, window: int, before: Any, there: Any, shape: Any, total: Any
 ) -> Any:
-    """In the form in which OpenVINO knows the windows of gpt-oss: the constant added to the
-    queries' positions is what it takes, every node around has to be there."""
+    """The mask of a window, in the form that OpenVINO recognises for gpt-oss: it takes the window
+    from the constant added to the queries' positions, and needs every node around it."""
     anything = ops.constant(np.array(True))
     near = ops.greater(keys, ops.add(queries, _integers(-window)))
     seen = ops.bitwise_and(anything, near)
@@ -273,7 +273,7 @@ def _turning(layer: GemmaLayer) -> tuple[float, float]:
 
 
 def _length(ids: Any) -> Any:
-    """Of lines of a batch."""
+    """Length of the lines of a batch."""
     return ops.gather(ops.shape_of(ids), _integers(1), _integers(0))
 
 

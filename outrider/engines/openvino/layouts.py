@@ -1,8 +1,8 @@
 """How a converted model stores its weight matrices.
 
-A layout says what becomes of a matrix of the model file: into how many bits its values are rounded,
-and how many of a row share a scale. The values come from the file, not from the converter, whose
-reader rounds what some formats store exactly (decision 0013).
+A layout gives the bits that the values of a matrix are rounded to, and how many values of a row
+share a scale. The values come from the file, not from the converter, whose reader rounds what some
+formats store exactly (decision 0013).
 
 `python -m bench.fidelity` measures what each layout costs in time and in fidelity.
 """
@@ -109,10 +109,10 @@ _LAYOUTS: Final = {
 LAYOUTS: Final = tuple(_LAYOUTS)
 DEFAULT_LAYOUT: Final = "i8-groups-32"
 LAYOUT_OF_BITS: Final = {8: DEFAULT_LAYOUT, 4: "u4-groups-64"}
-"""By how many bits a weight is to have."""
+"""Layout for each supported number of bits per weight."""
 BITS_OF_LAYOUT: Final = {layout: bits for bits, layout in LAYOUT_OF_BITS.items()}
 AS_CONVERTED: Final = "as-converted"
-"""For files whose every matrix the converter reads without loss, as drafts of ours."""
+"""For files whose every matrix the converter reads without loss, such as our drafts."""
 
 
 def layout_of(name: str) -> Layout:
@@ -125,11 +125,11 @@ def layout_of(name: str) -> Layout:
 def lay_out_weights(
     model: Any, layout: Layout, repacked: RepackedModel | None
 ) -> dict[str, WeightError]:
-    """Store the matrices of a graph, made from `repacked`'s copy, as the layout says; without it as
-    the converter read them, but for what computes faster unchanged (make_symmetric). How far each
-    lies from the file's, by name; nothing without `repacked`.
+    """Store the matrices of a graph, made from `repacked`'s copy, by the layout. Without `repacked`
+    they stay as the converter read them, except what computes faster unchanged (make_symmetric).
+    Returns the error of each matrix against the file, by name; empty without `repacked`.
 
-    Raises UnsupportedModelError if the graph has a matrix that the model file lacks.
+    Raises UnsupportedModelError if the graph has a matrix that is not in the model file.
     """
     # What is no product (the embedding) stays as the copy has it.
     errors = dict(repacked.errors) if repacked is not None and layout.pack is not None else {}
@@ -164,7 +164,7 @@ def _error(matrix: FileMatrix, packed: CompressedWeights) -> WeightError:
 
 def make_symmetric(product: Any, weights: CompressedWeights) -> None:
     """Write u8 weights whose zero points are all 128 (Q8_0 as the converter reads it) as i8 without
-    zero points: the same values, computed with faster."""
+    zero points: the same values, computed faster."""
     if weights.values.get_element_type() != ov.Type.u8 or weights.zero_points is None:
         return
     if np.any(weights.zero_points.get_data() != _CENTRE):

@@ -21,11 +21,11 @@ from outrider.models.folder import is_archive
 from outrider.models.store import ModelStore
 
 _COMPOSER_VERSION: Final = 2
-"""A new number whenever a composed draft or what it means changes."""
+"""Raised whenever a composed draft or its meaning changes."""
 
 
 def load_engine(spec: ModelSpec, store: ModelStore, config: EngineConfig) -> OpenVinoEngine:
-    """Fetch and convert what is missing, then compile. Blocks for seconds."""
+    """Fetch and convert the model if necessary, then compile it. Blocks for seconds."""
     layout = LAYOUT_OF_BITS[config.weight_bits]
     model = converted(spec, store, layout, kv_bytes=config.kv_bytes)
     return OpenVinoEngine(model, config)

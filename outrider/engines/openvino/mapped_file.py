@@ -12,9 +12,9 @@ _MAPS: Final = Path("/proc/self/maps")
 
 
 def give_back_pages(path: Path) -> int:
-    """Let go of the pages of a file that this process has mapped for reading, and return how many
-    bytes were mapped. What is read again comes from the file, as the first time, so nothing has to
-    stop for this. Without Linux's list of mappings nothing is done."""
+    """Release the pages of a file that this process has mapped for reading; returns the number of
+    bytes mapped. Later reads fetch them from the file again, so readers need not stop. Does nothing
+    without Linux's list of mappings."""
     advice = getattr(mmap, "MADV_DONTNEED", None)
     if advice is None:
         return 0

@@ -14,9 +14,9 @@ _MAX_COUNT: Final = 1 << 31
 
 
 def count_of(reader: GGUFReader, name: str, default: int | None = None) -> int:
-    """A field that counts something; `default` where it is not there. Raises UnsupportedModelError,
-    naming the field, for what is no positive whole number: a list of one for each layer, as some
-    files have, or none without a default."""
+    """A field that counts something; `default` if it is missing. Raises UnsupportedModelError,
+    naming the field, unless it is a positive whole number: some files have a list with one for each
+    layer."""
     value = content_of(reader, name)
     value = default if value is None else value
     if type(value) is not int or not 0 < value < _MAX_COUNT:

@@ -132,10 +132,10 @@ class PagedModel:
         self.kv.release()
 
     def _agree(self, max_tokens: int, directory: Path, compiled: Any) -> Logits:
-        """Find the layout of which all calls compute the same bits (consistency). [n, V] what they
-        compute of the probe; without `exact`, what calls of several sizes do. The comparison of
-        large calls is remembered beside the model (agreed_calls). Raises EngineError if there is no
-        such layout."""
+        """Find the layout with which all calls compute the same bits (consistency); returns the
+        probe's logits [n, V]. Without `exact`, the logits of calls of several sizes. The comparison
+        of large calls is remembered beside the model (agreed_calls). Raises EngineError if no such
+        layout exists."""
         compute = self._compute_probe
         if not self.layout.exact:
             return compute_samples(compute, max_tokens)
@@ -245,7 +245,7 @@ class PagedModel:
         self.busy_s += request.busy_s - busy_s
         logits = request.logits()
         if len(logits) != self.layout.num_logits(num_rows) or self.kv.is_marked(last_slot):
-            raise EngineError("the call computed nothing")
+            raise EngineError("the model returned no logits; restart the engine")
         logits = logits[:num_rows]
         if np.isnan(logits[..., 0]).any():
             raise EngineError("the logits are not numbers")
@@ -253,8 +253,8 @@ class PagedModel:
 
 
 def _check_memory(model: ConvertedModel, weights_bytes: int, config: EngineConfig) -> None:
-    """Raises InsufficientMemoryError before anything is loaded that could not stay. A pool whose
-    blocks are counted is not known in bytes before the model is."""
+    """Raises InsufficientMemoryError before loading a model that would not fit. A pool given in
+    blocks is left out: its bytes are unknown until the model is loaded."""
     footprint(weights_bytes, model.facts.vocabulary_size, config.kv_bytes, process_bytes=0).check(
         known_free_memory()
     )

@@ -45,8 +45,8 @@ def make_paged(model: Any, *, duplicate_rows: bool) -> None:
 
 
 def fix_rows(model: Any, num_rows: int, num_attention_rows: int) -> None:
-    """Let the paged model take calls of so many rows alone, N = num_rows and A =
-    num_attention_rows: its kernels are then prepared once, and nothing is inferred in a call."""
+    """Restrict the paged model to calls of N = num_rows and A = num_attention_rows: its kernels are
+    then prepared once, and no shape is inferred in a call."""
     lengths = {
         "input_ids": num_rows,
         "position_ids": num_rows,

@@ -18,8 +18,8 @@ _NICENESS = 10
 
 
 class Preparation:
-    """A thread that calls `prepare` for one size after the other, and then `finish`. What it does
-    without costs time alone, so a failure is logged and ends it."""
+    """A thread that calls `prepare` for one size after the other, and then `finish`. Without its
+    results calls are slower but correct, so a failure is logged and ends the thread."""
 
     def __init__(
         self, sizes: Iterable[int], prepare: Callable[[int], None], finish: Callable[[], None]

@@ -1,9 +1,9 @@
 """Model files as the converter reads them without loss, and their matrices as the file has them.
 
 openvino_genai's GGUF reader rounds the offsets of Q4_1 to whole steps and refuses other types
-altogether (decision 0013). Q8_0 it reads exactly, so a copy of the file in Q8_0 gives the graph,
-and the values are then written into it from the file itself. Which product of the graph holds which
-matrix is found by content: the converter names nothing, and reorders the rows of some.
+altogether (decision 0013). It reads Q8_0 exactly, so the graph is made from a copy of the file in
+Q8_0, and the values are then written into it from the file itself. The matrix of a product is found
+by content: the converter names none, and reorders the rows of some.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _Q8_0_BLOCK_VALUES: Final = 32
 """Behind a scale of two bytes, as signed bytes."""
 _CENTRE: Final = 128
 _ROWS_AT_A_TIME: Final = 4096
-"""Of a matrix, as numbers of four bytes."""
+"""Rows of a matrix converted at a time, as four-byte numbers."""
 READABLE: Final = (
     *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
     *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "TQ1_0", "TQ2_0", "MXFP4"),
@@ -63,12 +63,12 @@ class WeightError:
 
     @property
     def relative(self) -> float:
-        """RMS of the differences, over that of the weights."""
+        """RMS of the differences, divided by the RMS of the weights."""
         return math.sqrt(self.squared / self.total) if self.total else 0.0
 
     @classmethod
     def of(cls, original: Floats, stored: Floats) -> WeightError:
-        """Of two matrices of one shape."""
+        """Error of `stored` against `original`, two matrices of one shape."""
         difference = (original - stored).ravel()
         flat = original.ravel()
         return cls(float(difference @ difference), float(flat @ flat))
@@ -108,10 +108,10 @@ class RepackedModel:
         Q8_0, and some rows of it. Raises UnsupportedModelError for a matrix of a type unknown."""
         self._matrices: list[_Matrix] = []
         self.errors: dict[str, WeightError] = {}
-        """Of each matrix in the copy, by name."""
+        """Error of each matrix in the copy, by name."""
         reader = open_gguf(source)
         self.rotary = read_factors(reader)
-        """What the graph of the copy lacks."""
+        """Factors of rotary frequencies, which the graph of the copy does not have."""
         writer = GGUFWriter(target, str(content_of(reader, "general.architecture")))
         self.has_tokenizer = has_plain_tokenizer(reader)
         """Whether the copy has the file's tokenizer. The converter fails with others, which it
@@ -132,7 +132,7 @@ class RepackedModel:
             writer.close()
 
     def matrix_of(self, values: Bytes, scales: npt.NDArray[np.float16]) -> FileMatrix:
-        """What the file has where the graph has `values` [rows, groups, 32], u8 around 128, and
+        """The file's matrix for the graph's `values` [rows, groups, 32], u8 around 128, and
         `scales` [rows, groups, 1], in the graph's order of rows.
 
         Raises UnsupportedModelError if the converter changed them.
@@ -159,7 +159,7 @@ class RepackedModel:
         return not field.startswith(skipped)
 
     def _converted(self, tensor: Any, name: str) -> npt.NDArray[Any]:
-        """What the copy has of a tensor."""
+        """A tensor as the copy stores it."""
         if not _is_matrix(tensor):
             # Vectors of other types are read wrongly or not at all.
             return np.asarray(_values(tensor, tensor.data, name), np.float32)

@@ -15,9 +15,8 @@ from outrider.engines.openvino.kv import KvTensors
 class Request:
     """An infer request of a compiled model on a KV pool.
 
-    Its inputs are arrays that stay: a call writes into them, and OpenVINO is told only of those
-    whose shape is another than in the last call. Telling it of all ten takes longer than laying
-    them out.
+    Its inputs are arrays that stay: a call writes into them and passes only those with a new shape
+    to OpenVINO. Passing all ten takes longer than filling them.
     """
 
     def __init__(self, compiled: Any, kv: KvTensors) -> None:

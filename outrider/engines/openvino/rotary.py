@@ -25,17 +25,17 @@ _DEFAULT_BASE: Final = 10_000.0
 
 @dataclass(frozen=True, slots=True)
 class RotaryFactors:
-    """What a file says."""
+    """A file's rotary frequencies and their divisors."""
 
     plain: npt.NDArray[np.float64]
     """[pairs] radians a position, without the factors."""
     factors: npt.NDArray[np.float64]
-    """[pairs] by which they are divided."""
+    """[pairs] divisors of the frequencies."""
 
 
 def head_size_of(reader: GGUFReader, name: str) -> int:
     """Values of an attention head of the architecture `name`. Raises UnsupportedModelError if the
-    file does not say."""
+    file does not give it."""
     heads = count_of(reader, f"{name}.attention.head_count")
     width = count_of(reader, f"{name}.embedding_length")
     return count_of(reader, f"{name}.attention.key_length", width // heads)
@@ -60,8 +60,8 @@ def read_factors(reader: GGUFReader) -> RotaryFactors | None:
 
 
 def scale_frequencies(model: Any, rotary: RotaryFactors) -> None:
-    """Let the graph turn each pair as the file says. Raises UnsupportedModelError if the graph has
-    not exactly one constant of the plain frequencies."""
+    """Make the graph use the file's scaled frequencies. Raises UnsupportedModelError unless the
+    graph has exactly one constant of the plain ones."""
     found = [node for node in model.get_ops() if _are_frequencies(node, rotary.plain)]
     if len(found) != 1:
         raise UnsupportedModelError(

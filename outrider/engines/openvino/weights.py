@@ -36,13 +36,13 @@ class CompressedWeights:
 
     @property
     def shape(self) -> list[int]:
-        """Of the values."""
+        """Shape of the values."""
         return list(self.values.get_output_shape(0))
 
     @property
     def kind(self) -> tuple[str, bool]:
-        """What products must have in common to be joined, beside their groups: element type, and
-        whether there are zero points."""
+        """Element type, and whether zero points are absent: products can be joined only if this and
+        their groups are equal."""
         return str(self.values.get_element_type()), self.zero_points is None
 
 
@@ -110,8 +110,8 @@ def write_weights(product: Any, weights: CompressedWeights) -> None:
 def fuse_products(products: Sequence[Any]) -> Any | None:
     """One product in place of several of the same input; None if they cannot be fused.
 
-    A thin product (192 rows, those of keys and values in the default model) costs nearly as much
-    to start as a thick one.
+    A thin product (192 rows, such as keys and values in the default model) takes nearly as long to
+    start as a thick one.
     """
     weights = [each for each in map(read_weights, products) if each is not None]
     if len(weights) != len(products):

@@ -38,7 +38,7 @@ class Completion(Protocol):
 
 
 class Output(Protocol):
-    """tensorrt_llm.llmapi.RequestOutput: a request, and its answer once there is one."""
+    """tensorrt_llm.llmapi.RequestOutput: a request, and its answer when it has arrived."""
 
     @property
     def outputs(self) -> Sequence[Completion]: ...

@@ -1,4 +1,4 @@
-"""What a Hugging Face checkpoint's folder says: sizes, and whose vocabulary it has."""
+"""Reads a Hugging Face checkpoint's folder: sizes, and whether its vocabulary is the served one."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _UNUSABLE = (
     *(OSError, ValueError, KeyError, TypeError),
     *(AttributeError, ArithmeticError, RecursionError),
 )
-"""What a config.json of another form raises when it is read."""
+"""Exceptions raised by reading a config.json of another form."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What its config.json says of a decoder, and its tokenizer.json of ids."""
+    """A decoder's properties from config.json, and its number of ids from tokenizer.json."""
 
     vocabulary_size: int
     """Ids that the model scores: the rows of its embedding. Many models have more of them than
@@ -40,9 +40,10 @@ class Checkpoint:
 
 
 def read_checkpoint(folder: Path | None) -> Checkpoint:
-    """Raises ConfigError if there is no usable config.json, or a tokenizer.json that is none."""
+    """Read the folder. Raises ConfigError if it has no usable config.json, or an invalid
+    tokenizer.json."""
     if folder is None:
-        raise ConfigError("trtllm.model_dir is not set: name a Hugging Face checkpoint's folder")
+        raise ConfigError("trtllm.model_dir is not set; name a Hugging Face checkpoint's folder")
     try:
         facts = read_object((folder / _CONFIG_FILE).read_bytes())
         if "pretrained_config" in facts or "build_config" in facts:
@@ -97,13 +98,13 @@ def check_vocabulary(folder: Path | None, vocabulary: Vocabulary) -> None:
         if token_id >= vocabulary.size:
             raise ConfigError(
                 f"the tokenizer of {folder} has id {token_id} ({text!r:.60}), the vocabulary that "
-                f"is served ends at {vocabulary.size - 1}: set trtllm.model_dir and model to the "
+                f"is served ends at {vocabulary.size - 1}; set trtllm.model_dir and model to the "
                 "same model"
             )
         if (named := vocabulary.bytes_as(token_id, text)) != vocabulary.token_bytes(token_id):
             raise ConfigError(
                 f"id {token_id} is {named!r:.60} in the tokenizer of {folder}, but "
-                f"{vocabulary.token_bytes(token_id)!r:.60} in the vocabulary that is served: set "
+                f"{vocabulary.token_bytes(token_id)!r:.60} in the vocabulary that is served; set "
                 "trtllm.model_dir and model to the same model"
             )
 
@@ -116,6 +117,6 @@ def _tokens(folder: Path) -> dict[int, str] | None:
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
-        raise ConfigError(f"{path} cannot be read ({error}): fetch the checkpoint again") from error
+        raise ConfigError(f"{path} cannot be read ({error}); fetch the checkpoint again") from error
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     return {token_id: text for text, token_id in vocabulary.items()}

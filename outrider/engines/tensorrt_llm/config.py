@@ -1,4 +1,4 @@
-"""What the TensorRT-LLM engine is made from, besides what every engine is."""
+"""Configuration of the TensorRT-LLM engine, besides that common to all engines."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class TensorRtLlmOptions:
 
     model_dir: Path | None = None
     """A Hugging Face checkpoint: config.json, tokenizer.json and safetensors. Its vocabulary must
-    be that of the model that the replica is configured with."""
+    be the one of the replica's model."""
     tensor_parallel_size: PositiveInt = 1
     """GPUs that share the model."""
     max_batch_size: PositiveInt = 64
     """Requests of one iteration of the runtime."""
     max_num_tokens: PositiveInt = 4096
     """Tokens of one iteration; longer prompts are computed in chunks. An iteration in which one
-    request wants rows computes the logits of all its tokens (loading.iteration_logits_bytes)."""
+    request asks for rows computes the logits of all its tokens (loading.iteration_logits_bytes)."""
     num_candidates: PositiveInt = 20
     """Likeliest ids of a sampled row; a greedy row has one."""
     truncate_sampling: bool = False

@@ -1,17 +1,17 @@
-"""The engine seam over TensorRT-LLM: each slice is a request of its own.
+"""The engine interface over TensorRT-LLM: each slice is a request of its own.
 
-The runtime has no way to be given drafts, so a slice's tokens are sent as a prompt: what came
-before, its own tokens, the drafts. The runtime finds what it computed before in its reuse tree,
-computes the rest in one pass, and answers with log probabilities of the prompt positions it
-computed, the last of which are the rows. No state but KV stays there between slices.
+The runtime cannot be given drafts, so a slice's tokens are sent as a prompt: the tokens before it,
+its own tokens, the drafts. The runtime finds what it computed before in its reuse tree, computes
+the rest in one pass, and answers with log probabilities of the prompt positions it computed, the
+last of which are the rows. Between slices the runtime keeps no state but KV.
 
-Where the runtime has seen drafts before, in an earlier slice or another session, it takes them
-from the tree and gives no row for them. The first row is always to be had, by a request that ends
-there: its last token is computed whatever is cached.
+Drafts that the runtime has seen before, in an earlier slice or another session, come from the tree
+and get no row. The first row can always be obtained by a request that ends there: its last token is
+computed whatever is cached.
 
-A model may score padding ids, which no tokenizer has. Rows are used up to the first that has too
-few other ids among its likeliest; if that is the first row, it is asked for again with as many more
-ids as there are padding ids, of which enough are others.
+A model may score padding ids, which no tokenizer has. Rows are used up to the first one with too
+few other ids among its likeliest. If that is the first row, it is asked for again with as many more
+ids as there are padding ids, so that enough others are among them.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ from outrider.errors import EngineError
 log = structlog.get_logger()
 
 _SPARE_ROWS = 8
-"""Rows nobody asked for cost the runtime time each: beyond so many, the tokens before the asked
-ones are sent ahead without rows."""
+"""Each unused row costs the runtime time: if a slice would have more than this, the tokens before
+the needed rows are sent ahead without rows."""
 _TELL_S = 10.0
 _MAX_CAUTION = 16
 """Slices without drafts after the latest of several short answers."""
@@ -103,7 +103,7 @@ class TensorRtLlmEngine:
         self.busy_s = 0.0
         """See base.Engine: from a call's first request to the runtime's last answer."""
         self.num_short_answers = 0
-        """Slices whose rows the runtime's cache had swallowed."""
+        """Slices some of whose rows were missing because the runtime took them from its cache."""
         self.num_padded_rows = 0
         """First rows asked for again because padding ids were among their likeliest."""
 
@@ -148,25 +148,25 @@ class TensorRtLlmEngine:
                 log.warning("trtllm_prefill_not_aborted", error=error.message)
 
     def copy_block(self, source: int, target: int) -> None:
-        """Nothing: the runtime's own tree shares what is equal."""
+        """Does nothing: the runtime's own tree shares equal prefixes."""
         self._check_not_closed()
         check_block_ids(self._info, (source, target))
 
     def export_blocks(self, blocks: Sequence[int]) -> bytes:
         self._check_not_closed()
-        raise EngineError("TensorRT-LLM keeps its KV itself: blocks cannot be exported")
+        raise EngineError("TensorRT-LLM keeps its KV itself; blocks cannot be exported")
 
     def import_blocks(self, blocks: Sequence[int], data: bytes) -> None:
         self._check_not_closed()
-        raise EngineError("TensorRT-LLM keeps its KV itself: blocks cannot be imported")
+        raise EngineError("TensorRT-LLM keeps its KV itself; blocks cannot be imported")
 
     def stats(self) -> RuntimeStats | None:
-        """The runtime's newest statistics since the last call; None if there are none."""
+        """The runtime's newest statistics since the last call; None without any."""
         self._check_not_closed()
         return latest_stats(self._llm.get_stats(timeout=0))
 
     def cache_changes(self) -> CacheChanges:
-        """What became of the runtime's KV blocks since the last call."""
+        """The runtime's KV blocks that were stored and removed since the last call."""
         self._check_not_closed()
         return cache_changes(self._llm.get_kv_cache_events(timeout=0))
 
@@ -183,11 +183,11 @@ class TensorRtLlmEngine:
     def _converse(
         self, slices: Sequence[SequenceSlice], overlapped_work: OverlappedWork
     ) -> list[LogitsRows]:
-        """All slices side by side: one request of each is in flight at a time.
+        """Compute all slices side by side: one request of each is in flight at a time.
 
-        Those that wait for a prefill chunk sent earlier come last, so that nobody waits for them:
-        the other work is done before. Where all are chunks that nobody waits for here, it is done
-        once they are sent.
+        Those that wait for a prefill chunk sent earlier come last, after the overlapped work, so
+        that it is not delayed. If all slices are chunks whose end is not awaited here, the work is
+        done once they are sent.
         """
         dialogues = [self._dialogue(part) for part in slices]
         ahead = [self._sequences[part.sequence].sent_ahead is not None for part in slices]
@@ -250,7 +250,7 @@ class TensorRtLlmEngine:
             row = whole_rows(self._rows(sequence, answer, 1, num_ranks))
             if len(row.logits):
                 return row
-        raise EngineError("TensorRT-LLM gave no row: check prompt_logprobs in this version")
+        raise EngineError("TensorRT-LLM gave no row; check prompt_logprobs in this version")
 
     def _rows(
         self, sequence: _Sequence, answer: TokenLogprobs | None, num_rows: int, num_ranks: int = 0

@@ -29,16 +29,16 @@ BLOCK_TOKENS = 32
 """The runtime's own default."""
 _EVENT_BUFFER = 4096
 _GENERATED_TOKENS = 1
-"""Every request generates one, for which the runtime wants room."""
+"""Tokens that every request generates, for which the runtime wants room."""
 _MOST_OF_FREE = 0.9
-"""The runtime's own default, a bound on pools whose size is asked for."""
+"""The runtime's own default, an upper bound on pools of configured size."""
 _REPORT_WAIT_S = 2.0
 """The runtime's own default."""
 _PROBE_SALT = b"outrider-start"
 LOGIT_BYTES = 4
 """The runtime's context logits are float32."""
 _COMPUTED_LOGIT_BYTES = 2
-"""What the last weight product computes them in."""
+"""Bytes per logit in the output of the last weight product."""
 
 
 def load_engine(config: EngineConfig) -> TensorRtLlmEngine:
@@ -58,7 +58,7 @@ def load_engine(config: EngineConfig) -> TensorRtLlmEngine:
 
 
 def engine_info(config: EngineConfig, checkpoint: Checkpoint) -> EngineInfo:
-    """What is asked for; num_blocks is 0 where the runtime is to decide.
+    """The configured properties; num_blocks is 0 if the runtime is to decide.
 
     Raises ConfigError if settings do not fit each other or the checkpoint.
     """
@@ -67,7 +67,7 @@ def engine_info(config: EngineConfig, checkpoint: Checkpoint) -> EngineInfo:
     if num_ids > checkpoint.vocabulary_size:
         raise ConfigError(
             f"the checkpoint scores {checkpoint.vocabulary_size} ids, the vocabulary that is "
-            f"served has {num_ids}: set trtllm.model_dir and model to the same model"
+            f"served has {num_ids}; set trtllm.model_dir and model to the same model"
         )
     block_bytes = checkpoint.kv_token_bytes * BLOCK_TOKENS
     return EngineInfo(
@@ -89,7 +89,7 @@ def _blocks_asked_for(config: EngineConfig, block_bytes: int) -> int:
     num_blocks = config.num_blocks or config.kv_bytes // block_bytes
     if config.kv_bytes and not num_blocks:
         raise ConfigError(
-            f"kv_bytes is {config.kv_bytes}, a block has {block_bytes}: raise kv_bytes, or leave "
+            f"kv_bytes is {config.kv_bytes}, a block has {block_bytes}; raise kv_bytes, or leave "
             "it at 0 for kv_share of the GPU's memory"
         )
     if not num_blocks and config.kv_share >= 1.0:
@@ -98,7 +98,7 @@ def _blocks_asked_for(config: EngineConfig, block_bytes: int) -> int:
 
 
 def _context_tokens(config: EngineConfig, checkpoint: Checkpoint) -> int:
-    """As many as are asked for, or else as the logits of one request have room for."""
+    """The configured context, or else as much as the logits of one request have room for."""
     room = config.trtllm.logits_bytes // (checkpoint.vocabulary_size * LOGIT_BYTES)
     most = min(room, checkpoint.max_context_tokens)
     if config.max_context_tokens > most or room < BLOCK_TOKENS:
@@ -115,8 +115,8 @@ def start_engine(
 ) -> TensorRtLlmEngine:
     """Start the runtime, make one request, and settle how large its KV pool is.
 
-    Raises ConfigError if the pool is too small or not told, EngineError if the runtime does not
-    start or its first answer has not one row.
+    Raises ConfigError if the pool is too small or its size unknown, EngineError if the runtime does
+    not start or its first answer does not have exactly one row.
     """
     llm = make_llm(api, config, wanted)
     try:
@@ -147,7 +147,7 @@ def make_llm(api: Api, config: EngineConfig, wanted: EngineInfo) -> Llm:
 
 
 def make_flight(llm: Llm, api: Api, options: TensorRtLlmOptions, checkpoint: Checkpoint) -> Flight:
-    """What carries the engine's requests."""
+    """The object that carries the engine's requests."""
     return Flight(
         llm,
         RequestMaker(api),
@@ -158,8 +158,8 @@ def make_flight(llm: Llm, api: Api, options: TensorRtLlmOptions, checkpoint: Che
 
 
 def measured_blocks(llm: Llm) -> int:
-    """Blocks of the runtime's KV pool on the GPU, by its statistics or else by its first event;
-    0 if neither tells. It waits for reports that are on their way."""
+    """Blocks of the runtime's KV pool on the GPU, from its statistics or else its first event; 0 if
+    neither has them. Waits for reports that are on their way."""
     stats = latest_stats(llm.get_stats(timeout=_REPORT_WAIT_S))
     if stats is not None and stats.max_blocks > 0:
         return stats.max_blocks
@@ -167,12 +167,12 @@ def measured_blocks(llm: Llm) -> int:
 
 
 def settle_pool(config: EngineConfig, wanted: EngineInfo, measured: int) -> EngineInfo:
-    """`wanted` with the blocks and the context there is room for. Raises ConfigError."""
+    """`wanted` with the blocks and the context that have room. Raises ConfigError."""
     asked = wanted.num_blocks
     if not measured and not asked:
         raise ConfigError(
-            "TensorRT-LLM does not tell the size of its KV pool (kvCacheStats.maxNumBlocks): set "
-            "kv_bytes or num_blocks"
+            "TensorRT-LLM does not report the size of its KV pool (kvCacheStats.maxNumBlocks); "
+            "set kv_bytes or num_blocks"
         )
     num_blocks = min(asked or measured, measured or asked)
     reason = f"kv_share is {config.kv_share}" if not asked else "kv_bytes or num_blocks is set"
@@ -181,7 +181,7 @@ def settle_pool(config: EngineConfig, wanted: EngineInfo, measured: int) -> Engi
     room = num_blocks * BLOCK_TOKENS - _GENERATED_TOKENS
     if max(config.max_context_tokens, BLOCK_TOKENS) > room:
         raise ConfigError(
-            f"the KV pool has {num_blocks} blocks ({reason}), with room for {room} tokens: raise "
+            f"the KV pool has {num_blocks} blocks ({reason}), with room for {room} tokens; raise "
             "kv_share, kv_bytes or num_blocks, or lower max_context_tokens"
         )
     context = min(wanted.max_context_tokens, room)
@@ -200,8 +200,8 @@ def memory_bytes(
 
 
 def iteration_logits_bytes(options: TensorRtLlmOptions, checkpoint: Checkpoint) -> int:
-    """Logits of one iteration at most, in 16 bits and as float32: when one request of it wants
-    rows, the runtime computes those of all its tokens, prefill of other requests included
+    """Most bytes of logits of one iteration, in 16 bits and as float32: if one of its requests asks
+    for rows, the runtime computes those of all its tokens, prefill of other requests included
     (_torch/pyexecutor, gather_context_logits; modules/logits_processor.py)."""
     row_bytes = checkpoint.vocabulary_size * (_COMPUTED_LOGIT_BYTES + LOGIT_BYTES)
     return options.max_num_tokens * row_bytes
@@ -240,8 +240,8 @@ def llm_arguments(api: Api, config: EngineConfig, wanted: EngineInfo) -> dict[st
 
 
 def _pool_arguments(config: EngineConfig, wanted: EngineInfo) -> dict[str, Any]:
-    """The runtime takes the lesser of max_tokens and the fraction of what weights and peak
-    activations leave (KvCacheCreator.configure_kv_cache_capacity)."""
+    """Arguments for the pool's size. The runtime takes the lesser of max_tokens and the fraction of
+    what weights and peak activations leave (KvCacheCreator.configure_kv_cache_capacity)."""
     if not wanted.num_blocks:
         return {"max_tokens": None, "free_gpu_memory_fraction": config.kv_share}
     tokens = wanted.num_blocks * wanted.block_tokens

@@ -24,7 +24,7 @@ class RuntimeStats:
 
 @dataclass(frozen=True, slots=True)
 class CacheChanges:
-    """What became of KV blocks between two reports."""
+    """Changes of KV blocks between two reports."""
 
     blocks_stored: int = 0
     """Blocks that can be reused from then on."""
@@ -34,7 +34,7 @@ class CacheChanges:
 
 
 def latest_stats(reports: Sequence[Mapping[str, Any]]) -> RuntimeStats | None:
-    """The newest of what LLM.get_stats returned; None if there was nothing."""
+    """The newest statistics returned by LLM.get_stats; None if it returned none."""
     if not reports:
         return None
     newest = reports[-1]
@@ -51,8 +51,8 @@ def latest_stats(reports: Sequence[Mapping[str, Any]]) -> RuntimeStats | None:
 
 
 def cache_changes(events: Sequence[Mapping[str, Any]]) -> CacheChanges:
-    """The sum of what LLM.get_kv_cache_events returned; changes of priority and of place (GPU or
-    host) are left out."""
+    """The sum of the events returned by LLM.get_kv_cache_events, without changes of priority and
+    place (GPU or host)."""
     stored = removed = pool = 0
     for data in (event["data"] for event in events):
         if data["type"] == "stored":

@@ -19,8 +19,8 @@ log = structlog.get_logger()
 
 COMMITTED_PRIORITY = 60
 DRAFT_PRIORITY = 5
-"""KV retention, 0 .. 100, 35 is the runtime's default: what is final outlives other requests'
-blocks, drafts go first."""
+"""KV retention priority of drafts, 0 .. 100; the runtime's default is 35. Final tokens outlive
+other requests' blocks, drafts are evicted first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Request:
     num_final: int
     """Leading ids that are no drafts."""
     num_candidates: int
-    """Likeliest ids per row; 0: no rows, the KV alone."""
+    """Likeliest ids per row; 0: no rows, only KV."""
     salt: bytes
 
 
@@ -74,11 +74,11 @@ _Wanted: TypeAlias = SimpleQueue[tuple[Output, "Future[None]"] | None]
 
 
 class Waiter:
-    """Waits for requests, never longer than asked.
+    """Waits for requests, never longer than the given time.
 
-    In some releases RequestOutput.result takes a timeout and does not heed it (executor/result.py
-    of the 1.2 line), so it is called in a thread of its own, which hangs alone with a runtime that
-    died. The thread ends with the Waiter.
+    In some releases RequestOutput.result takes a timeout and ignores it (executor/result.py of the
+    1.2 line), so it is called in a thread of its own; if the runtime dies, only that thread hangs.
+    The thread ends with the Waiter.
     """
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class Waiter:
         Thread(target=_serve, args=(self._wanted,), name="trtllm-wait", daemon=True).start()
 
     def wait(self, output: Output, timeout_s: float) -> bool:
-        """Whether the request ended in time. Raises what it failed with."""
+        """Whether the request ended in time. Raises the request's own error."""
         done: Future[None] = Future()
         self._wanted.put((output, done))
         try:
@@ -190,8 +190,8 @@ class Flight:
             raise _failed("failed to abort a request", error) from error
 
     def clear(self) -> None:
-        """Give up or wait for whatever is in flight, and drop the answers. Raises EngineError for
-        an abort that fails."""
+        """Abort or wait for everything in flight, and drop the answers. Raises EngineError if an
+        abort fails."""
         while self._tickets:
             ticket = self._tickets[0]
             if self._lost:
@@ -212,7 +212,7 @@ class Flight:
     def _check_not_lost(self) -> None:
         if self._lost:
             raise EngineError(
-                f"TensorRT-LLM did not end a request within {self._timeout_s:g} s: start the "
+                f"TensorRT-LLM did not end a request within {self._timeout_s:g} s; start the "
                 "replica again, with a larger trtllm.request_timeout_s if that was too short"
             )
 

@@ -1,15 +1,15 @@
-"""From prompt log probabilities to rows (pure).
+"""Turns prompt log probabilities into rows (pure).
 
-The runtime answers with one mapping per prompt position whose KV it computed; what it took from
-its cache has none. So rows are counted from the end: the last one is behind the last prompt token.
+The runtime answers with one mapping per prompt position whose KV it computed, and none for those
+from its cache. So rows are counted from the end: the last one is behind the last prompt token.
 
 A mapping holds the likeliest ids with ranks 1, 2, ..., and behind them, from 1.3.0rc11 on, one more
 entry for the token that really followed; under reuse that is another position's token. Its rank
 counts the ids above it, so it may share a rank with an id of equal score: the first of a rank is
 the row's own, whatever was drafted.
 
-A checkpoint may score more ids than the vocabulary has (padding of its embedding). They are taken
-out of each row, so that none can be chosen; a row that has too few ids left is not used.
+A checkpoint may score more ids than the vocabulary has (padding of its embedding). They are removed
+from each row, so that none can be chosen; a row with too few ids left is not used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from outrider.engines.tensorrt_llm.api import TokenLogprobs
 from outrider.errors import EngineError
 
 NO_ID = -1
-"""In place of an id that a row lacks."""
+"""Fills the place of an id missing from a row."""
 
 
 def last_rows(
@@ -33,9 +33,9 @@ def last_rows(
 ) -> LogitsRows:
     """The last num_rows rows of an answer, or as many as it has: [r, c] with r <= num_rows.
 
-    Each has its num_candidates likeliest ids below num_ids, out of those of ranks 1 to num_ranks
-    (0: num_candidates). A row with too few of them ends in NO_ID; `whole_rows` cuts before it.
-    Raises EngineError for a row that lacks a rank.
+    Each has its num_candidates likeliest ids below num_ids, from ranks 1 to num_ranks (0:
+    num_candidates). A row with too few of them ends in NO_ID; `whole_rows` cuts before it. Raises
+    EngineError if a row has no entry for a rank.
     """
     wanted = (answer or ())[-num_rows:] if num_rows else ()
     shape = (len(wanted), num_candidates)
@@ -61,7 +61,7 @@ def last_rows(
 
 
 def whole_rows(rows: LogitsRows) -> LogitsRows:
-    """The rows before the first that lacks an id."""
+    """The rows before the first one with NO_ID."""
     assert rows.ids is not None
     lacking = np.flatnonzero((rows.ids == NO_ID).any(axis=1))
     count = int(lacking[0]) if len(lacking) else len(rows.ids)
@@ -69,7 +69,8 @@ def whole_rows(rows: LogitsRows) -> LogitsRows:
 
 
 def leading_rows(first: LogitsRows, last: LogitsRows, num_rows: int) -> LogitsRows:
-    """The first row, followed by the last ones if these reach up to it; else alone."""
+    """The first row, followed by the last ones if these reach up to it; otherwise only the
+    first."""
     if len(last.logits) < num_rows - 1:
         return first
     assert first.ids is not None

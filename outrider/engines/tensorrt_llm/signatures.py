@@ -1,8 +1,8 @@
-"""What this engine takes for granted about tensorrt_llm, and two ways to check it.
+"""What this engine assumes about tensorrt_llm, and two ways to check it.
 
 The facts were read in public sources near the 1.2 line (llmapi/llm.py, llmapi/llm_args.py,
-sampling_params.py, executor/result.py). `check_sources` reads the installed files without
-importing them, which also works where there is no GPU; `check_loaded` asks the imported package.
+sampling_params.py, executor/result.py). `check_sources` reads the installed files without importing
+them, which also works without a GPU; `check_loaded` examines the imported package.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Fact:
     defined_as: str
     """The class there; inherited members count if the base class is in the same file."""
     public: str
-    """module:name by which the class is imported."""
+    """Import path of the class, module:name."""
     method: str
     """The method; empty: the fact is about fields."""
     names: tuple[str, ...]
@@ -211,7 +211,7 @@ def _loaded_problems(fact: Fact) -> Iterator[str]:
 
 
 def _field_names(owner: type) -> set[str]:
-    """Of a pydantic model or of a dataclass."""
+    """Fields of a pydantic model or a dataclass."""
     if hasattr(owner, "model_fields"):
         return set(owner.model_fields)
     return (

@@ -86,7 +86,8 @@ def _seal(directory: Path) -> None:
 
 
 def _publish(built: Path, final: Path) -> None:
-    """Put `built` in the place of `final`; between the two renames there is none, never a mix."""
+    """Replace `final` by `built`. Between the two renames neither exists; a mix of both never
+    does."""
     final.parent.mkdir(parents=True, exist_ok=True)
     damaged = built.with_name(built.name + ".damaged")
     shutil.rmtree(damaged, ignore_errors=True)

@@ -28,7 +28,7 @@ COPY_BYTES: Final = 1 << 20
 CHECKPOINT_BYTES: Final = 32 << 20
 """Fetched between two checkpoints."""
 DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What a disk without room says."""
+"""Error numbers of a disk without room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,30 +39,30 @@ class PullProgress:
     """`waiting` (another process pulls the same), `asking` (which mirrors have it), `fetching`,
     `unpacking`, `verifying`, or `pushing`."""
     done_bytes: int
-    """Of this stage."""
+    """Bytes done in this stage."""
     total_bytes: int | None
-    """Of this stage; None while the source has not said."""
+    """Bytes of this stage; None while the source has not given them."""
 
 
 ReportProgress = Callable[[PullProgress], None]
 
 
 def ignore_progress(_: PullProgress) -> None:
-    """A report nobody reads."""
+    """A progress report that does nothing."""
 
 
 class ByteSink(Protocol):
-    """Where a source's bytes go."""
+    """Receives a source's bytes."""
 
     @property
     def position(self) -> FetchPosition:
-        """Where the fetch stands, or where an earlier one was left."""
+        """Position of this fetch, or of an earlier one that was interrupted."""
         ...
 
     def begin(
         self, validator: str, *, offset: int, total_bytes: int | None, stage: str = "fetching"
     ) -> None:
-        """Take bytes from `offset` on: 0, or what `position` said."""
+        """Accept bytes from `offset` on: 0, or what `position` returned."""
         ...
 
     def write(self, data: bytes) -> None:
@@ -94,10 +94,10 @@ class ArtifactSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FetchPosition:
-    """Where a fetch can go on."""
+    """Position at which a fetch can resume."""
 
     validator: str
-    """What names the source's version of the bytes (an ETag, a file's size and time); "" = none."""
+    """Name of the source's version of the bytes (an ETag, or a file's size and time); "": none."""
     num_bytes: int
     """Bytes already here."""
 
@@ -112,9 +112,10 @@ class PartialFetch:
     def __init__(
         self, path: Path, *, max_bytes: int, report: ReportProgress, revision: str = ""
     ) -> None:
-        """`revision` is the commit that the artifact is to come from; "": as the source says."""
+        """`revision` is the commit to fetch; "": the source chooses."""
         self.revision = revision
-        """Set by a source whose name means a commit for now, as a branch does: which one."""
+        """The commit fetched, set by a source whose name can change its commit, such as a
+        branch."""
         self._path = path
         self._state_path = path.with_suffix(".json")
         self._max_bytes = max_bytes
@@ -151,12 +152,12 @@ class PartialFetch:
 
     @property
     def path(self) -> Path:
-        """Where the bytes are."""
+        """File with the bytes so far."""
         return self._path
 
     @property
     def position(self) -> FetchPosition:
-        """Where this fetch stands, or where an earlier one was left."""
+        """Position of this fetch, or of an earlier one that was interrupted."""
         if self._file is not None:
             return FetchPosition(self._validator, self._num_bytes)
         return _read_state(self._path, self._state_path)
@@ -164,10 +165,10 @@ class PartialFetch:
     def begin(
         self, validator: str, *, offset: int, total_bytes: int | None, stage: str = "fetching"
     ) -> None:
-        """Take bytes from `offset` on; `offset` is 0, what `position` said, or less than that.
+        """Accept bytes from `offset` on: 0, what `position` returned, or less than that.
 
-        SourceError if the whole would pass the size limit, ModelStoreError if the disk cannot
-        hold it.
+        Raises SourceError if the whole would exceed the size limit, ModelStoreError if the disk
+        cannot hold it.
         """
         if total_bytes is not None:
             self._check_room(total_bytes, offset)
@@ -215,7 +216,7 @@ class PartialFetch:
         self._path.unlink(missing_ok=True)
 
     def report(self, stage: str, done_bytes: int, total_bytes: int | None) -> None:
-        """Tell the caller of the store how far it is."""
+        """Report progress to the store's caller. Raises if `total_bytes` exceeds the limit."""
         if total_bytes is not None:
             self._check_limit(total_bytes)
         self._report(PullProgress(stage, done_bytes, total_bytes))
@@ -234,7 +235,7 @@ class PartialFetch:
         if total_bytes - offset > free_bytes:
             raise ModelStoreError(
                 f"{total_bytes - offset} bytes are to come and the disk of {self._path.parent} has "
-                f"{free_bytes} free: free space, or point OUTRIDER_MODEL_STORE at another disk"
+                f"{free_bytes} free; free space, or point OUTRIDER_MODEL_STORE at another disk"
             )
 
     def _rewind(self, file: io.FileIO, offset: int) -> None:

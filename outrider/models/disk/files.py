@@ -65,11 +65,11 @@ def empty_directory(path: Path) -> Path:
 @contextmanager
 def exclusive(path: Path, on_wait: Callable[[], None] | None = None) -> Iterator[bool]:
     """Hold the advisory lock of `path` (flock(2)), against processes and threads; yields whether
-    somebody else held it first.
+    another one held it first.
 
     The kernel drops the lock when its holder dies, so a killed process blocks nobody. Each
-    acquisition opens the file anew: flock belongs to the open file, and so excludes threads of
-    one process too. The file stays: unlinking it would let two holders lock two inodes.
+    acquisition opens the file anew: flock belongs to the open file, and so excludes threads of one
+    process too. The file stays: unlinking it would let two holders lock two inodes.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)

@@ -21,14 +21,14 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """What the store knows of a source."""
+    """The index's record of a source."""
 
     source: str
     """The canonical source text."""
     sha256: str
-    """Of the artifact's bytes, hexadecimal."""
+    """SHA-256 of the artifact's bytes, hexadecimal."""
     num_bytes: int
-    """Of the artifact."""
+    """Size of the artifact in bytes."""
     revision: str = ""
     """The commit that it came from, of sources that may name another one later; "": it is not
     known."""

@@ -1,4 +1,4 @@
-"""Where artifacts come from: `pypi:`, `file:`, `dir:`, `hf:`, `https:` and `sha256:`."""
+"""Sources of artifacts: `pypi:`, `file:`, `dir:`, `hf:`, `https:` and `sha256:`."""
 
 from outrider.models.disk.fetch import ArtifactSource
 from outrider.models.sources.parse import parse_source

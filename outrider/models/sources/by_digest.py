@@ -1,4 +1,4 @@
-"""`sha256:DIGEST`: a model that only mirrors have, named by what it is."""
+"""`sha256:DIGEST`: a model named by its digest, which only mirrors can provide."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class DigestSource:
         return f"sha256:{self.sha256}"
 
     def fetch(self, partial: PartialFetch, scratch: Path) -> str | None:
-        """Raises SourceError: there is nowhere to fetch it from."""
+        """Always raises SourceError: the source has no address to fetch from."""
         raise SourceError(
-            f"{self.text} is had from mirrors alone, and there is none; name some: outrider models "
-            "pull --from MIRROR, or mirrors.sources of a replica"
+            f"{self.text} is only available from mirrors, and none is configured; name some: "
+            "outrider models pull --from MIRROR, or mirrors.sources of a replica"
         )

@@ -1,7 +1,7 @@
 """A model's folder on this machine, as one artifact: a tar archive of the files that are used.
 
-An archive has one digest, so that it is pinned, fetched and verified like any file. It depends on
-the files' names and bytes alone: names in order, no times, owners or modes.
+An archive has one digest, so that it is pinned, fetched and verified like any file. It depends only
+on the files' names and bytes: names in order, no times, owners or modes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class FolderSource:
         return self._text
 
     def fetch(self, partial: PartialFetch, scratch: Path) -> str | None:
-        """Write the archive. SourceError if a file is missing or changes meanwhile,
+        """Write the archive. Raises SourceError if a file is missing or changes meanwhile,
         UnsupportedModelError for a folder of another kind, ArtifactCorruptError for a checkpoint
         whose headers contradict themselves."""
         sizes = self._sizes()
@@ -55,7 +55,8 @@ class FolderSource:
         return None
 
     def sha256(self) -> str:
-        """Of the archive that `fetch` would write now; nothing is written. Errors as of `fetch`."""
+        """SHA-256 of the archive that `fetch` would write now; writes nothing. Raises as
+        `fetch`."""
         digest = hashlib.sha256()
         self._archive(self._sizes(), digest.update)
         return digest.hexdigest()
@@ -115,18 +116,18 @@ class FolderSource:
 
 
 def archive_bytes(sizes: Iterable[int]) -> int:
-    """Of an archive of files of these sizes."""
+    """Size in bytes of an archive of files of these sizes."""
     blocks = sum(len(member_header("", 0)) + size + len(member_padding(size)) for size in sizes)
     return blocks + len(ARCHIVE_END)
 
 
 def member_header(name: str, size: int) -> bytes:
-    """What stands before a file's bytes."""
+    """The archive's bytes in front of a file."""
     info = tarfile.TarInfo(name)
     info.size = size
     return info.tobuf(format=tarfile.GNU_FORMAT)
 
 
 def member_padding(size: int) -> bytes:
-    """What stands behind them."""
+    """The archive's bytes behind a file of `size` bytes."""
     return bytes(-size % _BLOCK_BYTES)

@@ -37,7 +37,7 @@ from outrider.models.sources.web import WebSource
 from outrider.models.strict_json import read_object
 
 MAX_LISTING_BYTES: Final = 16 << 20
-"""Of a repository's listing, about 200 a file."""
+"""Longest listing of a repository; a file takes about 200 bytes."""
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _SHA1: Final = re.compile(r"[0-9a-f]{40}")
@@ -59,10 +59,10 @@ class HubFile:
     name: str
     num_bytes: int
     digest: str
-    """Hexadecimal: SHA-256 (64 digits), Git's SHA-1 of a blob (40), or "" if it is not said."""
+    """Hexadecimal: SHA-256 (64 digits), Git's SHA-1 of a blob (40), or "" if the hub gives none."""
 
     def new_hash(self) -> _Hash:
-        """Of the file's bytes, to be compared with `digest`."""
+        """A hash to feed the file's bytes to and compare with `digest`."""
         if len(self.digest) != 40:
             return hashlib.sha256()
         header = b"blob %d\0" % self.num_bytes
@@ -71,13 +71,13 @@ class HubFile:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a repository holds at one commit."""
+    """Contents of a repository at one commit."""
 
     commit: str
     files: Mapping[str, HubFile]
-    """Those that can belong to a model's folder, by name."""
+    """Files that can belong to a model's folder, by name."""
     names: frozenset[str]
-    """Of all files, as the hub says them: for messages alone."""
+    """Names of all files as the hub gives them; only for messages."""
 
 
 def read_listing(data: bytes, where: str) -> Listing:
@@ -131,8 +131,8 @@ class HubFolderSource:
         self, text: str, api_url: _Url, file_url: Callable[[str, str], str], revision: str,
         *, token: str = "", backoff_s: float = 0.5,
     ) -> None:  # fmt: skip
-        """`api_url` gives the listing's address of a revision, `file_url` that of a file's bytes at
-        a commit."""
+        """`api_url(revision)` is the address of the listing, `file_url(commit, name)` that of a
+        file's bytes."""
         self._text = text
         self._api_url, self._file_url = api_url, file_url
         self._revision = revision
@@ -144,10 +144,10 @@ class HubFolderSource:
         return self._text
 
     def fetch(self, partial: PartialFetch, scratch: Path) -> str | None:
-        """Write the archive, going on where an earlier attempt or process stopped, if the commit is
-        the same. Raises SourceError if files are missing or cannot be had, UnsupportedModelError
-        for a repository of something else, ArtifactCorruptError for bytes of another digest, of
-        which nothing is kept."""
+        """Write the archive, resuming an earlier attempt if the commit is the same. Raises
+        SourceError if files are missing or cannot be fetched, UnsupportedModelError for a
+        repository of another kind, ArtifactCorruptError for bytes with a wrong digest, none of
+        which are kept."""
         revision = partial.revision or self._revision
         listing = read_listing(self._small(self._api_url(revision), MAX_LISTING_BYTES), self._text)
         if _COMMIT.fullmatch(revision) and listing.commit != revision:
@@ -191,13 +191,14 @@ class HubFolderSource:
 
 
 def _identity(commit: str, files: list[HubFile]) -> str:
-    """Tells apart what an unfinished archive can be a part of."""
+    """A digest of the files that an unfinished archive belongs to; it resumes only if this is
+    equal."""
     listed = [(file.name, file.num_bytes, file.digest) for file in files]
     return hashlib.sha256(json.dumps([commit, listed]).encode()).hexdigest()
 
 
 class _Archive:
-    """An archive that is being written, member by member, on top of what was kept of it."""
+    """An archive being written, member by member, behind the part that was kept."""
 
     def __init__(self, partial: PartialFetch, identity: str, total_bytes: int) -> None:
         self._partial = partial
@@ -216,7 +217,7 @@ class _Archive:
 
     @property
     def num_bytes(self) -> int:
-        """That are written."""
+        """Bytes written so far."""
         return self._partial.position.num_bytes
 
     def put(self, at: int, data: bytes) -> int:
@@ -236,7 +237,7 @@ class _Archive:
         read_header(Extent(file.name, self._partial.path, begin, file.num_bytes))
 
     def bytes_from(self, begin: int, add: Callable[[bytes], None]) -> None:
-        """Gives what is written from a byte on."""
+        """Pass what is written from offset `begin` on to `add`."""
         with self._partial.path.open("rb") as kept:
             kept.seek(begin)
             while chunk := kept.read(_REHASHED_BYTES):
@@ -287,13 +288,14 @@ class _Member:
         self._archive.write(data)
 
     def discard(self) -> None:
-        """What came of the file; those before it stay."""
+        """Drop what was written of this file; files before it stay."""
         self._hash = self._file.new_hash()
         self._archive.go_on(self._begin, "")
 
     def check(self, where: str, claimed: str | None) -> None:
-        """Raises SourceError for a file that is too short, ArtifactCorruptError for one of another
-        digest than the listing, or the address of its bytes, says; it is fetched anew next time."""
+        """Raises SourceError for a file that is too short; ArtifactCorruptError if its digest is
+        not that of the listing or `claimed` by the server. Its bytes are dropped, so that the next
+        attempt starts anew."""
         file, kept = self._file, self.position.num_bytes
         if kept != file.num_bytes:
             self.discard()

@@ -1,4 +1,4 @@
-"""Which files of a folder make a model: allowed names, and the choice among those that are there.
+"""Which files of a folder make a model: the allowed names, and the choice among the files found.
 Pure."""
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ GENERATION_CONFIG: Final = "generation_config.json"
 TEMPLATE: Final = "chat_template.jinja"
 TEMPLATE_JSON: Final = "chat_template.json"
 MODULES: Final = "modules.json"
-"""What follows the transformer in a model of sentence-transformers."""
+"""The steps after the transformer in a sentence-transformers model."""
 POOLING: Final = "1_Pooling/config.json"
 SEQUENCE: Final = "sentence_bert_config.json"
 OF_EMBEDDER: Final = frozenset({MODULES, POOLING, SEQUENCE})
-"""What models that make embeddings have besides."""
+"""Additional files of embedding models."""
 OPTIONAL: Final = OF_EMBEDDER | {TOKENIZER_CONFIG, GENERATION_CONFIG, TEMPLATE, TEMPLATE_JSON}
 SERVED: Final = (
     f"what can be served is a GGUF file (file:PATH), or a folder (dir:PATH) with {CONFIG}, "
@@ -33,7 +33,7 @@ SERVED: Final = (
     f"{CHECKPOINT_INDEX}"
 )
 MAX_INDEX_BYTES: Final = 32 << 20
-"""Of a checkpoint's index; those of models with ten thousand tensors have one megabyte."""
+"""Longest index of a checkpoint; those of models with ten thousand tensors have one megabyte."""
 MAX_SHARDS: Final = 1024
 
 _ALWAYS: Final = frozenset({CONFIG, TOKENIZER})
@@ -56,10 +56,10 @@ def is_member(name: str) -> bool:
 
 
 def choose_members(there: Collection[str], where: str, read_index: ReadIndex) -> list[str]:
-    """Of the files of a folder, by name, those that make the model; in order. A graph comes before
-    a checkpoint, a whole checkpoint before one in shards; `read_index` gives the bytes of the
-    latter's index. Raises SourceError for missing files, UnsupportedModelError for a folder of
-    another kind, ArtifactCorruptError for a damaged index; `where` names the folder in them."""
+    """The files of a folder that make the model, in order of name. A graph is preferred to a
+    checkpoint, a whole checkpoint to a sharded one; `read_index` returns the bytes of the latter's
+    index. Raises SourceError for missing files, UnsupportedModelError for a folder of another kind,
+    ArtifactCorruptError for a damaged index; `where` names the folder in messages."""
     found = set(there)
     if found & {GRAPH, WEIGHTS}:
         needed = set(_OF_GRAPH)
@@ -75,7 +75,8 @@ def choose_members(there: Collection[str], where: str, read_index: ReadIndex) ->
 
 
 def missing_members(found: Collection[str], read_index: ReadIndex) -> list[str]:
-    """What files that are to make a model lack. Raises ArtifactCorruptError."""
+    """What is missing from, or does not belong to, an archive with the files `found`; one message
+    each. Raises ArtifactCorruptError."""
     try:
         chosen = choose_members(found, "the archive", read_index)
     except SourceError as error:
@@ -100,15 +101,14 @@ def _of_another_kind(found: set[str], where: str) -> SourceError | UnsupportedMo
         )
     if some := named(".gguf"):
         return UnsupportedModelError(
-            f"{where} has GGUF files, of which one has to be named: file:PATH/{some[0]}, or "
-            f"hf:REPO#{some[0]}"
+            f"{where} has GGUF files; name one of them: file:PATH/{some[0]}, or hf:REPO#{some[0]}"
         )
     lacking = ", ".join(sorted(_OF_GRAPH - found))
     return SourceError(f"{where} lacks {lacking}; {SERVED}")
 
 
 def weight_map(index: bytes) -> dict[str, str]:
-    """By tensor, the file that a checkpoint's index says it is in. Raises ArtifactCorruptError."""
+    """The file of each tensor, by a checkpoint's index. Raises ArtifactCorruptError."""
     if len(index) > MAX_INDEX_BYTES:
         raise ArtifactCorruptError(f"{CHECKPOINT_INDEX} has more than {MAX_INDEX_BYTES} bytes")
     try:

@@ -37,7 +37,7 @@ _HF = re.compile(
 
 
 def parse_source(text: str, environ: Mapping[str, str] = os.environ) -> ArtifactSource:
-    """The source that `text` names. ConfigError says which forms there are."""
+    """The source that `text` names. Raises ConfigError, which lists the forms."""
     scheme, _, rest = text.partition(":")
     if scheme == "pypi":
         return _pypi(text, rest)

@@ -158,7 +158,7 @@ def _progress_bar() -> str:
 
 
 def _follow(process: subprocess.Popen[bytes], partial: PartialFetch) -> str:
-    """Report pip's progress until it ends; returns the last lines it said otherwise."""
+    """Report pip's progress until it ends; returns the last lines of its other output."""
     assert process.stdout is not None, "the pipe was asked for"
     said: deque[str] = deque(maxlen=8)
     for line in process.stdout:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, NoReturn
 from urllib.parse import SplitResult, urlsplit
 
+from outrider.backoff import Backoff
 from outrider.errors import SourceError
 from outrider.models.disk.fetch import COPY_BYTES, ByteSink
 
@@ -47,15 +48,16 @@ class WebSource:
 
     @property
     def url(self) -> str:
-        """What is fetched."""
+        """Address to fetch."""
         return self._url
 
     def fetch(self, partial: ByteSink, scratch: Path) -> str | None:
-        """Download, going on where an earlier attempt or process stopped."""
+        """Download, resuming where an earlier attempt or process stopped."""
         problem = ""
+        backoff = Backoff(self._backoff_s)
         for attempt in range(MAX_ATTEMPTS):
             if attempt:
-                time.sleep(self._backoff_s * 2 ** (attempt - 1))
+                time.sleep(backoff.next_s())
             try:
                 return self._attempt(partial)
             except _TransientError as error:
@@ -113,7 +115,8 @@ class WebSource:
 
     @contextmanager
     def _faults(self, partial: ByteSink) -> Iterator[None]:
-        """What the network raises, as what is worth another attempt and what is not."""
+        """Turn the network's exceptions into _TransientError, which is worth another attempt, or
+        SourceError."""
         try:
             yield
         except urllib.error.HTTPError as error:

@@ -1,1 +1,1 @@
-"""What turns a text into ids: the reference, and faster ones that must equal it."""
+"""Backends that turn texts into ids: the reference, and faster ones that must equal it."""

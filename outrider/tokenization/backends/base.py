@@ -1,4 +1,4 @@
-"""What every backend does, and the reference: Hugging Face `tokenizers`."""
+"""The interface of all backends, and the reference: Hugging Face `tokenizers`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Batch:
 
     @classmethod
     def of(cls, texts_ids: Iterable[array[int]]) -> Batch:
-        """Of the ids ('I') of each text."""
+        """A batch from the ids ('I') of each text."""
         ids, offsets = array("I"), array("Q", [0])
         for text_ids in texts_ids:
             ids += text_ids
@@ -50,11 +50,11 @@ class Backend(Protocol):
         """The ids ('I') of `text`, which `check_text` passed; nothing is added."""
 
     def encode_batch(self, texts: Sequence[str]) -> Batch:
-        """As `encode`, of several texts in one call."""
+        """Like `encode`, for several texts in one call."""
 
 
 class Reference:
-    """The backend that decides what is right, and what everything falls back to."""
+    """The backend that defines the right ids, and the fallback of all others."""
 
     name = REFERENCE
 
@@ -62,9 +62,9 @@ class Reference:
         self._vocabulary = vocabulary
 
     def encode(self, text: str) -> array[int]:
-        """As `Vocabulary.encode`."""
+        """Ids of a text, as of `Vocabulary.encode`."""
         return array("I", self._vocabulary.encode(text))
 
     def encode_batch(self, texts: Sequence[str]) -> Batch:
-        """As `Vocabulary.encode_batch`."""
+        """Ids of several texts, as of `Vocabulary.encode_batch`."""
         return Batch.of(array("I", ids) for ids in self._vocabulary.encode_batch(texts))

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001  (look-alike characters are the point)
-"""The texts on which a backend must equal the reference before it is used."""
+"""Texts on which a backend must equal the reference before it is used."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _token_names(vocabulary: Vocabulary) -> Iterator[str]:
 
 
 def natural_texts() -> Iterator[str]:
-    """Sentences in many languages, alone and together, and source code of this package."""
+    """Sentences in many languages, singly and together, and source code of this package."""
     yield from LANGUAGES
     yield "\n".join(LANGUAGES)
     yield " ".join(LANGUAGES) * 4
@@ -89,6 +89,6 @@ def code_point_texts() -> Iterator[str]:
 
 
 def in_context(point: int) -> str:
-    """One code point where pre-tokenizers could tell it from others."""
+    """One code point in contexts in which pre-tokenizers could distinguish it from others."""
     char = chr(point)
     return f"a{char}b {char}1 {char}{char} \n{char}"

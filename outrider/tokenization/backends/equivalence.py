@@ -22,12 +22,12 @@ from outrider.tokenization.backends.packages import make_backend
 BUDGET_S: Final = 60.0
 """A package that is not through after so long has not passed."""
 _TIMINGS: Final = 5
-"""Calls of each backend, of which the fastest counts."""
+"""Timed calls of each backend, of which the fastest counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class EquivalenceVerdict:
-    """What the test found of one backend and one vocabulary."""
+    """Result of the test for one backend and one vocabulary."""
 
     backend: str
     version: str
@@ -60,7 +60,7 @@ class Comparison:
     problem: str
     """Empty if they never did."""
     is_final: bool = True
-    """Whether the texts alone decided; not if time ran out."""
+    """Whether only the texts decided; false if time ran out."""
 
 
 def check_equivalence(
@@ -123,13 +123,13 @@ def compare(
 
 
 def is_defect(failure: BaseException) -> bool:
-    """Whether a backend failed, and not this process was told to end. A Rust package that panics
-    raises an exception that is no Exception."""
+    """Whether a backend failed, rather than this process being told to end. A Rust package that
+    panics raises an exception that is no Exception."""
     return isinstance(failure, Exception) or type(failure).__name__ == "PanicException"
 
 
 def describe(text: str, found: array[int], expected: array[int]) -> str:
-    """Where the ids differ. Quotes nothing of the text, which may be a user's."""
+    """Position at which the ids differ. Quotes nothing of the text, which may be a user's."""
     pairs = enumerate(zip_longest(found, expected))
     at = next((i for i, (ours, theirs) in pairs if ours != theirs), 0)
     return (

@@ -25,7 +25,7 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class ShadowChecks:
-    """Counts of shadow checks and what they found."""
+    """Counts of shadow checks and their results."""
 
     num_texts: int = 0
     """Texts that were encoded, checked or not."""
@@ -46,8 +46,8 @@ class FallbackBackend:
         reason: str,
         sample_every: int = SAMPLE_EVERY,
     ) -> None:
-        """`fast` passed the equivalence test; with None the reference is used alone. `reason` says
-        why this backend is in use."""
+        """`fast` passed the equivalence test; with None only the reference is used. `reason`
+        explains why this backend is in use."""
         self._fast = fast
         self._reference = reference
         self._sample_every = sample_every
@@ -126,7 +126,7 @@ class FallbackBackend:
         return False
 
     def _failed(self, fast: Backend, failure: BaseException) -> None:
-        """Raises what is no defect of the backend again."""
+        """Turn the backend off; raises `failure` again if it is no defect of the backend."""
         if not is_defect(failure):
             raise failure
         self.checks.num_failures += 1

@@ -19,9 +19,9 @@ from outrider.tokenization.backends.base import Backend, Batch, Reference
 class Splintr:
     """`splintr-rs`: the fastest for GPT-2's and SmolLM2's pre-tokenizers.
 
-    Where the vocabulary lacks a byte (SmolLM2's lacks 21) the reference drops it before merging,
-    so that its neighbours may merge; this package does not merge them. Such texts, which are
-    rare, go to the reference.
+    If the vocabulary has no token for a byte (SmolLM2's has none for 21 bytes), the reference drops
+    the byte before merging, so that its neighbours may merge; this package does not merge them.
+    Such texts, which are rare, go to the reference.
     """
 
     name = "splintr-rs"

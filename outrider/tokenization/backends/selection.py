@@ -26,7 +26,7 @@ from outrider.tokenization.backends.packages import (
 
 AUTO: Final = "auto"
 CHOICES: Final = (AUTO, REFERENCE, *PACKAGES)
-"""What a setting may ask for."""
+"""Allowed values of the setting."""
 
 _TEST_VERSION: Final = 1
 """Rises whenever the test has other texts, or a verdict means something else."""
@@ -76,11 +76,11 @@ def load_backend(store: ModelStore, vocabulary: Vocabulary, wanted: str = AUTO) 
 def select_backend(
     vocabulary: Vocabulary, wanted: str = AUTO, *, test: EquivalenceTest | None = None
 ) -> FallbackBackend:
-    """The first installed backend that passes and is faster, with the reference behind it; the
-    reference alone if there is none, or if `wanted` is the reference. `test` gives the verdict on
-    an installed package. Raises ConfigError for any other name."""
+    """The first installed backend that passes and is faster, with the reference behind it; only the
+    reference if none is, or if `wanted` is the reference. `test` returns the verdict on an
+    installed package. Raises ConfigError for any other name."""
     if wanted not in CHOICES:
-        raise ConfigError(f"tokenizer backend {wanted!r}: use one of {', '.join(CHOICES)}")
+        raise ConfigError(f"tokenizer backend {wanted!r}; use one of {', '.join(CHOICES)}")
     reference = Reference(vocabulary)
     if wanted == REFERENCE:
         return FallbackBackend(None, reference, reason="it is the one that was asked for")

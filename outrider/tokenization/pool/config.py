@@ -10,7 +10,7 @@ from outrider.tokenization.backends.selection import AUTO
 
 @dataclass(frozen=True, slots=True)
 class TokenizationConfig:
-    """Where and how prompts are tokenized: table `[edge.tokenization]`."""
+    """How prompts are tokenized: table `[edge.tokenization]`."""
 
     threads: PositiveInt = 2
     """Threads that tokenize."""

@@ -1,7 +1,7 @@
-"""Which job is tokenized next, and by which of several processes. Pure.
+"""Decides which job is tokenized next, and by which of several processes. Pure.
 
 Short chats come first, long ones leave a worker to them, and prompts that are still being typed
-come last, for nobody waits for them yet.
+come last, since no request waits for them yet.
 """
 
 from __future__ import annotations
@@ -58,13 +58,14 @@ class JobQueue(Generic[JobT]):
         num_pending = sum(len(self._queues[one]) + self._running[one] for one in classes)
         if num_pending >= self._max_pending:
             raise OverloadedError(
-                f"{num_pending} prompts wait for tokenization; try again", retry_delay_ms=100
+                f"{num_pending} prompts already wait for tokenization; try again",
+                retry_delay_ms=100,
             )
         self._queues[job_class].append(job)
 
     def take(self) -> tuple[JobT, JobClass] | None:
-        """The next job for a free worker, which calls `finish` when it is done; None if there is
-        none now."""
+        """The next job for a free worker, which calls `finish` when it is done; None if none can
+        run now."""
         job_class = self._next_class()
         if job_class is None:
             return None

@@ -87,8 +87,8 @@ class TokenizationMetrics(Collector):
         self._omitted.inc(before - after)
 
     def cause(self, since: float) -> str:
-        """Where chats were tokenized since `since` (seconds of time.monotonic), if they were: a
-        cause of event loop stalls."""
+        """The tier that tokenized chats since `since` (seconds of time.monotonic), as a cause of
+        event loop stalls; OTHER if none did."""
         found = (place for place, ended_at in self._ended_at.items() if ended_at >= since)
         return next(found, OTHER)
 

@@ -1,4 +1,5 @@
-"""Chats to prompt ids without ever holding the event loop, through tiers from cheap to expensive.
+"""Turns chats into prompt ids without holding the event loop, through tiers from cheap to
+expensive.
 
 A chat takes the first tier that has room: cache and very short texts in the event loop; worker
 threads; another process, when as many chats wait as there are threads; when none of them has room,
@@ -53,7 +54,7 @@ class Tier(StrEnum):
     REFUSED = "refused"
     """Nowhere: too many chats wait."""
     DROPPED = "dropped"
-    """Nowhere: a typeahead prompt, whose ids would only have saved time."""
+    """Not at all: a typeahead prompt, whose ids would only have saved time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +96,9 @@ class TokenizationJob:
     text: str | None = None
     """The prompt, where it is no chat."""
     prompt: PartialPrompt | None = None
-    """What the event loop found in the cache already."""
+    """The part of the prompt that the event loop found in the cache."""
     is_plain: bool = False
-    """Text that is no prompt: what is too long is cut."""
+    """Whether it is text rather than a prompt: one that is too long is cut."""
     is_cancelled: bool = False
 
     def deliver(self, result: TokenizationResult) -> None:
@@ -126,7 +127,7 @@ Shortened = Callable[[int, int], None]
 
 
 class TokenizationPool:
-    """Methods are called in the event loop, unless they say otherwise."""
+    """Methods are called in the event loop, unless documented otherwise."""
 
     def __init__(
         self,
@@ -161,12 +162,12 @@ class TokenizationPool:
         scope: CacheScope = None,
         is_typeahead: bool = False,
     ) -> TokenizationJob:
-        """Call `answer` in the event loop once the ids are there, never before this returns.
+        """Call `answer` in the event loop with the ids, never before this returns.
 
-        `tools`: what the model may call, as `check_tools` returned it. `scope`: whose chat it is;
-        with None its texts are not cached. `is_typeahead`: the prompt is still being typed, so it
-        comes after all chats and is dropped rather than taken to an overflow or fallback tier.
-        Raises OverloadedError when no tier has room.
+        `tools`: what the model may call, as `check_tools` returned it. `scope`: the chat's cache
+        scope; with None its texts are not cached. `is_typeahead`: the prompt is still being typed,
+        so it comes after all chats and is dropped rather than taken to an overflow or fallback
+        tier. Raises OverloadedError when no tier has room.
         """
         messages = self._rewriter.prepare(messages)
         num_chars = num_chars_of(messages, tools)
@@ -184,8 +185,8 @@ class TokenizationPool:
         *,
         scope: CacheScope = None,
     ) -> TokenizationJob:
-        """As `submit`, for a prompt that is text, in which the texts of control tokens are these
-        tokens. It is not rewritten. Raises OverloadedError."""
+        """Like `submit`, for a prompt given as text, in which the texts of control tokens become
+        these tokens. It is not rewritten. Raises OverloadedError."""
         loop = asyncio.get_running_loop()
         job = TokenizationJob(
             (), answer, _class_of(len(text)), loop, self._clock(), scope, text=text
@@ -197,8 +198,8 @@ class TokenizationPool:
     def submit_plain(
         self, text: str, answer: Callable[[TokenizationResult], None]
     ) -> TokenizationJob:
-        """As `submit`, for text that is no prompt: neither rewritten nor cached, and cut behind
-        `max_tokens`. Raises OverloadedError when the threads, where it goes alone, have no room."""
+        """Like `submit`, for text that is no prompt: neither rewritten nor cached, and cut behind
+        `max_tokens`. Only threads encode it. Raises OverloadedError when they have no room."""
         job_class = _class_of(len(text))
         loop = asyncio.get_running_loop()
         prompt = PartialPrompt(None, [(text, ContentClass.USER)], len(text))
@@ -349,7 +350,8 @@ def _result_of(work: Callable[[], array[int]]) -> TokenizationResult:
 
 
 def defect(failure: BaseException) -> OutriderError:
-    """What a chat is told of a defect, which leaves the worker to the others."""
+    """The error for a chat whose tokenization failed by a defect; the worker continues with other
+    chats."""
     log.error("tokenization_failed", exc_info=failure)
     return OutriderError(f"the tokenizer failed: {type(failure).__name__}")
 

@@ -1,10 +1,10 @@
 """The overflow pool: processes that tokenize chats while the threads are saturated.
 
 Each process has a thread here that talks to it over one pipe, one chat at a time. A request is the
-cache scope, behind a byte that says whether there is one, JSON with the tools and with all of the
+cache scope, behind a byte that tells whether it is set, JSON with the tools and with all of the
 messages but their contents, and every content in UTF-8 as it is: a long text is encoded once and
-never pickled. An answer is the ids
-as native uint32, or empty for a chat that cannot be encoded: the parent then finds out why.
+never pickled. An answer is the ids as native uint32, or empty for a chat that cannot be encoded:
+the parent then finds out why.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def _ask(connection: Connection, job: TokenizationJob) -> bytes:
 
 
 def _head(message: Message) -> list[object]:
-    """All of a message but its content, in the order of its fields."""
+    """All fields of a message but its content, in their order."""
     calls = [[call.id, call.name, call.arguments] for call in message.tool_calls]
     return [message.role, calls, message.tool_call_id, message.name, message.reasoning]
 

@@ -1,17 +1,17 @@
 """Names and values of the shared cache's entries. Pure.
 
-Whoever can read or write the store without the key learns neither texts nor ids, and cannot make a
-process accept an entry: a name is a keyed hash of the text (BLAKE2b, RFC 7693), a value is sealed
+Anyone who can read or write the store without the key learns neither texts nor ids, and cannot make
+a process accept an entry: a name is a keyed hash of the text (BLAKE2b, RFC 7693), a value is sealed
 with AES-256-GCM-SIV (RFC 8452) for its name and vocabulary. The keys are derived from the secret by
 HKDF-SHA256 (RFC 5869), others for every vocabulary. A nonce is a function of the name, so that two
 processes that write the same ids write the same bytes; GCM-SIV is made for repeated nonces, which
 reveal only whether the value under a name changed. Values are padded to powers of two, so that
 their lengths reveal no more of a text than that.
 
-What stays visible: which vocabulary an entry is of, how many entries there are, when each is asked
-for, and the power of two.
+What stays visible: which vocabulary an entry is of, how many entries exist, when each is read, and
+the power of two.
 
-Names hold the vocabulary's digest: a new vocabulary finds nothing of the old one, and needs no
+Names include the vocabulary's digest: a new vocabulary finds nothing of the old one, and needs no
 invalidation.
 """
 
@@ -46,8 +46,8 @@ class Entries:
 
     def __init__(self, secret: str, digest: bytes, vocabulary_size: int) -> None:
         """`secret`: the same in all processes that share the cache, and as hard to guess as a key,
-        for whoever reads the store can try secrets offline. Raises ValueError for an empty one,
-        and ConfigError where the crypto library has no AES-GCM-SIV."""
+        since a reader of the store can try secrets offline. Raises ValueError for an empty one, and
+        ConfigError if the crypto library has no AES-GCM-SIV."""
         if not secret:
             raise ValueError("entries need a secret")
         self._digest = digest

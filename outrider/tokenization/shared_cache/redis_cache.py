@@ -36,7 +36,7 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class SharedCachePolicy:
-    """What is cached, and when Redis is given up."""
+    """Limits of what is cached, and when to stop asking Redis."""
 
     max_chars: int = 64 << 10
     """A longer text is not cached: it is rarely sent twice."""

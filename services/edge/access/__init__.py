@@ -1,1 +1,1 @@
-"""What credentials are good for: tokens of issuers, and the limits of tenants."""
+"""Permissions behind credentials: tokens of issuers, and the limits of tenants."""

@@ -1,4 +1,4 @@
-"""A document of a web server, read within a time and a size whatever the server does."""
+"""Fetches a document from a web server, within a time and a size whatever the server does."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def read_url(
     max_bytes: int,
     clock: Callable[[], float] = time.monotonic,
 ) -> bytes:
-    """The first `max_bytes` of what is at an address, without following redirects; `ca`: what the
-    server's certificate is verified with, None: what the system trusts. Blocks for `timeout_s` at
-    most from the first byte that is waited for, and as long to connect to each address of the
-    server. Raises TimeoutError, OSError, HTTPException, ValueError."""
+    """The first `max_bytes` of the document at `url`, without following redirects. `ca` verifies
+    the server's certificate; None: the system's CAs. Blocks for at most `timeout_s` once connected,
+    and as long to connect to each address of the server. Raises TimeoutError, OSError,
+    HTTPException, ValueError."""
     deadline = _Deadline(timeout_s, clock)
     context = ssl.create_default_context(cafile=None if ca is None else str(ca))
     opener = build_opener(_NoRedirects, _Http(deadline), _Https(deadline, context))
@@ -67,8 +67,8 @@ class _Deadline:
 
 
 class _Reader(io.RawIOBase):
-    """Reads a socket until the deadline. A socket's own timeout begins anew with every read, so a
-    server that sends a byte now and then could go on for ever."""
+    """Reads a socket until the deadline. A socket's own timeout starts anew with every read, so a
+    server that sends a byte now and then could hold the reader for ever."""
 
     def __init__(self, connection: socket.socket, deadline: _Deadline) -> None:
         self._connection = connection
@@ -77,7 +77,7 @@ class _Reader(io.RawIOBase):
         """Keeps the socket open: the connection's own object is closed before the body is read."""
 
     def readable(self) -> bool:
-        """It is."""
+        """Always true."""
         return True
 
     def readinto(self, buffer: Any) -> int | None:
@@ -86,7 +86,7 @@ class _Reader(io.RawIOBase):
         return self._file.readinto(buffer)
 
     def close(self) -> None:
-        """The socket too, if nobody else has it open."""
+        """Close the file, and with it the socket if it has no other user."""
         if not self.closed:
             self._file.close()
         super().close()
@@ -113,7 +113,7 @@ class _Http(HTTPHandler):
         self._connect = partial(_connection, HTTPConnection, deadline)
 
     def http_open(self, req: Request) -> HTTPResponse:
-        """As HTTPHandler, within the deadline."""
+        """Open as HTTPHandler does, within the deadline."""
         return self.do_open(self._connect, req)
 
 
@@ -123,10 +123,10 @@ class _Https(HTTPSHandler):
         self._connect = partial(_connection, HTTPSConnection, deadline, context=context)
 
     def https_open(self, req: Request) -> HTTPResponse:
-        """As HTTPSHandler, within the deadline."""
+        """Open as HTTPSHandler does, within the deadline."""
         return self.do_open(self._connect, req)
 
 
 class _NoRedirects(HTTPRedirectHandler):
     def redirect_request(self, *args: object, **kwargs: object) -> None:
-        """What is asked for is at its address, or nowhere."""
+        """Refuse all redirects."""

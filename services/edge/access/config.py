@@ -1,4 +1,4 @@
-"""Settings of who may come in: API keys, tokens of an issuer, limits held with other edges."""
+"""Settings of access: API keys, tokens of an issuer, limits shared with other edges."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class AccessConfig:
 
     keys_file: Path | None = None
     """The file that `outrider keys` writes, followed while the edge runs; unset: keys.json in
-    `state_dir`. It may come later: until then nobody has a key."""
+    `state_dir`. It may be created later: until then no key is valid."""
     http_anonymous: bool = False
     """Whether clients without a key are served over HTTP too, where `anonymous` is on."""
 
@@ -34,15 +34,15 @@ class JwtConfig:
     issuer: str = ""
     """`iss` of the tokens, letter by letter; empty: no tokens are taken."""
     audience: str = ""
-    """What `aud` of the tokens has to name."""
+    """Value that `aud` of the tokens must contain."""
     jwks_file: Path | None = None
     """The issuer's public keys, a JWK set; followed while the edge runs. This or `jwks_url`."""
     jwks_url: str = ""
-    """Where the issuer publishes them: https, or http on the loopback."""
+    """Address at which the issuer publishes its keys: https, or http on the loopback."""
     jwks_ca: Path | None = None
     """CA certificates for `jwks_url`, in PEM; unset: those of this machine."""
     algorithms: tuple[str, ...] = ("RS256", "ES256", "EdDSA")
-    """Those that a token may be signed with; all others are refused."""
+    """Accepted signature algorithms; all others are refused."""
     required: tuple[str, ...] = ("exp",)
     """Claims that a token has to have: of exp, nbf, iat, sub, jti."""
     clock_skew_s: Annotated[float, between(0, 600)] = 30.0
@@ -57,7 +57,7 @@ class JwtConfig:
     scope_claim: str = "scope"
     """The claim with the scopes: a text with blanks, or a list. Scopes of others are left out."""
     scopes: tuple[str, ...] = ()
-    """Of tokens without that claim; empty: those are good for nothing."""
+    """Scopes of tokens without that claim; empty: such tokens allow nothing."""
     refresh_s: PositiveFloat = 300.0
     """The keys are fetched again so often."""
     min_refetch_s: PositiveFloat = 30.0
@@ -69,13 +69,13 @@ class JwtConfig:
         if not self.issuer:
             return
         if not self.audience:
-            raise ConfigError("jwt.audience is empty: name what tokens for this mesh are for")
+            raise ConfigError("jwt.audience is empty; name what tokens for this mesh are for")
         if (self.jwks_file is None) == (not self.jwks_url):
             raise ConfigError("jwt takes one of jwks_file and jwks_url: the issuer's public keys")
         if self.jwks_url:
             _check_url(self.jwks_url)
         if not self.algorithms:
-            raise ConfigError("jwt.algorithms is empty: name those that the issuer signs with")
+            raise ConfigError("jwt.algorithms is empty; name those that the issuer signs with")
         for name in set(self.required) - _CLAIMS:
             raise ConfigError(f"jwt.required: {name!r} is none of {', '.join(sorted(_CLAIMS))}")
         if self.scopes:
@@ -102,7 +102,7 @@ class SharedLimitsConfig:
 
     def __post_init__(self) -> None:
         if self.password and self.password_file is not None:
-            raise ConfigError("both shared_limits.password and password_file are set: use one")
+            raise ConfigError("both shared_limits.password and password_file are set; use one")
 
 
 def _check_url(url: str) -> None:
@@ -115,7 +115,7 @@ def _check_url(url: str) -> None:
         raise ConfigError("jwt.jwks_url holds a user or a password, and would be logged")
     if not host or not (parts.scheme == "https" or (parts.scheme == "http" and _is_local(host))):
         raise ConfigError(
-            "jwt.jwks_url is https://HOST/...: over http anybody on the way could change the keys"
+            "jwt.jwks_url is https://HOST/...; over http anybody on the way could change the keys"
         )
 
 

@@ -34,7 +34,7 @@ class _KeysSource(ConfigSource[StoredKeys]):
         super().__init__(StoredKeys, "", file)
 
     def read(self) -> Configured[StoredKeys]:
-        """As ConfigSource.read: the keys of the file."""
+        """The keys of the file, in the form of ConfigSource.read."""
         return Configured(read(self.file), SHIPPED)
 
 
@@ -60,8 +60,8 @@ async def keys_followed(
 
 
 class IssuerKeys:
-    """Keeps a verifier's keys those of the issuer. The loop never waits: they are fetched in a
-    thread, again after a while, and at once, but not too often, when a token has an unknown one."""
+    """Keeps a verifier's keys up to date with the issuer's. The loop never waits: a thread fetches
+    them at intervals, and soon after a token with an unknown key, but not too often."""
 
     def __init__(self, config: JwtConfig) -> None:
         """Raises ConfigError."""

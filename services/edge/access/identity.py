@@ -1,7 +1,7 @@
-"""Whose a chat is: from a client's credential to its trust group and what it may ask for (pure).
+"""Turns a client's credential into an identity: trust group and permissions (pure).
 
 A credential is an API key (outrider.access.api_keys), a JSON Web Token of an issuer that the edge
-trusts (services.edge.access.tokens), or none. Tenant, limits, models and regions follow from it.
+trusts (services.edge.access.tokens), or none. It determines tenant, limits, models and regions.
 
 The members of a trust group share what is learned and cached: n-grams and calibrations of drafts,
 token ids of texts, prefixes in replicas' caches. Policies, from the narrowest on:
@@ -33,6 +33,7 @@ from outrider.access.api_keys import (
     narrowed,
     require,
 )
+from outrider.bounds import check_bounds
 from outrider.errors import (
     ConfigError,
     InvalidRequestError,
@@ -46,7 +47,7 @@ GROUP_BYTES: Final = 16
 MIN_SECRET_BYTES: Final = 16
 MAX_SECRET_BYTES: Final = 64
 MAX_KEY_CHARS: Final = 8192
-"""Of an API key, which is shorter, or of a token. A longer one is not looked at."""
+"""Longest API key or token; longer ones are refused unread."""
 MAX_USER_CHARS: Final = 256
 MAX_TENANTS: Final = 4096
 # What a hash is for: BLAKE2b's `person`.
@@ -57,7 +58,7 @@ _ADDRESS: Final = b"address"
 
 
 class Trust(IntEnum):
-    """Who shares what is learned and cached; a wider group has a larger number."""
+    """Which clients share what is learned and cached; wider groups have larger numbers."""
 
     CHAT = 0
     CONNECTION = 1
@@ -92,16 +93,16 @@ class AccessPolicy:
     max_priority: Priority = Priority.MEDIUM
     trusts_trace: bool = False
     models: tuple[str, ...] = ALL_MODELS
-    """Those it may use."""
+    """Names of the models that it may use."""
     regions: tuple[str, ...] = ALL_MODELS
-    """Those that may hold its prompts."""
+    """Names of the regions that may hold its prompts."""
     limits: TenantLimits = UNLIMITED
 
 
 @dataclass(frozen=True, slots=True)
 class TenantConfig:
-    """What the credentials of a tenant are good for; `[[edge.tenants]]`. Raises ConfigError for
-    values that cannot work."""
+    """Permissions and limits of a tenant; `[[edge.tenants]]`. Raises ConfigError for values that
+    cannot work."""
 
     name: str
     """Under which its chats are counted, billed and admitted; `outrider keys create --tenant` makes
@@ -114,7 +115,7 @@ class TenantConfig:
     """Whether the traces of its clients are continued; otherwise the edge's own traces link to
     them."""
     models: tuple[str, ...] = ALL_MODELS
-    """Those of the edge's models that its chats may use; "*": all; empty: none."""
+    """Models of the edge that its chats may use; "*": all; empty: none."""
     regions: tuple[str, ...] = ALL_MODELS
     """Regions that may hold its prompts, whatever a chat asks for; "*": all; empty: none."""
     requests_per_minute: int = 0
@@ -122,8 +123,8 @@ class TenantConfig:
     input_tokens_per_minute: int = 0
     """Tokens of prompts; 0: no limit. No single prompt may have more."""
     output_tokens_per_minute: int = 0
-    """Tokens of replies; 0: no limit. A chat that has begun goes on beyond it, and the next ones
-    wait for it."""
+    """Tokens of replies; 0: no limit. A running chat continues beyond the limit, and the tenant's
+    next chats wait for it."""
     max_sessions: int = 0
     """Chats under way at once; 0: no limit."""
 
@@ -133,7 +134,7 @@ class TenantConfig:
         priority_of(self.max_priority, f"max_priority of tenant {self.name}")
         check_listed(self.models, f"models of tenant {self.name}")
         check_listed(self.regions, f"regions of tenant {self.name}")
-        self.limits.check(f"tenant {self.name}")
+        check_bounds(self.limits, f"tenant {self.name}: ")
 
     @property
     def limits(self) -> TenantLimits:
@@ -159,7 +160,7 @@ class TenantConfig:
 
 
 class Tenants:
-    """What tenants may do, by name."""
+    """Permissions of tenants, by name."""
 
     def __init__(self, tenants: Iterable[TenantConfig] = ()) -> None:
         """Raises ConfigError for two tenants of one name, and for too many."""
@@ -172,18 +173,18 @@ class Tenants:
             raise ConfigError(f"there are {len(self._policies)} tenants, at most {MAX_TENANTS}")
 
     def of_key(self, name: str) -> AccessPolicy:
-        """Of an API key's tenant. One that the configuration does not list has no limits but its
-        keys': who may write keys decides what they are for."""
+        """Policy of an API key's tenant. A tenant that the configuration does not list has no
+        limits but its keys': the author of the keys file decides about them."""
         found = self._policies.get(name)
         return found or AccessPolicy(name, Trust.TENANT)
 
     def of_token(self, name: str) -> AccessPolicy:
-        """Of a token's tenant, which somebody else's service names. Raises PermissionDeniedError
-        for one that the configuration does not list."""
+        """Policy of a token's tenant, which is named by another party's service. Raises
+        PermissionDeniedError if the configuration does not list it."""
         found = self._policies.get(name)
         if found is None:
             raise PermissionDeniedError(
-                f"the token is of tenant {name[:100]!r}, which is none of this edge's; ask its "
+                f"the token is of tenant {name[:100]!r}, which this edge does not list; ask its "
                 "operator to add it"
             )
         return found
@@ -191,7 +192,7 @@ class Tenants:
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """What a client says of itself."""
+    """A client's credentials."""
 
     key: str = field(default="", repr=False)
     """An API key or a token; empty: none."""
@@ -201,43 +202,43 @@ class Credential:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose a chat is."""
+    """The owner of a chat, with its permissions."""
 
     tenant: str = ""
     """For billing and admission; empty: none."""
     owner: bytes = b""
     """Who may resume the chat or repeat its request: the group, or under `chat` the client."""
     client: bytes = b""
-    """The client or user against whose quotas it counts; empty: it is the whole tenant's, whose
-    limits are the router's."""
+    """The client or user whose quotas the chat counts towards; empty: the whole tenant, whose
+    limits the router enforces."""
     address_hash: bytes = b""
-    """Of the address prefix of a client without a key; empty: it has a key."""
+    """Hash of the address prefix of a client without a key; empty: it has a key."""
     cache_salt: bytes = b""
     """Replicas reuse the KV of prompts only between sessions of equal salts."""
     group: bytes = b""
-    """Trust group whose chats learn from each other; empty: it learns by itself."""
+    """Trust group whose chats learn from each other; empty: the chat learns by itself."""
     group_lasts: bool = False
-    """The group's name is the same after a restart, and it is more than one connection's: what it
-    learns may be kept."""
+    """Whether the group's name is the same after a restart, and the group is more than one
+    connection's: its statistics may then be kept."""
     max_priority: Priority = Priority.MEDIUM
     trusts_trace: bool = False
     models: tuple[str, ...] = ALL_MODELS
-    """Those it may use."""
+    """Names of the models that it may use."""
     scopes: frozenset[Scope] = USER_SCOPES
-    """What may be asked for."""
+    """Kinds of request that it may send."""
     regions: tuple[str, ...] = ALL_MODELS
-    """Those that may hold its prompts."""
+    """Names of the regions that may hold its prompts."""
     limits: TenantLimits = UNLIMITED
     """How much all chats of its tenant may use together."""
     key_id: str = ""
-    """Of the API key that it came with; empty: a token, or none."""
+    """Id of the API key; empty: a token, or none."""
 
     def require(self, scope: Scope) -> None:
         """Raises PermissionDeniedError unless this may be asked for."""
         require(self.scopes, scope)
 
     def residency(self, asked: tuple[str, ...]) -> tuple[str, ...]:
-        """The regions that may hold a prompt whose chat asks for these; empty: any. Raises
+        """The regions that may hold a prompt whose chat asks for `asked`; empty: any. Raises
         PermissionDeniedError if none is left."""
         allowed = narrowed(asked or ALL_MODELS, self.regions)
         if not allowed:
@@ -282,7 +283,7 @@ UNIDENTIFIED: Final = Identity()
 
 @dataclass(frozen=True, slots=True)
 class TokenClaims:
-    """What a good token says."""
+    """Claims of a valid token."""
 
     tenant: str
     user: str = ""
@@ -294,13 +295,13 @@ class TokenChecker(Protocol):
     """Knows the tokens of an issuer."""
 
     def check(self, token: str, now: float) -> TokenClaims:
-        """What the token says, at `now` in seconds since 1970. Raises UnauthenticatedError."""
+        """The token's claims, at `now` in seconds since 1970. Raises UnauthenticatedError."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Admitted:
-    """Whom a credential is of."""
+    """The owner of a credential."""
 
     policy: AccessPolicy
     kind: bytes
@@ -345,10 +346,10 @@ class Identities:
         *,
         needs_key: bool = False,
     ) -> Identity:
-        """Whose a chat is. `connection` and `chat`: secrets of at least 16 bytes that the
-        connection and the chat have to themselves; `address`: the prefix that it comes from;
-        `needs_key`: nobody comes in here without one, whoever else serves clients without. Nothing
-        is waited for. Raises UnauthenticatedError, PermissionDeniedError, InvalidRequestError."""
+        """The identity of a chat. `connection` and `chat`: secrets of at least 16 bytes that belong
+        to only the connection and the chat; `address`: the prefix that it comes from; `needs_key`:
+        refuse clients without a key, even if the edge serves them elsewhere. Does not wait. Raises
+        UnauthenticatedError, PermissionDeniedError, InvalidRequestError."""
         _check(credential)
         admitted = self._admit(credential, needs_key)
         policy, kind, user = admitted.policy, admitted.kind, admitted.user
@@ -391,15 +392,15 @@ class Identities:
 
     @property
     def anonymous_models(self) -> tuple[str, ...] | None:
-        """What clients without a key may use; None: they are refused."""
+        """Models that clients without a key may use; None: such clients are refused."""
         return None if self._anonymous is None else self._anonymous.models
 
     def set_keys(self, keys: KeyTable) -> None:
-        """These are all API keys from now on."""
+        """Replace all API keys."""
         self._keys = keys
 
     def set_tenants(self, tenants: Tenants, anonymous_models: tuple[str, ...]) -> None:
-        """These are the tenants from now on, and what clients without a key may use."""
+        """Replace the tenants and the models for clients without a key."""
         self._tenants = tenants
         if self._anonymous is not None:
             self._anonymous = replace(self._anonymous, models=anonymous_models)

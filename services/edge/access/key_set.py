@@ -1,8 +1,8 @@
 """An issuer's public keys: a JWK set (RFC 7517), read from bytes of unknown origin (pure).
 
-Only what can verify is taken: public keys of at least 2,048 bits (RSA) or of a known curve, for the
-algorithms that the edge allows. Keys of a shared secret ("oct") are never taken, so that nobody can
-sign with what everybody may read.
+Only keys that can verify are accepted: public keys of at least 2,048 bits (RSA) or of a known
+curve, for the algorithms that the edge allows. Shared secrets ("oct") are never accepted: anyone
+who can read the set could sign with them.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class VerifyingKey:
     kid: str
     """Empty: it has no name."""
     algorithms: frozenset[str]
-    """What it may verify."""
+    """Algorithms that it may verify."""
     key: Any
-    """As the library takes it."""
+    """The key in the library's form."""
 
 
 class KeySet:
@@ -64,8 +64,8 @@ class KeySet:
 
 
 def read_key_set(text: bytes, allowed: Collection[str]) -> KeySet:
-    """The usable keys of a JWK set, for these algorithms. Raises ConfigError for what is none, and
-    if none of its keys is usable."""
+    """The usable keys of a JWK set, for these algorithms. Raises ConfigError if the text is no JWK
+    set or has no usable key."""
     if len(text) > MAX_SET_BYTES:
         raise ConfigError(f"a JWK set has at most {MAX_SET_BYTES} bytes, not {len(text)}")
     try:

@@ -1,8 +1,8 @@
-"""Holds chats to the limits of their tenants: here, and with others that count too: all edges of a
-region through Redis, or all processes of an edge.
+"""Enforces the limits of tenants for chats: at this edge, and shared with all edges of a region
+through Redis, or with all processes of an edge.
 
-Nothing here waits. With Redis a chat is asked for while its loop does other things, and if there is
-no answer in time, what this edge has counted decides.
+Nothing here blocks. With Redis a chat's request is sent in the background; if the answer is late,
+this edge's own counts decide.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from services.edge.access.limits import (
 from services.edge.access.shared_limits import Answered, SharedAnswer, SharedAsk
 
 Decided = Callable[[OutriderError | None], None]
-"""Called once: with why a chat may not go on, or None."""
+"""Called once: with the error if a chat must not continue, else None."""
 
 
 class Allowance(Protocol):
-    """What one chat may use."""
+    """The limits of one chat."""
 
     def ask(self, num_input_tokens: int, decided: Decided) -> None:
         """Whether a chat with a prompt of so many tokens may go to a region; `decided` is called
@@ -35,7 +35,7 @@ class Allowance(Protocol):
         ...
 
     def charge(self, *, input_tokens: int = 0, output_tokens: int = 0) -> None:
-        """So many tokens were computed."""
+        """Charge tokens that were computed."""
         ...
 
     def close(self) -> None:
@@ -44,8 +44,7 @@ class Allowance(Protocol):
 
 
 class LimitSharing(Protocol):
-    """Whoever counts for several: services.edge.access.shared_limits, or
-    services.edge.processes.limits."""
+    """Shared counts: services.edge.access.shared_limits, or services.edge.processes.limits."""
 
     def ask(self, ask: SharedAsk, answered: Answered) -> None:
         """Ask for a chat; `answered` is called once: with None if this edge has to decide."""
@@ -62,12 +61,12 @@ class LimitSharing(Protocol):
         ...
 
     async def close(self) -> None:
-        """Tell what is left to tell, and end."""
+        """Send the remaining counts, and end."""
         ...
 
 
 class _Unlimited:
-    """Of chats whose tenant has no limits."""
+    """For chats whose tenant has no limits."""
 
     def ask(self, num_input_tokens: int, decided: Decided) -> None:
         """Allowed at once."""
@@ -84,7 +83,7 @@ UNLIMITED_CHAT: Final = _Unlimited()
 
 
 class Limiter:
-    """Of one edge. Single-threaded."""
+    """Limits of one edge. Single-threaded."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """`clock`: seconds that never go back."""
@@ -106,7 +105,7 @@ class Limiter:
         return _Limited(self, identity.tenant)
 
     def states(self, identity: Identity) -> RateStates:
-        """What is left of each limit of its tenant; nothing where there are no limits."""
+        """What remains of each limit of the tenant; empty without limits."""
         if identity.limits == UNLIMITED:
             return {}
         now = self._clock()
@@ -167,15 +166,15 @@ class Limiter:
         return usage.refused(answer.refused, answer.wait_s, now)
 
     def _under_way(self, tenant: str) -> TenantUsage:
-        """Of a tenant with a chat. The limits are those of the chat that began last: one that goes
-        on from before they were changed does not bring the old ones back."""
+        """Usage of a tenant with a running chat. Its limits are those of the chat that began last,
+        so that a chat from before a change does not bring the old ones back."""
         usage = self._usage.known(tenant)
         assert usage is not None, "a tenant with a chat under way is not forgotten"
         return usage
 
 
 class _Limited:
-    """Of a chat whose tenant has limits."""
+    """For a chat whose tenant has limits."""
 
     def __init__(self, limiter: Limiter, tenant: str) -> None:
         self._limiter = limiter
@@ -183,7 +182,7 @@ class _Limited:
         self._is_closed = False
 
     def ask(self, num_input_tokens: int, decided: Decided) -> None:
-        """As Allowance.ask."""
+        """Ask whether the chat may continue; see Allowance.ask."""
         if self._is_closed:  # nothing is computed for it any more
             decided(None)
             return
@@ -196,12 +195,12 @@ class _Limited:
         self._limiter.ask_shared(self._tenant, num_input_tokens, decided)
 
     def charge(self, *, input_tokens: int = 0, output_tokens: int = 0) -> None:
-        """As Allowance.charge."""
+        """Charge tokens; see Allowance.charge."""
         if not self._is_closed:
             self._limiter.charge(self._tenant, input_tokens, output_tokens)
 
     def close(self) -> None:
-        """As Allowance.close."""
+        """End the chat; see Allowance.close."""
         if not self._is_closed:
             self._is_closed = True
             self._limiter.ended(self._tenant)

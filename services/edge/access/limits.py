@@ -1,36 +1,38 @@
 """How much a tenant may use: chats, tokens of prompts and replies, chats at once (pure).
 
-Chats and tokens are token buckets: they hold what may be used in a minute, and fill in a minute.
+Chats and tokens are token buckets that hold a minute's limit and fill in a minute.
 
-    begins      one chat is taken, if there is one, and if the replies before left something
-    tokenized   the prompt's tokens are taken, if there are so many: no region has computed yet
-    committed   the reply's tokens are taken, even if there are not so many: a chat that has begun
-                goes on, and the next ones wait until the bucket is above zero again
+    begins      takes one chat, if one is left, and if earlier replies left output tokens
+    tokenized   takes the prompt's tokens, if enough are left: no region has computed yet
+    committed   takes the reply's tokens, even if not enough are left: a running chat continues,
+                and the next ones wait until the bucket is above zero again
 
-Each edge counts its own chats here. Where edges share a Redis (services.edge.access.shared_limits)
-that one counts for all of them, and corrects what is here.
+Each edge counts its own chats here. If edges share a Redis (services.edge.access.shared_limits), it
+counts for all of them, and corrects the levels here.
 """
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum, auto
-from typing import Final
+from typing import Annotated, Final, TypeAlias
 
-from outrider.errors import ConfigError, OverloadedError, RateLimitedError
+from outrider.bounds import between
+from outrider.errors import OverloadedError, RateLimitedError
+from outrider.lru_map import LruMap
 from services.edge.limits.quotas import RateLimit, TokenBucket
 
 _BUSY_RETRY_MS: Final = 1000
 """When to try again, where another chat has to end first."""
-_MAX_PER_MINUTE: Final = 10**9
+_Limit: TypeAlias = Annotated[int, between(0, 10**9)]
+"""0: no limit."""
 
 
 class Limited(Enum):
-    """What is limited, by the name that errors and headers have for it."""
+    """A limited resource, by its name in errors and headers."""
 
     REQUESTS = "requests"
     INPUT = "input_tokens"
@@ -39,24 +41,17 @@ class Limited(Enum):
 
 
 RATES: Final = (Limited.REQUESTS, Limited.INPUT, Limited.OUTPUT)
-"""Those of a minute, in the order in which edges and Redis tell each other of them."""
+"""Limits per minute, in the order in which edges exchange them with Redis."""
 
 
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
-    """Of one tenant; 0: no limit."""
+    """Limits of one tenant; 0: no limit."""
 
-    requests_per_minute: int = 0
-    input_tokens_per_minute: int = 0
-    output_tokens_per_minute: int = 0
-    max_sessions: int = 0
-
-    def check(self, where: str) -> None:
-        """Raises ConfigError for values that cannot be."""
-        named = {f"{what.value}_per_minute": self.per_minute(what) for what in RATES}
-        for name, value in {**named, "max_sessions": self.max_sessions}.items():
-            if not 0 <= value <= _MAX_PER_MINUTE:
-                raise ConfigError(f"{name} of {where} is 0 to {_MAX_PER_MINUTE}, not {value}")
+    requests_per_minute: _Limit = 0
+    input_tokens_per_minute: _Limit = 0
+    output_tokens_per_minute: _Limit = 0
+    max_sessions: _Limit = 0
 
     def per_minute(self, what: Limited) -> int:
         """The limit of a rate."""
@@ -83,7 +78,7 @@ class RateState:
 
 
 RateStates = Mapping[Limited, RateState]
-"""Of the limits that a tenant has."""
+"""States of the limits that a tenant has."""
 
 
 def refusal(what: Limited, state: RateState, wait_s: float, tenant: str) -> RateLimitedError:
@@ -115,15 +110,15 @@ def refusal(what: Limited, state: RateState, wait_s: float, tenant: str) -> Rate
 
 
 class RateWords(Enum):
-    """Whose clients have to know the headers."""
+    """API whose header names are used."""
 
     OPENAI = auto()
     ANTHROPIC = auto()
 
 
 def rate_headers(states: RateStates, words: RateWords, unix_s: float) -> dict[str, str]:
-    """HTTP headers that tell what is left; `tokens` are those of prompts or replies, whichever are
-    nearer to their end; `unix_s`: now."""
+    """HTTP headers with the remaining limits. `tokens` is whichever of prompt and reply tokens is
+    closer to its limit; `unix_s` is the present time."""
     named = {
         what.value.replace("_", "-"): state
         for what, state in states.items()
@@ -148,7 +143,8 @@ def rate_header_names(words: RateWords) -> tuple[str, ...]:
 
 
 def _anthropic_headers(name: str, state: RateState, unix_s: float) -> dict[str, str]:
-    """That API says by the clock (RFC 3339) when all is there again, in whole seconds."""
+    """Headers in the form of the Anthropic API: the reset is a time of day (RFC 3339), in whole
+    seconds."""
     reset = datetime.fromtimestamp(math.ceil(unix_s + state.reset_s), UTC)
     return {
         f"anthropic-ratelimit-{name}-limit": str(state.limit),
@@ -166,7 +162,7 @@ def _openai_headers(name: str, state: RateState) -> dict[str, str]:
 
 
 class TenantUsage:
-    """What one tenant uses at this edge. Times in seconds on the clock of `now`."""
+    """Usage of one tenant at this edge. Times in seconds on the clock of `now`."""
 
     def __init__(self, tenant: str, limits: TenantLimits, now: float) -> None:
         self.tenant = tenant
@@ -206,13 +202,13 @@ class TenantUsage:
             bucket.charge(num_tokens, now)
 
     def correct(self, levels: Mapping[Limited, float], now: float) -> None:
-        """So much is left for all edges together."""
+        """Set the levels left for all edges together."""
         for what, level in levels.items():
             if what in self._buckets:
                 self._buckets[what].correct(level, now)
 
     def states(self, now: float) -> dict[Limited, RateState]:
-        """What is left of each limit."""
+        """What remains of each limit."""
         found = {what: self._state(what, now) for what in self._buckets}
         if self.limits.max_sessions:
             found[Limited.SESSIONS] = self._state(Limited.SESSIONS, now)
@@ -241,42 +237,38 @@ class TenantUsage:
 
 
 class Usage:
-    """What each tenant that has limits uses at this edge."""
+    """Usage of all tenants with limits at this edge."""
 
     def __init__(self, max_tenants: int = 4096) -> None:
         """`max_tenants`: beyond it the longest unused one without a chat is forgotten."""
-        self._max_tenants = max_tenants
-        self._tenants: OrderedDict[str, TenantUsage] = OrderedDict()
+        self._tenants: LruMap[str, TenantUsage] = LruMap(max_tenants)
 
     def __len__(self) -> int:
         return len(self._tenants)
 
     def of(self, tenant: str, limits: TenantLimits, now: float) -> TenantUsage:
-        """What a tenant uses, whose limits are these. Raises OverloadedError if there is no room
-        for another one."""
+        """Usage of a tenant with these limits. Raises OverloadedError if there is no room for
+        another tenant."""
         usage = self._tenants.get(tenant)
         if usage is None:
             self._make_room()
-            usage = self._tenants[tenant] = TenantUsage(tenant, limits, now)
+            usage = TenantUsage(tenant, limits, now)
+            self._tenants.put(tenant, usage)
         elif usage.limits != limits:
             # They were changed while the edge runs; what was used before does not count.
-            renewed = TenantUsage(tenant, limits, now)
-            renewed.num_sessions = usage.num_sessions
-            usage = self._tenants[tenant] = renewed
-        self._tenants.move_to_end(tenant)
+            num_sessions = usage.num_sessions
+            usage = TenantUsage(tenant, limits, now)
+            usage.num_sessions = num_sessions
+            self._tenants.put(tenant, usage)
         return usage
 
     def known(self, tenant: str) -> TenantUsage | None:
         """What a tenant uses, whatever its limits are by now; None: it is not remembered."""
-        return self._tenants.get(tenant)
+        return self._tenants.peek(tenant)
 
     def _make_room(self) -> None:
-        if len(self._tenants) < self._max_tenants:
-            return
-        for name, usage in self._tenants.items():
-            if not usage.num_sessions:
-                del self._tenants[name]
-                return
-        raise OverloadedError(
-            "too many tenants have chats under way; try again", retry_delay_ms=_BUSY_RETRY_MS
-        )
+        tenants = self._tenants
+        if tenants.is_full and tenants.pop_first(lambda usage: not usage.num_sessions) is None:
+            raise OverloadedError(
+                "too many tenants have chats under way; try again", retry_delay_ms=_BUSY_RETRY_MS
+            )

@@ -1,11 +1,11 @@
-"""Limits that edges of a region hold together, in Redis.
+"""Limits that the edges of a region share through Redis.
 
 One thread talks to Redis. What a tenant may still use is one hash there, changed by one script, so
-that no two edges take the same. How many chats each edge has under way is a second hash, whose
+that no two edges take the same. The number of running chats of each edge is a second hash, whose
 entries expire: an edge that was killed holds nothing for longer than LEASE_S.
 
-No chat waits for Redis longer than a moment (`timeout_s`); then, and while a circuit breaker is
-open, each edge decides for itself, and that is logged. What was used meanwhile is not added later.
+No chat waits for Redis longer than a moment (`timeout_s`). After that, and while a circuit breaker
+is open, each edge decides for itself, which is logged. Usage during that time is not added later.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 _log = structlog.get_logger()
 
 LEASE_S: Final = 10.0
-"""What an edge said of its chats under way counts so long."""
+"""How long an edge's count of running chats is valid."""
 _RENEW_S: Final = 3.0
 _FLUSH_S: Final = 0.1
-"""Tokens of replies, and ends of chats, are told so often."""
+"""Interval at which tokens of replies and ends of chats are sent."""
 _MAX_QUEUED: Final = 1024
-"""Asks that wait; a further one is decided by this edge alone."""
+"""Most requests that wait; this edge decides further ones by itself."""
 _BATCH: Final = 64
 """Asks in one round trip."""
 _KEEP_S: Final = 120
-"""What a tenant without a chat has used is kept so long: its buckets are full again by then. Those
-of replies that went below zero are kept until they are, for a day at most."""
+"""How long the usage of a tenant without chats is kept: its buckets are full again by then. Reply
+buckets below zero are kept until they are full, for a day at most."""
 
 SCRIPT: Final = """
 -- KEYS: buckets, sessions of a tenant. ARGV: 1 to decide or 0 to note, edge, its sessions,
@@ -114,7 +114,7 @@ _LIMITED: Final = (*RATES, Limited.SESSIONS)
 
 @dataclass(frozen=True, slots=True)
 class SharedAsk:
-    """What an edge asks for, or has used."""
+    """A request to use something, or a report of what was used."""
 
     tenant: str
     limits: TenantLimits
@@ -127,7 +127,7 @@ class SharedAsk:
 
     @property
     def arguments(self) -> tuple[object, ...]:
-        """Those of the script behind the edge's name."""
+        """Arguments of the script after the edge's name."""
         amounts = (self.num_requests, self.input_tokens, self.output_tokens)
         rates = [
             value
@@ -139,17 +139,17 @@ class SharedAsk:
 
 @dataclass(frozen=True, slots=True)
 class SharedAnswer:
-    """What Redis says."""
+    """Redis's answer."""
 
     refused: Limited | None
-    """What does not let the chat through."""
+    """The limit that refuses the chat; None: none does."""
     wait_s: float
     levels: Mapping[Limited, float]
-    """What is left for all edges."""
+    """Levels left for all edges together."""
 
 
 def answer_of(reply: list[Any], limits: TenantLimits) -> SharedAnswer:
-    """What the script returned."""
+    """Parse the script's result."""
     number, wait_s, *levels = reply
     found = {
         what: float(level)
@@ -194,11 +194,12 @@ class SharedLimits:
         self._changed = threading.Condition()
         self._asks: deque[_Waiting] = deque()
         self._notes: dict[str, SharedAsk] = {}
-        """What tenants have used since it was told last; in the loop alone."""
+        """Usage of tenants since the last report; only for the loop."""
         self._held: dict[str, SharedAsk] = {}
-        """Tenants with chats under way: told again before it expires; in the loop alone."""
+        """Tenants with running chats, reported again before the entry expires; only for the
+        loop."""
         self._noted: dict[str, SharedAsk] = {}
-        """What the thread is to tell."""
+        """Reports for the thread to send."""
         self._is_closed = False
         self._flushing = self._loop.create_task(self._flush())
         self._thread = threading.Thread(target=self._run, name="shared-limits", daemon=True)
@@ -236,7 +237,7 @@ class SharedLimits:
         self._hold(tenant, limits, num_sessions)
 
     async def close(self) -> None:
-        """Tell what is left to tell, and end."""
+        """Send the remaining reports, and end."""
         self._flushing.cancel()
         await asyncio.gather(self._flushing, return_exceptions=True)
         self._hand_over()
@@ -247,8 +248,9 @@ class SharedLimits:
         self._client.close()
 
     def _hold(self, tenant: str, limits: TenantLimits, num_sessions: int) -> None:
-        """A tenant has so many chats under way here: told again and again until it has none. What
-        waits to be told says so too, for it may reach Redis behind what is asked now."""
+        """Note the number of a tenant's running chats here, which is reported repeatedly until it
+        is 0. A report that already waits is updated, for it may reach Redis after the present
+        request."""
         if limits.max_sessions and num_sessions:
             self._held[tenant] = SharedAsk(tenant, limits, num_sessions)
         else:
@@ -372,7 +374,7 @@ def _sum(before: SharedAsk, note: SharedAsk) -> SharedAsk:
 
 
 def open_shared_limits(config: SharedLimitsConfig) -> SharedLimits | None:
-    """None without `shared_limits.url`; whether there is a Redis shows later. Raises
+    """None without `shared_limits.url`. Does not connect: whether Redis answers shows later. Raises
     ConfigError."""
     if not config.url:
         return None

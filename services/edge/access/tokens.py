@@ -1,11 +1,11 @@
 """JSON Web Tokens (RFC 7519) of an issuer that the edge trusts (pure).
 
-Nothing of a token is parsed before its length and its characters are checked, and nothing but its
-header before its signature is. The header chooses among the issuer's keys, never how to verify:
-algorithms are pinned, `none` and those of shared secrets are not among them, and keys that a header
-brings along (jwk, jku, x5c, x5u) are not looked at.
+Nothing of a token is parsed before its length and its characters are checked, and only its header
+before its signature is. The header chooses among the issuer's keys, never how to verify: algorithms
+are pinned and include neither `none` nor those of shared secrets, and keys in a header (jwk, jku,
+x5c, x5u) are ignored.
 
-A good token is remembered until it expires, so that a chat does not verify a signature twice.
+A valid token is cached until it expires, so that a chat does not verify a signature twice.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MAX_HEADER_CHARS: Final = 1024
 _MAX_AUDIENCES: Final = 64
 _MAX_REMEMBERED: Final = 4096
 _REMEMBERED_S: Final = 300.0
-"""Of a token that does not expire by itself."""
+"""How long a token without expiry is cached."""
 _UNKNOWN_KEY_RETRY_MS: Final = 1000
 _FORM: Final = pattern(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
 TIMES: Final = ("exp", "nbf", "iat")
@@ -41,7 +41,7 @@ TIMES: Final = ("exp", "nbf", "iat")
 
 @dataclass(frozen=True, slots=True)
 class TokenPolicy:
-    """Which tokens are good, and what they say."""
+    """Which tokens are valid, and how their claims are read."""
 
     issuer: str
     audience: str
@@ -51,13 +51,13 @@ class TokenPolicy:
     clock_skew_s: float = 30.0
     """How far the issuer's clock may be from this one."""
     tenant: str = ""
-    """Whose all tokens are; empty: as the claim says."""
+    """Tenant of all tokens; empty: named by the claim."""
     tenant_claim: str = "tenant"
     user_claim: str = "sub"
     """Empty: tokens are of no user in particular."""
     scope_claim: str = "scope"
     scopes: frozenset[Scope] = frozenset()
-    """Of tokens without that claim."""
+    """Scopes of tokens without that claim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +87,12 @@ class TokenVerifier:
         return len(self._good)
 
     def set_keys(self, keys: KeySet) -> None:
-        """These are the issuer's keys from now on. All tokens are verified anew."""
+        """Replace the issuer's keys. All tokens are verified anew."""
         self._keys = keys
         self._good.clear()
 
     def check(self, token: str, now: float) -> TokenClaims:
-        """What a token says. Raises UnauthenticatedError."""
+        """The claims of a token. Raises UnauthenticatedError."""
         if len(token) > MAX_TOKEN_CHARS or _FORM.fullmatch(token) is None:
             raise UnauthenticatedError(_BAD)
         name = sha256(token.encode()).digest()
@@ -107,7 +107,7 @@ class TokenVerifier:
         return read
 
     def _verified(self, token: str) -> dict[str, Any]:
-        """Its claims, if the issuer signed them."""
+        """The token's claims. Raises UnauthenticatedError unless the issuer signed it."""
         kid, algorithm = read_header(token.partition(".")[0], self._policy)
         key = self._keys.find(kid, algorithm)
         if key is None:
@@ -125,7 +125,7 @@ class TokenVerifier:
             raise UnauthenticatedError(_BAD) from None
 
 
-_BAD: Final = "the token is not good here; check it, or get a new one"
+_BAD: Final = "the token is not valid here; check it, or get a new one"
 """Alike for a wrong form, algorithm and signature."""
 
 
@@ -149,12 +149,14 @@ def read_header(encoded: str, policy: TokenPolicy) -> tuple[str, str]:
 def check_times(claims: Mapping[str, Any], policy: TokenPolicy, now: float) -> float:
     """Until when the token is good. Raises UnauthenticatedError."""
     for name in sorted(policy.required - claims.keys()):
-        raise UnauthenticatedError(f"the token has no {name}, which is needed here")
+        raise UnauthenticatedError(f"the token has no {name}, which is required here")
     times = {name: _seconds(claims[name]) for name in TIMES if name in claims}
     skew = policy.clock_skew_s
     for name in ("nbf", "iat"):
         if name in times and now < times[name] - skew:
-            raise UnauthenticatedError("the token is not good yet; check the clocks")
+            raise UnauthenticatedError(
+                "the token is not valid yet; check the clocks of issuer and edge"
+            )
     if "exp" not in times:
         return now + _REMEMBERED_S
     until = times["exp"] + skew
@@ -174,7 +176,7 @@ def check_origin(claims: Mapping[str, Any], policy: TokenPolicy) -> None:
 
 
 def read_claims(claims: Mapping[str, Any], policy: TokenPolicy) -> TokenClaims:
-    """Whose it is and what it is for. Raises UnauthenticatedError."""
+    """The token's tenant, user and scopes. Raises UnauthenticatedError."""
     tenant = policy.tenant or claims.get(policy.tenant_claim)
     if not isinstance(tenant, str) or not 0 < len(tenant) <= MAX_NAME_CHARS:
         raise UnauthenticatedError(f"the token names no tenant as {policy.tenant_claim}")

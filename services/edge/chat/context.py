@@ -14,7 +14,7 @@ from services.edge.chat.timers import SharedTimer
 from services.edge.models.choice import usable
 from services.edge.models.serving import EdgeModels
 from services.edge.telemetry.edge import EdgeTelemetry
-from services.edge.upstream.embedding import EmbeddingTurns
+from services.edge.upstream.embedding import TenantCallQueue
 from services.edge.upstream.pool import RouterPool
 from services.edge.wire import client as client_wire
 
@@ -34,7 +34,7 @@ class EdgeContext:
     models: EdgeModels
     """What chats with one model share is with it (services.edge.models.served)."""
     upstream: RouterPool
-    embedding_turns: EmbeddingTurns
+    embedding_queue: TenantCallQueue
     telemetry: EdgeTelemetry
     resumable: ResumableChats
     time_slicer: TimeSlicer

@@ -311,7 +311,7 @@ class ClientChannel:
         with an error."""
         self._stop_catching_up()
         if self._stream is not None:
-            error = DuplicateSessionError("another stream goes on with this chat; read that one")
+            error = DuplicateSessionError("another stream continues this chat; read that one")
             self._stream.end(Failed(error))
         self._stream = stream
         self._cursor = cursor

@@ -1,8 +1,7 @@
-"""What a client's stream, and the chat that is served on it, know of each other.
+"""The interface between a client's stream and the chat that is served on it.
 
-Each door (QUIC streams in services.edge.quic, HTTP requests in services.edge.http) has streams of
-its own: they turn what a chat tells its client into bytes, and what comes from the client into
-inputs.
+Each listener (QUIC streams in services.edge.quic, HTTP requests in services.edge.http) has streams
+of its own: they turn a chat's events into bytes for its client, and the client's data into inputs.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from services.edge.drafter.protocol import DraftSource
 
 @dataclass(frozen=True, slots=True)
 class SourceEstimate:
-    """What one source says of a place, before calibration."""
+    """One source's estimate for a place, before calibration."""
 
     source: DraftSource
     estimate: TokenEstimate
@@ -26,10 +26,10 @@ class DraftToken:
 
     token: int
     probability: float
-    """That it is right if all drafts before it are; calibrated."""
+    """Calibrated probability that it is right if all drafts before it are."""
     source: DraftSource
     estimates: tuple[SourceEstimate, ...] = ()
-    """All that was said of the place; the calibration learns from it."""
+    """All estimates for the place; the calibration learns from them."""
     alternative: TokenEstimate | None = None
     """The next best token."""
 
@@ -44,12 +44,13 @@ class DraftBranch:
         self.proposal: Proposal | None = None
         """The model's estimate of the token behind the chain, if it was computed."""
         self.copied: TokenEstimate | None = None
-        """The token that the text repeats there, if `asked_copy` and there is one."""
+        """The token that a repetition of the text predicts there, if `asked_copy` and one
+        exists."""
         self.asked_copy = False
         self.wants_row = False
-        """Whether the chain could go on if the model computed one more row."""
+        """Whether one more row from the model could extend the chain."""
         self.is_settled = False
-        """Nothing changed since the chain last grew."""
+        """Whether nothing has changed since the chain last grew."""
 
     @property
     def end(self) -> int:
@@ -58,7 +59,7 @@ class DraftBranch:
 
     @property
     def num_uncomputed(self) -> int:
-        """Tokens whose KV is not computed."""
+        """Number of tokens whose KV is not computed."""
         return self.end - self.kv.length
 
     def survival(self, skipped: int = 0) -> float:

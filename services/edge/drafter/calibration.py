@@ -1,5 +1,5 @@
-"""What earlier replies taught the drafter: n-gram statistics, and how likely a source's drafts are
-right (pure).
+"""What the drafter learned from earlier replies: n-gram statistics, and how likely a source's
+drafts are right (pure).
 
 A source's estimate is corrected by Platt scaling, by source and by place in the reply: it starts as
 fitted on recorded replies, and its shift is learned online. Both are kept per trust group.
@@ -26,7 +26,7 @@ from services.edge.drafter.protocol import DraftSource
 MAX_ENTRIES: Final = 1 << 18
 """Contexts in the n-gram stores of all groups together: some 40 MB."""
 MAX_GROUPS: Final = 1024
-"""Groups whose calibrations are kept, some 4 KB each."""
+"""Most groups whose calibrations are kept, some 4 KB each."""
 _SHARED_RATE = 0.02
 """How far one outcome moves the shift that all replies of a kind share."""
 _RATE = 0.15
@@ -44,7 +44,8 @@ class OnlineCalibration:
         slopes: Sequence[Sequence[float]],
         shared: OnlineCalibration | None = None,
     ) -> None:
-        """[sources, buckets] each. `shared`: that of all replies, which learns as well."""
+        """[sources, buckets] each. `shared`: the calibration of all replies, which learns as
+        well."""
         self._shifts = [list(by_place) for by_place in shifts]
         self._slopes = slopes
         self._shared = shared
@@ -52,7 +53,7 @@ class OnlineCalibration:
 
     @classmethod
     def starting(cls, start: SourceCalibrations, *, are_sampled: bool) -> OnlineCalibration:
-        """That of all greedy replies, or of all sampled ones, before the first."""
+        """The calibration of all greedy replies, or of all sampled ones, before the first."""
         lines = [start.of(SOURCE_NAMES[source], are_sampled=are_sampled) for source in DraftSource]
         return cls(
             [[line.shift for line in by_place] for by_place in lines],
@@ -64,12 +65,12 @@ class OnlineCalibration:
         return [shift for by_place in self._shifts for shift in by_place]
 
     def restore(self, numbers: Sequence[float]) -> None:
-        """Go on from the shifts that `numbers` gave."""
+        """Continue from shifts saved by `numbers`."""
         places = len(self._shifts[0])
         self._shifts = [list(numbers[at : at + places]) for at in range(0, len(numbers), places)]
 
     def for_reply(self) -> OnlineCalibration:
-        """That of one reply, which starts as this one is now."""
+        """A calibration for one reply, which starts with this one's present state."""
         return OnlineCalibration(self._shifts, self._slopes, self)
 
     def probability(self, source: DraftSource, position: int, estimate: float) -> float:
@@ -90,8 +91,8 @@ class OnlineCalibration:
 
 
 class GroupLearning:
-    """What replies taught, per trust group. Nothing passes from one group to another: neither words
-    nor how often drafts are right."""
+    """Statistics of replies, per trust group. Nothing passes from one group to another: neither
+    words nor how often drafts are right."""
 
     def __init__(
         self,
@@ -112,8 +113,8 @@ class GroupLearning:
         self._calibrations: LruMap[tuple[bytes, bool], OnlineCalibration] = LruMap(2 * max_groups)
 
     def of(self, group: bytes, *, are_sampled: bool) -> tuple[NgramStatistics, OnlineCalibration]:
-        """What a group's greedy replies, or its sampled ones, start with and add to. The empty
-        group gets new ones each time."""
+        """Statistics that a group's greedy replies, or its sampled ones, start with and add to. The
+        empty group gets new ones each time."""
         key = group, are_sampled
         calibration = self._calibrations.get(key)
         if calibration is None:
@@ -123,13 +124,13 @@ class GroupLearning:
         return self._ngrams.of(group), calibration
 
     def version_of(self, group: bytes) -> int:
-        """As learnt.GroupStatistics."""
+        """Number of changes of a group's statistics; see learnt.GroupStatistics."""
         known = self._ngrams.known(group)
         return known.version if known else 0
 
     def learnt_of(self, group: bytes) -> Learnt:
-        """As learnt.GroupStatistics. The calibration of a kind of reply that the group had none of
-        since the start stays as it was kept."""
+        """A group's statistics to keep; see learnt.GroupStatistics. For a kind of reply that the
+        group has not had since the start, the calibration stays as it was kept."""
         learnt = self._ngrams.of(group).learnt()
         numbers = dict(learnt.numbers)
         for are_sampled in (False, True):
@@ -141,7 +142,7 @@ class GroupLearning:
         return Learnt(learnt.tables, numbers)
 
     def _starting(self, group: bytes, are_sampled: bool) -> OnlineCalibration:
-        """Where a group begins: with what was kept of it, or as all groups do."""
+        """A group's first calibration: the kept one, or the one with which all groups start."""
         calibration = OnlineCalibration.starting(self._sources, are_sampled=are_sampled)
         if group:
             count = len(calibration.numbers())

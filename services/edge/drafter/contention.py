@@ -26,7 +26,7 @@ class ContentionLimits:
 
     max_wait_share: float = 0.5
     """The model pauses when its threads waited for more than this share of the time in which they
-    could have run. 1 and above: it never does."""
+    could have run. 1 and above: never."""
     window_ms: float = 60.0
     """A share is taken over so much time of running and waiting: some twenty calls of a small draft
     model that has a core, so that one long wait is no reason to pause."""

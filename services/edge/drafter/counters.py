@@ -1,4 +1,4 @@
-"""What a drafter counts (pure)."""
+"""Counters of a drafter (pure)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _by_source() -> list[int]:
 
 @dataclass(slots=True)
 class DrafterCounters:
-    """Counts since the start; DrafterStats says what the fields mean."""
+    """Counts since the start; DrafterStats documents the fields."""
 
     num_calls: int = 0
     num_rows: int = 0
@@ -28,7 +28,7 @@ class DrafterCounters:
     num_refused: int = 0
     num_evicted: int = 0
     num_reused: int = 0
-    """Tokens of prompts whose KV the turn before had left."""
+    """Tokens of prompts whose KV was left by the turn before."""
     num_branches: int = 0
     num_promoted: int = 0
     num_pauses: int = 0

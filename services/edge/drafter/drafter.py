@@ -49,7 +49,7 @@ class ScheduledSlice:
 
 @dataclass(frozen=True, slots=True)
 class EngineCall:
-    """What to do with the engine: the KV operations, then one step of all slices."""
+    """One call of the engine: the KV operations, then one step of all slices."""
 
     operations: KvOperations
     scheduled: tuple[ScheduledSlice, ...]
@@ -71,7 +71,7 @@ class PinnedPrefix:
 def run(
     engine: Engine, call: EngineCall, overlapped_work: OverlappedWork = no_work
 ) -> list[LogitsRows]:
-    """Do what the call says. Raises EngineError."""
+    """Make the call. Raises EngineError."""
     for sequence in call.operations.closes:
         engine.close_sequence(sequence)
     for sequence in call.operations.opens:
@@ -92,8 +92,9 @@ class Drafter:
         learning: GroupLearning | None = None,
         admit: Callable[[bytes], None] = lambda group: None,
     ) -> None:
-        """`learning`: what sessions learn from others; `admit` is told of groups of which it may be
-        kept. Raises ConfigError for an engine that cannot compute slices of one token."""
+        """`learning`: what sessions learn from others; `admit` is called with groups whose
+        statistics may be kept. Raises ConfigError for an engine that cannot compute slices of one
+        token."""
         if info.min_rows > 1:
             raise ConfigError(f"the engine {info.name} takes no slices of one token; use another")
         self._info = info
@@ -104,7 +105,7 @@ class Drafter:
         self._pool = KvBlockPool(info)
         self._kept = KeptKv(limits.max_kept, info.block_tokens)
         self._pinned: list[PinnedPrefix | None] = []
-        """By number; None: there was no room for it."""
+        """Prefixes by number; None: the prefix had no room."""
         self._num_pinned_blocks = 0
         self._sessions: dict[int, DraftSession] = {}
         self._in_call: set[int] = set()
@@ -117,7 +118,7 @@ class Drafter:
 
     @property
     def num_modelled(self) -> int:
-        """Sessions for which the model is asked."""
+        """Number of sessions that use the model."""
         return sum(session.is_modelled for session in self._sessions.values())
 
     @property
@@ -126,13 +127,13 @@ class Drafter:
 
     @property
     def num_kept(self) -> int:
-        """Replies that are over whose KV is kept."""
+        """Number of ended replies whose KV is kept."""
         return len(self._kept)
 
     # Messages from the edge.
 
     def open(self, opening: OpenReply, now: float) -> None:
-        """Draft a reply, unless there are `max_sessions` already.
+        """Draft a reply, unless `max_sessions` are open already.
 
         Raises InvalidSamplingError for ids outside the vocabulary.
         """
@@ -162,8 +163,8 @@ class Drafter:
         )
 
     def _kv_for(self, opening: OpenReply) -> KvSequence:
-        """What the last turn of the chat left, as far as its prompt goes on from it, or a static
-        prefix that it may use, as far as it begins so."""
+        """KV to start with: what the chat's last turn left, as far as its prompt continues it, or
+        the common beginning with a static prefix that it may use."""
         pinned, common = self._pinned_for(opening)
         # At least the last token is computed, and never into a block that is shared.
         found = self._kept.take(opening.group, opening.prompt[:-1]) if opening.group else None
@@ -194,8 +195,8 @@ class Drafter:
 
     def open_prefix(self, ids: Sequence[int], now: float) -> bool:
         """Begin to compute the next static prefix, before any reply is opened; `pin_prefix` follows
-        once `is_prefix_computed`. False if there is no room: together they have half of the KV
-        pool."""
+        once `is_prefix_computed`. False if it has no room: together, prefixes take at most half of
+        the KV pool."""
         num_blocks = -(-(len(ids) + self._info.scratch_tokens) // self._info.block_tokens)
         fits_pool = self._num_pinned_blocks + num_blocks <= self._info.num_blocks // 2
         fits_model = len(ids) + self._info.scratch_tokens < self._info.max_context_tokens
@@ -212,7 +213,7 @@ class Drafter:
         return session.main.kv.length >= len(session.final) or not session.is_modelled
 
     def pin_prefix(self) -> bool:
-        """Keep its KV for good, numbered as the prefixes came; whether there is any."""
+        """Keep the prefix's KV for good, under its number; returns whether it has any."""
         session = self._sessions.pop(_PREFIX)
         kv = session.main.kv
         session.replace_kv(KvSequence(0))
@@ -253,8 +254,8 @@ class Drafter:
     # Calls of the model.
 
     def schedule(self, now: float, *, is_paused: bool = False) -> EngineCall | None:
-        """The next call; None if there is nothing to compute. `apply` follows before the next.
-        `is_paused`: the model is only asked for the first tokens of replies."""
+        """The next call; None if nothing is to be computed. `apply` must follow before the next
+        one. `is_paused`: the model is only asked for the first tokens of replies."""
         self._in_call.clear()
         for session in self._sessions.values():
             if session.pause(is_paused):
@@ -278,8 +279,8 @@ class Drafter:
         return EngineCall(self._pool.take_operations(), tuple(scheduled))
 
     def apply(self, call: EngineCall, rows: Sequence[LogitsRows], took_s: float) -> None:
-        """What the call computed in `took_s`, one LogitsRows per slice. Raises EngineError for
-        rows without finite scores."""
+        """Use the results of a call, computed in `took_s`: one LogitsRows per slice. Raises
+        EngineError for rows without finite scores."""
         self.counters.record_call(took_s)
         num_rows = sum(len(it.slice.tokens) for it in call.scheduled)
         if num_rows >= self._limits.chunk_tokens:
@@ -304,7 +305,7 @@ class Drafter:
     # Slices of a call.
 
     def _steps(self, now: float) -> list[ScheduledSlice]:
-        """Sessions that lack the KV of a few tokens, the likeliest chains first."""
+        """Slices of sessions whose KV is missing for a few tokens, the likeliest chains first."""
         ready = [
             session
             for session in self._sessions.values()
@@ -361,7 +362,7 @@ class Drafter:
     def _slice(
         self, session: DraftSession, branch: DraftBranch, count: int, now: float
     ) -> ScheduledSlice | None:
-        """The next `count` tokens of a branch; None if there are no KV blocks for them."""
+        """The next `count` tokens of a branch; None without KV blocks for them."""
         kv = branch.kv
         kv.crop(branch.end - 1)  # at least one row is asked for
         end = kv.length + count
@@ -380,8 +381,8 @@ class Drafter:
     def _allocate(
         self, session: DraftSession, branch: DraftBranch, num_tokens: int, now: float
     ) -> bool:
-        """Have blocks for so many tokens. Without them an alternative ends, and a session goes on
-        without the model."""
+        """Allocate blocks for `num_tokens`. Without them an alternative ends, and a session
+        continues without the model."""
         if num_tokens + self._info.scratch_tokens <= self._info.max_context_tokens:
             while not self._pool.extend(branch.kv, num_tokens):
                 if not len(self._kept):

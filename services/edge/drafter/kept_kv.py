@@ -1,8 +1,8 @@
-"""The draft model's KV of replies that are over, for the next turn of the same chat (pure).
+"""The draft model's KV of ended replies, for the next turn of the same chat (pure).
 
-A chat that comes back brings its last prompt and reply again, and something behind them. So the KV
-of a reply that ended is kept within its trust group, and the next reply that begins as it does
-takes it over. One takes it, instead of sharing it: a chat goes on from its own last turn.
+The next turn's prompt repeats the last prompt and reply and continues them. So the KV of a reply
+that ended is kept within its trust group, and the next reply with that beginning takes it over. It
+is taken rather than shared: a chat continues only its own last turn.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Ids = npt.NDArray[np.int32]
 
 
 class Found(NamedTuple):
-    """KV that was kept, cropped to what the asker's text begins with."""
+    """Kept KV, cropped to the common beginning with the requested text."""
 
     kv: KvSequence
     num_tokens: int
@@ -31,7 +31,7 @@ class Found(NamedTuple):
 class _Kept:
     group: bytes
     ids: Ids
-    """As many as the KV is of."""
+    """Ids whose KV it is."""
     kv: KvSequence
 
 
@@ -48,8 +48,8 @@ class KeptKv:
         return len(self._kept)
 
     def put(self, group: bytes, ids: Sequence[int], kv: KvSequence) -> list[KvSequence]:
-        """Keep the KV of `ids`. Returns what is not kept, for the caller to free: `kv` itself for a
-        session that belongs to no group, or the oldest where there are too many."""
+        """Keep the KV of `ids`. Returns the KV that is not kept, for the caller to free: `kv`
+        itself for a session without group, or the oldest if there are too many."""
         kv.crop(len(ids))
         if not group or not kv.length:
             return [kv]

@@ -22,17 +22,17 @@ class KvSequence:
 
     @property
     def owned(self) -> list[int]:
-        """The blocks to give back."""
+        """The blocks that this sequence has to free."""
         return self.table[self.num_shared :]
 
     def crop(self, length: int) -> None:
-        """Nothing from position `length` on is right any more."""
+        """Discard the KV from position `length` on."""
         self.length = min(self.length, length)
 
 
 @dataclass(frozen=True, slots=True)
 class KvOperations:
-    """What the engine has to do before its next step, in this order."""
+    """Operations of the engine before its next step, in this order."""
 
     closes: tuple[int, ...]
     """Sequences that end."""
@@ -67,7 +67,7 @@ class KvBlockPool:
 
     def share(self, source: KvSequence, length: int) -> KvSequence | None:
         """KV of the first `length` tokens of `source`: whole blocks are shared, the one that both
-        will write to is copied. None if there is no block for that."""
+        will write to is copied. None if no block is free for that."""
         num_shared, inside = divmod(length, self._block_tokens)
         if inside and not self._free:
             return None
@@ -81,13 +81,12 @@ class KvBlockPool:
         return kv
 
     def num_missing(self, kv: KvSequence, num_tokens: int) -> int:
-        """Blocks that the table lacks to hold so many tokens."""
+        """Blocks missing from the table to hold `num_tokens`."""
         wanted = -(-(num_tokens + self._scratch_tokens) // self._block_tokens)
         return max(0, wanted - len(kv.table))
 
     def extend(self, kv: KvSequence, num_tokens: int) -> bool:
-        """Give it blocks for so many tokens; False, and nothing changes, if there are not enough
-        free ones."""
+        """Allocate blocks for `num_tokens`; False, and nothing changes, if not enough are free."""
         count = self.num_missing(kv, num_tokens)
         if count > len(self._free):
             return False
@@ -110,7 +109,7 @@ class KvBlockPool:
                 self._closes.append(kv.sequence)
 
     def take_operations(self) -> KvOperations:
-        """What the engine has to do for what was allocated and freed since the last call."""
+        """Engine operations for everything allocated and freed since the last call."""
         operations = KvOperations(tuple(self._closes), tuple(self._opens), tuple(self._copies))
         self._opens = {}
         self._closes = []

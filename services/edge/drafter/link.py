@@ -57,11 +57,12 @@ _PROMPT_TOKEN_S: Final = 0.0005
 _FIRST_STEPS_S: Final = 0.010
 """Time of a first draft besides prefill: the way to the process and back, and a step or two."""
 _PATIENCE: Final = 2.0
-"""A first draft may take so many times what is expected: other chats' prompts may come first."""
+"""Factor by which a first draft may exceed its expected time: other chats' prompts may come
+first."""
 
 
 OnDrafts: TypeAlias = Callable[[DrafterReport], None]
-"""Called with all drafts of a reply whenever there are more."""
+"""Called with all drafts of a reply whenever it has new ones."""
 
 
 @dataclass(slots=True)
@@ -105,7 +106,7 @@ class DrafterRestarts:
     def __init__(self) -> None:
         self._backoff = Backoff(FIRST_BACKOFF_S, MAX_BACKOFF_S)
         self._num_lacks = 0
-        """Processes in a row whose model found too little memory."""
+        """Number of processes in a row whose model found too little memory."""
 
     def ended(
         self, ran_s: float, jitter: float = 1.0, *, lacked_memory: bool = False
@@ -134,8 +135,9 @@ class DrafterLink:
         prefix_tenants: Sequence[tuple[str, ...]] = (),
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`command` starts the process; `sleep` waits for so many seconds before the next start.
-        `prefix_tenants`: whose chats may use each static prefix of the settings."""
+        """`command` starts the process; `sleep` waits for this many seconds before the next start.
+        `prefix_tenants`: for each static prefix of the settings, the tenants whose chats may use
+        it."""
         self._settings = settings
         self._sleep = sleep
         self._command = command
@@ -144,7 +146,7 @@ class DrafterLink:
         self._metrics = metrics
         self._sessions: dict[int, _Session] = {}
         self._unclosed: list[int] = []
-        """Sessions that are over, which the process was not told."""
+        """Ended sessions that the process does not know to be ended."""
         self._last_number = 0
         self._process: DrafterProcess | None = None
         """The process, while frames can be sent to it."""
@@ -158,7 +160,7 @@ class DrafterLink:
         self._prompt_token_s = _PROMPT_TOKEN_S
         self.state = DrafterState.OFF
         self.reason = ""
-        """Why there is no drafter, if it is unusable."""
+        """Why no drafter runs, if it is unusable."""
 
     @property
     def num_sessions(self) -> int:
@@ -177,7 +179,7 @@ class DrafterLink:
 
     @property
     def pid(self) -> int | None:
-        """Of the process, while it runs."""
+        """Process id of the drafter, while it runs."""
         return self._process.pid if self._process else None
 
     def first_draft_s(self, num_prompt_tokens: int) -> float | None:
@@ -212,7 +214,7 @@ class DrafterLink:
         return self._last_number
 
     def commit(self, number: int, ids: Sequence[int], lead: int) -> None:
-        """These ids became final, and so many drafts are wanted ahead of them."""
+        """Report ids that became final, and how many drafts are wanted ahead of them."""
         session = self._sessions.get(number)
         if session is None:
             return
@@ -304,8 +306,7 @@ class DrafterLink:
         return status
 
     async def _until_ended(self, process: DrafterProcess) -> None:
-        """Send what was dropped as soon as there is room, until the process has ended or is
-        stuck."""
+        """Send dropped frames as soon as they fit, until the process has ended or is stuck."""
         pipe, loop = process.pipe, asyncio.get_running_loop()
         while not pipe.closed.is_set():
             await _in_time(pipe.changed)
@@ -326,7 +327,7 @@ class DrafterLink:
     # Frames.
 
     def _send_missing(self) -> None:
-        """Everything that the process does not know yet, as far as there is room."""
+        """Send everything that the process does not know yet, as far as it fits."""
         unclosed, self._unclosed = self._unclosed, []
         self._unclosed = [number for number in unclosed if not self._send(CloseReply(number))]
         for number, session in self._sessions.items():

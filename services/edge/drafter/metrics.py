@@ -71,7 +71,7 @@ ACCEPTED: Final = Family(
 
 
 class DrafterState(IntEnum):
-    """What the gauge STATE says."""
+    """Values of the gauge STATE."""
 
     OFF = 0
     STARTING = 1
@@ -80,7 +80,7 @@ class DrafterState(IntEnum):
     RESTARTING = 3
     """It ended, and will be started again after a pause."""
     UNUSABLE = 4
-    """It cannot run here; the log says why."""
+    """It cannot run here; the log has the reason."""
 
 
 class DrafterMetrics:

@@ -124,12 +124,12 @@ class DrafterProcess:
         return await (self._exit() if self.pipe.closed.is_set() else self.kill())
 
     async def finish(self) -> int:
-        """End it once it has saved what it learnt; kill it if that takes longer than _EXIT_S."""
+        """End it once it has saved its statistics; kill it if that takes longer than _EXIT_S."""
         self.pipe.close()
         return await self._exit()
 
     async def kill(self) -> int:
-        """End it at once; what it learnt since it saved last is lost."""
+        """End it at once; statistics since its last save are lost."""
         self.pipe.close()
         self._process.kill()
         return await self._process.wait()

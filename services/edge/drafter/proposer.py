@@ -41,7 +41,7 @@ class TokenEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What the model says of one token."""
+    """The model's estimates for one token."""
 
     best: TokenEstimate
     second: TokenEstimate | None = None
@@ -67,7 +67,7 @@ class Proposer:
         self._rescores = rescores(params)
 
     def observe(self, ids: Sequence[int]) -> None:
-        """These became final."""
+        """These tokens became final."""
         for token in ids:
             self._sampler.observe(token)
 
@@ -101,15 +101,15 @@ class Proposer:
         return Proposal(best, TokenEstimate(_token(other, ids), (1.0 - probability) * share))
 
     def _probability(self, confidence: float, position: int) -> float:
-        """That the target agrees, at absolute `position`."""
+        """Probability that the target agrees, at absolute `position`."""
         sampled = self._temperature > 0.0
         return self._calibration.chance(confidence, position - self._num_prompt, sampled=sampled)
 
     def _lead(
         self, logits: Logits, ids: Ids | None, column: int, other: int, position: int
     ) -> float:
-        """By how much one column's noisy score leads another's, in units of scores; without
-        another, by more than can be told."""
+        """By how much one column's noisy score leads another's, in units of scores; infinite
+        without another."""
         if other == column:
             return math.inf
         low, high = sorted((column, other))  # noise is asked for by ascending ids

@@ -1,4 +1,4 @@
-"""What edge and drafter tell each other, and its bytes (pure).
+"""Messages between edge and drafter, and their encoding (pure).
 
 A frame is a kind, fields of fixed size in little-endian order, then arrays with their length before
 them. Both ends are one release on one machine, so frames have no version; outrider.codec.frames
@@ -24,7 +24,7 @@ MAX_FRAME_BYTES: Final = 1 << 20
 
 
 class DraftSource(IntEnum):
-    """Who drafted a token; the numbers are the wire's."""
+    """The source of a draft token, by its number on the wire."""
 
     SUFFIX = 0
     """Copied from the text, or a frequent n-gram."""
@@ -48,7 +48,7 @@ class OpenReply:
     lead: int = MAX_LEAD
     """Most drafts wanted ahead of the final tokens; the drafter has a limit of its own."""
     group: bytes = b""
-    """The trust group whose replies teach each other; empty: this reply learns for itself."""
+    """The trust group whose replies learn from each other; empty: this reply learns by itself."""
     group_lasts: bool = False
     """The group's name is the same after a restart of the edge."""
     prefixes: tuple[int, ...] = ()
@@ -62,7 +62,7 @@ class CommitTokens:
     session: int
     ids: tuple[int, ...]
     lead: int = MAX_LEAD
-    """As OpenReply.lead, from now on."""
+    """Drafts wanted ahead of the final tokens; replaces OpenReply.lead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class DrafterStats:
     num_sessions: int
     """Open now."""
     num_modelled: int
-    """Of these, how many use the model; the others get copies of their text only."""
+    """Number of sessions that use the model; the others only get copies of their text."""
     num_calls: int
     """Calls of the model."""
     num_rows: int
@@ -126,7 +126,7 @@ class DrafterStats:
     num_branches: int
     """Alternatives drafted beside a chain."""
     num_promoted: int
-    """Of these, how many turned out right."""
+    """Number of opened alternatives that turned out right."""
     num_pauses: int
     """How often the model paused because others needed the cores."""
     paused_us: int
@@ -136,7 +136,7 @@ class DrafterStats:
     drafted: tuple[int, int, int]
     """Drafts by source."""
     accepted: tuple[int, int, int]
-    """Of these, how many turned out right."""
+    """Number of drafts that turned out right, by source."""
 
 
 ToDrafter: TypeAlias = OpenReply | CommitTokens | CloseReply
@@ -339,7 +339,7 @@ def _read_update(fields: _Fields) -> DraftUpdate:
 
 
 def _stats(stats: DrafterStats) -> bytes:
-    """The fields in the order in which DrafterStats declares them."""
+    """Pack the fields in the order in which DrafterStats declares them."""
     return _STATS.pack(
         _Kind.STATS,
         stats.num_sessions,

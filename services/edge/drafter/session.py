@@ -99,8 +99,8 @@ class DraftSession:
         return self.is_modelled and not self._is_paused
 
     def pause(self, is_paused: bool) -> bool:
-        """Whether the model is only asked for the reply's first tokens, which the reader waits for;
-        copies of the text go on. Says whether that is a change."""
+        """Pause or resume the model beyond the reply's first tokens, which the reader waits for;
+        copies of the text continue. Returns whether that is a change."""
         if is_paused == self._is_paused:
             return False
         self._is_paused = is_paused
@@ -112,7 +112,7 @@ class DraftSession:
     # Commits.
 
     def commit(self, ids: Sequence[int], lead: int) -> None:
-        """These ids follow the final ones: the chain keeps what agrees with them."""
+        """Append final ids: the chain keeps the drafts that agree with them."""
         self._lead = lead
         matched = self._match(ids, 0)
         diverged = matched < len(ids) and matched < len(self.main.chain)
@@ -211,8 +211,8 @@ class DraftSession:
     # Drafts.
 
     def grow(self, branch: DraftBranch) -> None:
-        """Draft on as far as possible without a further row of the model; `wants_row` says
-        afterwards whether that would bring more."""
+        """Extend the branch as far as possible without a further row of the model; `wants_row` is
+        then whether one would extend it further."""
         if branch.is_settled:
             return
         while self._has_room(branch):
@@ -256,8 +256,8 @@ class DraftSession:
         self.main.reconsider()
 
     def weakest(self, least: float) -> int | None:
-        """The place in the chain whose alternative is likeliest to be needed, if that is likelier
-        than `least`."""
+        """The place in the chain whose alternative is likeliest to be needed, if its probability
+        exceeds `least`."""
         best = least
         found: int | None = None
         survival = 1.0
@@ -280,7 +280,7 @@ class DraftSession:
         self._counters.num_branches += 1
 
     def drop_alternative(self) -> None:
-        """Give up the alternative, if there is one."""
+        """Give up the alternative, if one is open."""
         if self.alternative is not None:
             self.dropped.append(self.alternative.kv)
             self.alternative = None
@@ -299,7 +299,8 @@ class DraftSession:
         return ahead < min(self._lead, self._limits.max_lead, self._max_tokens - self.num_reply)
 
     def _survival(self, branch: DraftBranch) -> float:
-        """Of the alternative: given that its first token is right."""
+        """Survival of the branch's last draft; of the alternative, given that its first token is
+        right."""
         return branch.survival(0 if branch is self.main else 1)
 
     def _copied(self, branch: DraftBranch) -> TokenEstimate | None:

@@ -1,4 +1,4 @@
-"""What a drafter is set up with, and its limits (pure)."""
+"""Settings and limits of a drafter (pure)."""
 
 from __future__ import annotations
 
@@ -43,24 +43,25 @@ class DrafterLimits:
     min_cheap_branch: float = 0.05
     """The same where its rows are among the `cheap_rows`."""
     cheap_rows: int = 4
-    """Calls of up to so many rows take hardly longer than calls of one, as the time goes into
-    reading the weights: what is left of them beside the chains goes to alternatives."""
+    """Calls of up to this many rows take hardly longer than calls of one, as the time goes into
+    reading the weights: rows that chains leave unused go to alternatives."""
     max_slices: int = 16
     """Most sessions in one call of the model."""
     catch_up_tokens: int = 16
-    """A session that lacks KV for more tokens than this is computed in chunks, as a prompt is."""
+    """A session whose KV is missing for more tokens than this is computed in chunks, like a
+    prompt."""
     chunk_tokens: int = 32
     """Prompt tokens in a call that other sessions wait for."""
     idle_chunk_tokens: int = 128
     """Prompt tokens in a call that no other session waits for."""
     update_tokens: int = 4
-    """The edge is sent an update when there are so many new drafts; of a reply's first tokens,
-    for each."""
+    """Number of new drafts after which the edge is sent an update; the first tokens of a reply are
+    each sent at once."""
     update_interval_s: float = 0.004
     """Fewer new drafts are sent after this time, or when no more follow."""
     max_kept: int = 64
-    """Replies that are over whose KV is kept for the next turn of their chats, as far as nothing
-    else wants the blocks."""
+    """Number of ended replies whose KV is kept for the next turn of their chats, as long as the
+    blocks are not needed otherwise."""
     evict_idle_s: float = 5.0
     """A session without a commit for this long may lose its KV blocks to another."""
 
@@ -75,8 +76,8 @@ class DrafterConfig:
 
     model: str = ""
     """Draft model: the path of a GGUF file with the model's vocabulary, a model's name, "none" to
-    draft only copies of the text, or "" for what the model's definition says; where that says
-    nothing, the one shipped for the model."""
+    draft only copies of the text, or "" for the draft of the model's definition; without one, the
+    draft shipped for the model."""
     threads: PositiveInt = 1
     """Threads of the process."""
     niceness: NonNegativeInt = 10
@@ -93,7 +94,7 @@ class DrafterConfig:
 
 @dataclass(frozen=True, slots=True)
 class DrafterSettings:
-    """What the drafter's process gets on its command line."""
+    """Settings that the drafter's process gets on its command line."""
 
     model: str
     """The target model's name."""
@@ -102,19 +103,19 @@ class DrafterSettings:
     model_store: str = ""
     """The store's folder; empty: the machine's."""
     mirrors: MirrorConfig = field(default_factory=MirrorConfig)
-    """Where models that the store lacks are fetched from, before their own source."""
+    """Mirrors for models that are not in the store, asked before their own source."""
     tls: TlsConfig = field(default_factory=TlsConfig)
-    """What mirrors of the mesh are shown."""
+    """Credentials for mirrors of the mesh."""
     log_level: str = "info"
     limits: DrafterLimits = field(default_factory=DrafterLimits)
     learnt: LearntConfig = field(default_factory=lambda: LearntConfig(keep=False))
-    """What is kept of what replies taught."""
+    """How statistics of replies are kept."""
     learnt_folder: str = ""
-    """Where that is kept; needed if anything is."""
+    """Folder of the kept statistics; required if any are kept."""
     definitions_file: str = ""
     """A TOML file that defines the model and its draft; empty: the machine's files do."""
     prefixes_file: str = ""
-    """A JSON file of the token ids of static prefixes, a list of lists; empty: there are none."""
+    """A JSON file with the token ids of static prefixes, a list of lists; empty: no prefixes."""
 
     def to_json(self) -> str:
         """For the command line."""

@@ -162,8 +162,8 @@ def pin_prefixes(drafter: Drafter, engine: Engine, file: str) -> None:
 
 
 def unfit_for_ever(error: InsufficientMemoryError, limit: int) -> str:
-    """Why a model can never be loaded where all memory together is `limit` bytes; empty if it may
-    once others let go of theirs, or where nobody knows."""
+    """Why a model can never be loaded if all memory together is `limit` bytes; empty if it may fit
+    once other processes free theirs, or if the limit is unknown."""
     if not 0 < limit < error.needed_bytes:
         return ""
     return f"{error.message} (there are {limit >> 20} MiB in all, so no wait helps)"
@@ -191,7 +191,7 @@ def _load(settings: DrafterSettings, store: ModelStore) -> DraftModel:
 
 
 def cpu_time() -> CpuTime:
-    """Of all threads of this process that there are now."""
+    """CPU time of all present threads of this process."""
     times = [CpuTime(0.0, 0.0)]
     for thread in os.listdir("/proc/self/task"):
         with suppress(OSError):  # it ended meanwhile
@@ -216,7 +216,7 @@ class Channel:
         return len(self._unsent) > _MAX_UNSENT_BYTES
 
     def wait(self, timeout_s: float) -> None:
-        """Block until the edge sent something, or there is room for what is unsent."""
+        """Block until data from the edge arrives, or unsent data can be sent."""
         writing = [self._connection] if self._unsent else []
         select.select([self._connection], writing, [], timeout_s)
 
@@ -232,13 +232,13 @@ class Channel:
         return self._decoder.feed(data)
 
     def send(self, messages: Iterable[FromDrafter]) -> None:
-        """Send these as soon as there is room."""
+        """Queue messages and send as much as fits."""
         for message in messages:
             self._unsent += encode_frame(encode(message))
         self.flush()
 
     def flush(self, *, wait: bool = False) -> None:
-        """Send what there is room for; with `wait`, all of it, unless the edge closes first."""
+        """Send what fits; with `wait`, everything, unless the edge closes first."""
         while self._unsent and self.is_open:
             try:
                 del self._unsent[: self._connection.send(self._unsent)]
@@ -251,8 +251,8 @@ class Channel:
 
 
 class LearntSaver:
-    """Saves what replies taught: a group at a time, written by a thread, while nothing is to be
-    computed, or between two calls once there was no such time for a whole interval."""
+    """Saves statistics of replies: one group at a time, written by a thread, while the drafter is
+    idle, or between two calls if it was not idle for a whole interval."""
 
     def __init__(self, keeper: LearntKeeper, learning: GroupLearning, interval_s: float) -> None:
         self._keeper = keeper
@@ -260,7 +260,7 @@ class LearntSaver:
         self._interval_s = interval_s
         self._due_at = monotonic() + interval_s
         self._copies: Iterator[tuple[bytes, Learnt]] | None = None
-        """Of the saving under way."""
+        """Copies still to write in the present save."""
         self._writer = ThreadPoolExecutor(1, "learnt")
         self._written: Future[None] | None = None
 
@@ -281,7 +281,7 @@ class LearntSaver:
             self._due_at = now + self._interval_s
 
     def finish(self, until: float) -> None:
-        """Save what is left, as far as there is time."""
+        """Save the remaining groups, as far as time allows."""
         for copy in self._keeper.kept.changed(self._learning):
             if monotonic() >= until:
                 break

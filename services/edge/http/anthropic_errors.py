@@ -20,7 +20,7 @@ _TYPES: Final = {
 
 
 class AnthropicError(msgspec.Struct, kw_only=True):
-    """What went wrong."""
+    """An error: its type and message."""
 
     type: str
     message: str
@@ -35,7 +35,7 @@ class AnthropicErrorBody(msgspec.Struct, kw_only=True):
 
 
 def error_body(error: OutriderError, request_id: str) -> bytes:
-    """JSON of an error. It names fields of the request, never what they hold."""
+    """JSON of an error. It may name fields of the request but never quotes their contents."""
     return msgspec.json.encode(described(error, request_id))
 
 

@@ -1,7 +1,7 @@
 """POST /v1/messages of the Anthropic API (pure).
 
-`anthropic-version` and `anthropic-beta` are not looked at: there is one version, and what a beta
-would change is refused by the field that asks for it.
+`anthropic-version` and `anthropic-beta` are ignored: only one version is supported, and changes
+that a beta would make are refused by the field that requests them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from outrider.models.chat import Message, check_num_messages
 from outrider.models.tools import AUTO, NONE, REQUIRED, ToolCall, check_num_tools
 from services.edge.http.anthropic_errors import error_body
 from services.edge.http.anthropic_reply import PING, MessageShape
-from services.edge.http.api import Asked, ChatApi, PlannedReply
+from services.edge.http.api import ApiRequest, ChatApi, PlannedReply
 from services.edge.http.bodies import is_given, null, read, schema_in
 from services.edge.http.openai_errors import refused
 from services.edge.http.openai_messages import check_num_parts
@@ -34,11 +34,11 @@ from services.edge.http.translation import (
 _ROLES: Final = ("user", "assistant", "system")
 _THINKING: Final = ("disabled", "enabled", "adaptive", "between_tools")
 _PART_SEPARATOR: Final = "\n"
-"""Between texts of a user: blocks, and messages that follow each other. What an assistant said is
-put together as it was, without any."""
+"""Separates a user's texts: blocks, and consecutive messages. An assistant's texts are joined
+unchanged, without separator."""
 _ERROR: Final = "Error: "
-"""Before the result of a tool that failed, unless it says so itself: chat templates know results
-alone, and a model that is not told would take the text for what it asked for."""
+"""Put in front of the result of a failed tool, unless it begins so: chat templates have no flag for
+errors, and without it the model would take the text for the result."""
 _MAX_NAME_CHARS: Final = 64
 
 
@@ -50,7 +50,7 @@ class InputBlock(msgspec.Struct, kw_only=True, gc=False):
     id: str | None = None
     name: str | None = None
     input: msgspec.Raw | UnsetType = UNSET
-    """A JSON object, raw: it goes on as text."""
+    """A JSON object, raw: it is passed on as text."""
     tool_use_id: str | None = None
     content: str | list[InputBlock] | None = None
     is_error: bool | None = None
@@ -68,7 +68,7 @@ class Metadata(msgspec.Struct, kw_only=True):
     """About the request."""
 
     user_id: str | None = None
-    """As `user` in the OpenAI API: whose request it is, as the key's owner names them."""
+    """Id of the end user, given by the key's owner; the same as `user` in the OpenAI API."""
 
 
 class Thinking(msgspec.Struct, kw_only=True):
@@ -100,7 +100,7 @@ class ToolChoice(msgspec.Struct, kw_only=True):
 
 
 class OutputConfig(msgspec.Struct, kw_only=True):
-    """How the reply is to look."""
+    """Format of the reply."""
 
     effort: str | None = None
     """Accepted without effect."""
@@ -153,7 +153,7 @@ _decode: Final = msgspec.json.Decoder(MessagesRequest).decode
 decode_count: Final = msgspec.json.Decoder(CountTokensRequest).decode
 
 
-def plan(asked: Asked) -> PlannedReply:
+def plan(asked: ApiRequest) -> PlannedReply:
     """The chat that answers a request. Raises InvalidRequestError."""
     body = read(_decode, asked.body)
     said = conversation_of(body)
@@ -209,8 +209,8 @@ def conversation_of(body: _Conversation) -> Conversation:
 def messages_of(
     system: str | list[InputBlock] | None, given: Sequence[InputMessage]
 ) -> tuple[Message, ...]:
-    """As chat templates know them: results of tools are messages of their own, and messages of one
-    role that follow each other are one, as in that API. Raises InvalidRequestError."""
+    """Messages in the form for chat templates: results of tools are messages of their own, and
+    consecutive messages of one role are joined, as in that API. Raises InvalidRequestError."""
     made: list[Message] = []
     if system:
         made.append(Message("system", _text("system", system)))
@@ -310,8 +310,8 @@ def _joined(first: Message, second: Message) -> Message:
 
 
 def tool_definitions(tools: Sequence[Tool]) -> list[str]:
-    """As outrider.models.tools.check_tools takes them. Raises InvalidRequestError for tools that
-    the API itself would have to run."""
+    """Tool definitions for outrider.models.tools.check_tools. Raises InvalidRequestError for tools
+    that the API itself would have to run."""
     check_num_tools(len(tools))
     made = []
     for number, tool in enumerate(tools):
@@ -326,7 +326,7 @@ def tool_definitions(tools: Sequence[Tool]) -> list[str]:
 
 
 def tool_choice_of(choice: ToolChoice | None) -> tuple[str, bool]:
-    """As ChatRequest has them: what may be called, and whether several calls may be made. Raises
+    """ChatRequest's tool_choice, and whether several calls are allowed. Raises
     InvalidRequestError."""
     if choice is None:
         return AUTO, True
@@ -338,7 +338,7 @@ def tool_choice_of(choice: ToolChoice | None) -> tuple[str, bool]:
 
 
 def response_format_of(config: OutputConfig | None) -> dict[str, Any]:
-    """The `response_format` of chat completions that says the same. Raises InvalidRequestError."""
+    """The equivalent `response_format` of chat completions. Raises InvalidRequestError."""
     if config is None or not is_given(config.format):
         return {"type": "text"}
     found = schema_in("output_config", config.format)

@@ -41,7 +41,7 @@ class TextBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
 
 
 class ThinkingBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="thinking"):
-    """What the model thought before its answer."""
+    """The model's reasoning before its answer."""
 
     thinking: str
     signature: str = ""
@@ -49,7 +49,7 @@ class ThinkingBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="thinkin
 
 
 class DirectCaller(msgspec.Struct, kw_only=True):
-    """Says that the model itself calls the tool."""
+    """Shows that the model itself calls the tool."""
 
     type: Literal["direct"] = "direct"
 
@@ -73,7 +73,7 @@ class AnthropicUsage(msgspec.Struct, kw_only=True):
     input_tokens: int
     cache_creation_input_tokens: int | None = None
     cache_read_input_tokens: int | None = None
-    """Whose KV was reused; null, and among `input_tokens`, while that is not known."""
+    """Prompt tokens whose KV was reused; null while unknown, when they count as `input_tokens`."""
     cache_creation: None = None
     output_tokens: int
     output_tokens_details: None = None
@@ -143,7 +143,7 @@ class ContentBlockStop(msgspec.Struct, kw_only=True, tag_field="type", tag="cont
 
 
 class MessageEnd(msgspec.Struct, kw_only=True):
-    """What is known of a message at its end."""
+    """The fields of a message that are known at its end."""
 
     stop_reason: str | None
     stop_sequence: str | None = None
@@ -156,7 +156,7 @@ class MessageDelta(msgspec.Struct, kw_only=True, tag_field="type", tag="message_
 
     delta: MessageEnd
     usage: AnthropicUsage
-    """Of the whole message: it replaces that of message_start."""
+    """Usage of the whole message: replaces that of message_start."""
     outrider: ChoiceDetails
 
 
@@ -165,7 +165,7 @@ class MessageStop(msgspec.Struct, kw_only=True, tag_field="type", tag="message_s
 
 
 class Ping(msgspec.Struct, kw_only=True, tag_field="type", tag="ping"):
-    """Nothing has come for a while."""
+    """Sent when a stream was silent for a while."""
 
 
 MessageEvent: TypeAlias = (
@@ -179,7 +179,7 @@ MessageEvent: TypeAlias = (
 )
 
 PING: Final = b"event: ping\ndata: " + msgspec.json.encode(Ping()) + b"\n\n"
-"""Keeps a stream alive on which nothing has come for a while."""
+"""Keeps a stream alive that was silent for a while."""
 _NO_INPUT: Final = msgspec.Raw(b"{}")
 
 
@@ -191,18 +191,18 @@ class MessageShape:
         self._seed = seed
         self._shows_thinking = shows_thinking
         self._indices: dict[int, int] = {}
-        """By a part's index, that of its block."""
+        """Index of the block for each part's index."""
 
     def began(self, accepted: Accepted) -> list[Event]:
-        """As Shape.began."""
+        """Events for the start of a reply; see Shape.began."""
         usage = AnthropicUsage(input_tokens=accepted.prompt_tokens, output_tokens=0)
         return [_event(MessageStart(message=_message(accepted, [], usage)))]
 
     def scored(self, logprobs: Sequence[TokenLogprobs], num_fresh: int) -> None:
-        """As Shape.scored. That API has no log probabilities."""
+        """Does nothing: that API has no log probabilities."""
 
     def part(self, event: PartEvent) -> list[Event]:
-        """As Shape.part."""
+        """Events for a change of a part; see Shape.part."""
         part = event.part
         if not self._is_shown(part):
             return []
@@ -217,7 +217,7 @@ class MessageShape:
                 return [_event(ContentBlockStop(index=index))]
 
     def ended(self, reader: PartReader, done: Done) -> list[Event]:
-        """As Shape.ended."""
+        """Events for the end of a reply; see Shape.ended."""
         reason, stop_sequence = _stop(reader, done)
         end = MessageDelta(
             delta=MessageEnd(stop_reason=reason, stop_sequence=stop_sequence),
@@ -227,7 +227,7 @@ class MessageShape:
         return [_event(end), _event(MessageStop())]
 
     def body(self, accepted: Accepted, reader: PartReader, done: Done) -> AnthropicMessage:
-        """As Shape.body."""
+        """The whole reply as one message; see Shape.body."""
         blocks = [_block(it) for it in reader.parts if self._is_shown(it)]
         message = _message(accepted, blocks, _usage(done))
         message.stop_reason, message.stop_sequence = _stop(reader, done)
@@ -235,7 +235,7 @@ class MessageShape:
         return message
 
     def failed(self, error: OutriderError) -> Event:
-        """As Shape.failed."""
+        """The event for a failure; see Shape.failed."""
         return Event("error", described(error))
 
     def _is_shown(self, part: Part) -> bool:

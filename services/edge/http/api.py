@@ -1,10 +1,10 @@
-"""What an HTTP API is, to the edge: a way to read requests and to write replies (pure).
+"""The interface of an HTTP API: how to read its requests and write its replies (pure).
 
-Each API is one module with a ChatApi. `plan` makes of a request's body the chats that answer it,
-one for each choice, and a ReplyWriter; the writer makes of what these chats tell what the client is
-sent: pieces of an event stream, or one body at the end. Everything between them, credentials,
-limits, sessions, resumption, cancellation, back-pressure, is the same for all APIs (replying.py,
-stream.py).
+Each API is one module with a ChatApi. `plan` turns a request's body into the chats that answer it,
+one for each choice, and a ReplyWriter; the writer turns the chats' events into what is sent to the
+client: pieces of an event stream, or one body at the end. Everything in between, such as
+credentials, limits, sessions, resumption, cancellation and back-pressure, is the same for all APIs
+(replying.py, stream.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from services.edge.session.events import ChatRequest, ClientEvent
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ApiRequest:
     """A request for a reply."""
 
     body: bytes
@@ -27,30 +27,32 @@ class Asked:
     now_s: int
     """Unix time."""
     random_seed: int
-    """Of 53 bits, for a request that names no seed: JavaScript reads larger numbers inexactly."""
+    """Random seed of 53 bits, for a request without seed: JavaScript reads larger numbers
+    inexactly."""
     max_choices: int
     """Most chats that one request may begin."""
     idempotency_key: str = ""
     last_event_id: str = ""
-    """What the client has of the reply already, as its event stream said (progress.py)."""
+    """Last-Event-ID: the part of the reply that the client already has (sse.py)."""
     trace: tuple[str, str] = ("", "")
     """W3C traceparent and tracestate."""
 
 
 class ReplyWriter(Protocol):
-    """Writes one reply; `index` is the number of the chat among those planned. The chats may tell
-    their events in any order among each other."""
+    """Writes one reply; `index` is the number of the chat among those planned. Events of different
+    chats may come in any order."""
 
     def take(self, index: int, event: ClientEvent) -> bytes:
-        """What the client is sent at once for this event; empty: nothing. Never a Failed."""
+        """Bytes to send at once for this event, perhaps none. The event is never a Failed."""
         ...
 
     def whole(self) -> bytes:
-        """All chats have ended well: the last of what the client is sent, or all of it."""
+        """The last bytes to send after all chats have ended well; without a stream, the whole
+        body."""
         ...
 
     def failed(self, error: OutriderError) -> bytes:
-        """The last of an event stream that has begun and cannot go on."""
+        """The last bytes of an event stream that has begun and failed."""
         ...
 
 
@@ -63,16 +65,16 @@ class PlannedReply:
     is_streamed: bool
     """Whether the client gets an event stream; otherwise one body of JSON."""
     user: str = ""
-    """Who asks, as the key's owner names their users."""
+    """Id of the end user, given by the key's owner."""
     keepalive: bytes = sse.COMMENT
-    """What is sent on a stream on which nothing has come for a while."""
+    """Sent on a stream that was silent for a while."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatApi:
     """One API's way to ask for a reply."""
 
-    plan: Callable[[Asked], PlannedReply]
+    plan: Callable[[ApiRequest], PlannedReply]
     """Raises InvalidRequestError."""
     error_body: Callable[[OutriderError, str], bytes]
     """JSON of an error; the text is the id of the request."""

@@ -1,8 +1,8 @@
 """The ASGI application of an edge. Any ASGI 3 server may serve it: ours over TCP (listener.py), and
 HTTP/3 on the QUIC port.
 
-Everything passes the Gate, the application around the routes: it finds out whose a request is
-before anything is routed or read, and answers whatever is raised behind it.
+Every request passes the Gate, the application around the routes: it identifies the caller before
+anything is routed or read, and turns errors raised behind it into answers.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from outrider.errors import (
     RateLimitedError,
     UnknownRouteError,
 )
-from services.edge.http.door import HttpDoor
 from services.edge.http.exchange import EXCHANGE, ClientLeft, Exchange
+from services.edge.http.frontend import HttpFrontend
 from services.edge.http.http_errors import headers_of
 from services.edge.http.routes import ALL_ROUTES, Access, Route, error_body_of
 
@@ -33,12 +33,12 @@ log = structlog.get_logger()
 
 _PUBLIC: Final = frozenset(route.path for route in ALL_ROUTES if route.access is Access.PUBLIC)
 _CLIENT_LEFT: Final = 499
-"""As nginx calls it."""
+"""nginx's status for a client that closed the request."""
 _POLICY_VIOLATION: Final = 1008
 """RFC 6455, section 7.4.1."""
 
 
-def build_app(door: HttpDoor) -> ASGIApp:
+def build_app(frontend: HttpFrontend) -> ASGIApp:
     """The application of one edge."""
     # The methods of a path are of one Starlette route, so that others are told from unknown paths.
     routes = [
@@ -47,7 +47,7 @@ def build_app(door: HttpDoor) -> ASGIApp:
     ]
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(_Gate, door=door)],
+        middleware=[Middleware(_Gate, frontend=frontend)],
         exception_handlers={HTTPException: _raise_ours},
     )
     app.router.redirect_slashes = False
@@ -66,7 +66,7 @@ class _Endpoint:
         if route is None:
             allowed = ", ".join(self._by_method).replace("GET", "GET, HEAD")
             raise MethodNotAllowedError(
-                f"this path takes {allowed} alone", metadata={"allow": allowed}
+                f"this path accepts only {allowed}", metadata={"allow": allowed}
             )
         exchange: Exchange = scope[EXCHANGE]
         exchange.route = route.path
@@ -77,11 +77,11 @@ class _Endpoint:
 
 
 class _Gate:
-    """Lets in who may come in, and answers errors."""
+    """Admits requests by their credentials, and answers errors."""
 
-    def __init__(self, app: ASGIApp, door: HttpDoor) -> None:
+    def __init__(self, app: ASGIApp, frontend: HttpFrontend) -> None:
         self._app = app
-        self._door = door
+        self._frontend = frontend
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -90,7 +90,7 @@ class _Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange = Exchange(self._door, scope, receive, send)
+        exchange = Exchange(self._frontend, scope, receive, send)
         scope[EXCHANGE] = exchange
         try:
             await self._serve(exchange, scope, receive, send)
@@ -100,7 +100,7 @@ class _Gate:
             exchange.release()
             del scope[EXCHANGE]  # they would refer to each other until they are collected
             status = exchange.status or _CLIENT_LEFT
-            self._door.context.telemetry.answered_http(exchange.route, status)
+            self._frontend.context.telemetry.answered_http(exchange.route, status)
 
     async def _serve(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -120,7 +120,7 @@ class _Gate:
 
     async def _answer(self, exchange: Exchange, error: OutriderError) -> None:
         if not exchange.has_chats:  # chats are counted, and refused, each by itself
-            self._door.context.telemetry.refused(error.reason)
+            self._frontend.context.telemetry.refused(error.reason)
         if exchange.has_begun:
             exchange.abort()  # whatever came of the answer, the client must not take it for whole
             return
@@ -133,5 +133,5 @@ class _Gate:
 
 
 async def _raise_ours(request: Request, failure: Exception) -> Response:
-    """Starlette's own errors: there is no such path."""
-    raise UnknownRouteError("there is nothing at this path; GET /openapi.json lists what there is")
+    """Turn Starlette's own errors, for unknown paths, into ours."""
+    raise UnknownRouteError("no resource has this path; GET /openapi.json lists all paths")

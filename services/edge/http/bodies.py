@@ -1,7 +1,7 @@
-"""Bodies of requests: JSON, read into an API's msgspec struct (pure).
+"""Bodies of requests: JSON, parsed into an API's msgspec struct (pure).
 
 Structs of which a body may have ten thousands are made with `gc=False`: JSON has no cycles, and
-while they are read the garbage collector would look at all that the edge has, again and again.
+otherwise parsing would trigger collections that look at all of the edge's objects again and again.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from outrider.sampling.grammar import MAX_GRAMMAR_BYTES
 from services.edge.http.openai_errors import refused
 
 MAX_SCHEMA_BYTES: Final = 4 * MAX_GRAMMAR_BYTES
-"""As it is written in a body, with its whitespace; without that it has a quarter at most."""
+"""Longest schema as written in a body, with its whitespace; without it, the limit is a quarter of
+this."""
 _PATH: Final = re.compile(r" - at `\$\.?(.*)`$")
 _Body = TypeVar("_Body")
 
 
 def read(decode: Callable[[bytes], _Body], data: bytes) -> _Body:
-    """A request's body; `decode`: a msgspec decoder's. Raises InvalidRequestError, which says
-    nothing of what the body holds."""
+    """Parse a request's body with `decode`, of a msgspec decoder. Raises InvalidRequestError, which
+    quotes nothing of the body."""
     try:
         # The decoder leaves alone what it skips, and the fields that are msgspec.Raw.
         str(data, "utf-8")
     except UnicodeDecodeError:
-        raise InvalidRequestError("the body is not UTF-8; encode the JSON so") from None
+        raise InvalidRequestError("the body is not UTF-8; encode the JSON in UTF-8") from None
     try:
         return decode(data)
     except RecursionError:
@@ -47,7 +48,7 @@ def null() -> msgspec.Raw:
 
 
 def is_given(field: msgspec.Raw) -> bool:
-    """Whether there is such JSON."""
+    """Whether the field is present and not null."""
     return bytes(field) != b"null"
 
 
@@ -67,9 +68,9 @@ def schema_in(param: str, field: msgspec.Raw) -> Any:
 
 
 def _misshapen(text: str) -> InvalidRequestError:
-    """For JSON that is not of the shape that is asked for; `text`: what msgspec says."""
+    """The error for JSON of the wrong structure; `text` is msgspec's message."""
     path = _PATH.search(text)
     if path is None:
-        return InvalidRequestError(f"the body is not what it has to be: {text}")
+        return InvalidRequestError(f"the body has the wrong structure: {text}")
     where = path.group(1)
     return refused(where, f"{where or 'the body'}: {text[: path.start()]}")

@@ -1,4 +1,4 @@
-"""Where and how an edge serves HTTP."""
+"""Settings of an edge's HTTP listener."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _TLS: Final = ("auto", "on", "off")
 
 @dataclass(frozen=True, slots=True)
 class HttpConfig:
-    """What HTTP over TCP is served with: table `[edge.http]`. Raises ConfigError for values that
-    cannot work."""
+    """How HTTP over TCP is served: table `[edge.http]`. Raises ConfigError for values that cannot
+    work."""
 
     host: str = "127.0.0.1"
     """Address of the listener."""
@@ -24,13 +24,13 @@ class HttpConfig:
     """TCP port; 0: any free one; none: no HTTP over TCP."""
     tls: str = "auto"
     """Whether connections are encrypted, with the edge's certificate: "on", "off" (behind a proxy
-    that does it, or within a network that is trusted), or "auto", which is off on loopback
-    addresses alone."""
+    that encrypts, or within a trusted network), or "auto", which is off only on loopback
+    addresses."""
     trusted_proxies: tuple[str, ...] = ()
     """Addresses or networks of proxies in front of this edge. Requests on their connections count
     for the address that X-Forwarded-For names, and their connections count for no address."""
     max_connections: PositiveInt = 1000
-    """Connections open; those of one address count with its QUIC connections, as
+    """Most open connections; those of one address count together with its QUIC connections towards
     `quic.max_connections_per_address`."""
     max_streams_per_connection: PositiveInt = 100
     """Requests under way on one HTTP/2 connection."""
@@ -57,8 +57,8 @@ class HttpConfig:
     """A client that reads nothing at all of an answer for so long loses it: over HTTP/1.1 with its
     connection."""
     comment_s: PositiveFloat = 10.0
-    """An event stream on which nothing came for so long has a comment sent, for proxies that give
-    up silent ones. Until then a failure is answered with a status of its own."""
+    """After this time without an event, a comment is sent on a stream, for proxies that close
+    silent ones. Until then a failure is answered with a status of its own."""
     max_choices: PositiveInt = 8
     """Most choices of one request: `n`, times its prompts."""
 

@@ -1,4 +1,4 @@
-"""Serves POST /v1/embeddings: whose it is, its limits, and the vectors from a router."""
+"""Serves POST /v1/embeddings: credentials, limits, and the vectors from a router."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from services.edge.http.exchange import ClientLeft, Exchange
 from services.edge.http.openai_embeddings import AskedEmbeddings, answer_of, asked_of
 from services.edge.http.tokenizing import allowed
 from services.edge.models.choice import choose
-from services.edge.upstream.embedding import Embedded, EmbeddingWish, InputError, embedded
+from services.edge.upstream.embedding import Embedded, EmbeddingQuery, InputError, embedded
 
 _T = TypeVar("_T")
 _SHORT_BYTES: Final = 4 << 10
-"""A body up to here is read at once, in 0.4 ms at most and 0.02 as a rule: another thread takes
-longer to begin."""
+"""Bodies up to this size are parsed at once, in 0.4 ms at most and usually 0.02: starting a thread
+takes longer."""
 _SHORT_VALUES: Final = 1024
-"""So many values of vectors are written at once, in 0.15 ms at most."""
+"""Up to this many values of vectors are encoded at once, in 0.15 ms at most."""
 
 
 async def serve_embeddings(exchange: Exchange) -> None:
     """Answer one request, which counts as a chat of its client and a request of its tenant, with
     its tokens. Raises OutriderError, ClientLeft."""
-    exchange.door.check_draining()
+    exchange.frontend.check_draining()
     body = await exchange.body()
     is_short = len(body) <= _SHORT_BYTES
     asked = asked_of(body) if is_short else await asyncio.to_thread(asked_of, body)
     exchange.release()
     identity = exchange.admit(asked.user) if asked.user else exchange.identity
     assert identity is not None
-    context: EdgeContext = exchange.door.context
+    context: EdgeContext = exchange.frontend.context
     model = choose(asked.model, context.models.embedders.names, identity.models)
-    wish = EmbeddingWish(
+    query = EmbeddingQuery(
         request_id=exchange.request_id,
         model=model,
         inputs=asked.inputs,
@@ -50,22 +50,22 @@ async def serve_embeddings(exchange: Exchange) -> None:
     )
     with contextlib.ExitStack() as held:
         held.callback(exchange.begin_chat(identity.client))
-        found = await _while_wanted(exchange, _limited(context, identity, wish))
+        found = await _while_wanted(exchange, _limited(context, identity, query))
     is_short = found.vectors.size <= _SHORT_VALUES
     answer = partial(_written, found, model, asked)
     data = answer() if is_short else await asyncio.to_thread(answer)
     await exchange.answer(200, data, headers=exchange.rate_headers())
 
 
-async def _limited(context: EdgeContext, identity: Identity, wish: EmbeddingWish) -> Embedded:
-    """Within the limits of the tenant. The replica counts the tokens, so that they are taken once
-    they were computed, as those of chats that a region tokenizes."""
+async def _limited(context: EdgeContext, identity: Identity, query: EmbeddingQuery) -> Embedded:
+    """Embed within the tenant's limits. The replica counts the tokens, so they are charged after
+    the computation, like those of chats that a region tokenizes."""
     allowance = context.limiter.begin(identity)
     try:
         await allowed(allowance)
         context.identities.check(identity)  # its key may have been revoked meanwhile
-        async with context.embedding_turns.turn(identity.tenant):
-            found = await embedded(context.upstream, wish)
+        async with context.embedding_queue.turn(identity.tenant):
+            found = await embedded(context.upstream, query)
         allowance.charge(input_tokens=found.num_tokens)
         return found
     except InputError as failed:
@@ -85,7 +85,7 @@ def _of_input(failed: InputError) -> OutriderError:
 
 
 async def _while_wanted(exchange: Exchange, work: Coroutine[Any, Any, _T]) -> _T:
-    """What `work` returns, unless the client leaves: then it is cancelled. Raises ClientLeft."""
+    """The result of `work`, which is cancelled if the client leaves. Raises ClientLeft."""
     task = asyncio.ensure_future(work)
     watch = asyncio.ensure_future(exchange.left())
     try:

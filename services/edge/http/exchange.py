@@ -26,7 +26,7 @@ from outrider.errors import (
 from services.edge.access.identity import Credential, Identity
 from services.edge.access.limits import RateWords, rate_headers
 from services.edge.chat.opening import identify
-from services.edge.http.door import HttpDoor
+from services.edge.http.frontend import HttpFrontend
 from services.edge.http.proxies import FORWARDED_FOR, is_forwarded
 from services.edge.limits.listener import MemoryBudget
 from services.edge.session.request_fields import MAX_ID_CHARS, trace
@@ -41,7 +41,7 @@ JSON: Final = "application/json"
 _MAX_SECRET_CHARS: Final = 128
 _DISCARD_S: Final = 1.0
 _PIECE_BYTES: Final = 64 << 10
-"""Of an answer, each of which has the time that a client may take to read."""
+"""Size of the pieces of an answer; the client's time to read applies to each."""
 _SERVED_SAFELY: Final = (
     (b"cache-control", b"no-store"),
     (b"x-content-type-options", b"nosniff"),
@@ -49,14 +49,14 @@ _SERVED_SAFELY: Final = (
 
 
 class ClientLeft(Exception):
-    """The client closed the request; nobody reads an answer."""
+    """The client closed the request; no answer can be sent."""
 
 
 class Exchange:
     """One request. Only the task that serves it uses it."""
 
-    def __init__(self, door: HttpDoor, scope: Scope, receive: Receive, send: Send) -> None:
-        self.door = door
+    def __init__(self, frontend: HttpFrontend, scope: Scope, receive: Receive, send: Send) -> None:
+        self.frontend = frontend
         self.scope = scope
         self.headers = Headers(scope=scope)
         self.request_id = request_id_of(self.headers.get("x-request-id", ""))
@@ -64,9 +64,9 @@ class Exchange:
         self.route = "none"
         """The pattern of its path, once it has been routed."""
         self.rate_words = RateWords.OPENAI
-        """As the route has them."""
+        """Wording of rate-limit headers, by the route."""
         self.status = 0
-        """Of the answer; 0: its head was not sent yet."""
+        """Status of the answer; 0 until its head is sent."""
         self.has_chats = False
         """Whether chats of it were begun: from then on it is they that are refused."""
         self._receive = receive
@@ -82,13 +82,14 @@ class Exchange:
         nothing was sent, and `write` has to. While nobody writes otherwise, and never empty."""
         peer = (scope.get("client") or ("127.0.0.1", 0))[0]
         shared: bytes | None = connection.get("secret")
-        if door.proxies.trusts(peer) or is_forwarded(self.headers):
+        if frontend.proxies.trusts(peer) or is_forwarded(self.headers):
             shared = None  # a proxy's connection is of many clients
         self.connection_secret: bytes = shared or secrets.token_bytes(16)
-        """As RequestStream.connection_secret."""
-        host = door.proxies.client(peer, self.headers.getlist(FORWARDED_FOR))
-        self.address = door.limits.limits.prefixes.of(host)
-        """As RequestStream.address."""
+        """Random bytes that requests of one connection share; see
+        RequestStream.connection_secret."""
+        host = frontend.proxies.client(peer, self.headers.getlist(FORWARDED_FOR))
+        self.address = frontend.limits.limits.prefixes.of(host)
+        """Prefix of the client's address, for quotas; see RequestStream.address."""
 
     @property
     def has_begun(self) -> bool:
@@ -98,18 +99,20 @@ class Exchange:
     # Who asks.
 
     def check_head(self) -> None:
-        """Raises HeadTooLargeError. Servers check it too, those that look at parts of it alone."""
-        limit = self.door.config.max_header_bytes
+        """Raises HeadTooLargeError. Servers check this too, some of them only parts of the head."""
+        limit = self.frontend.config.max_header_bytes
         fields: list[tuple[bytes, bytes]] = self.scope["headers"]
         num_bytes = sum(len(name) + len(value) for name, value in fields)
         if num_bytes + len(self.scope.get("raw_path") or b"") > limit:
             raise HeadTooLargeError(f"the head of a request has at most {limit} bytes; shorten it")
 
     def admit(self, user: str = "") -> Identity:
-        """Whose request it is; `user`: as the key's owner names them. Raises UnauthenticatedError,
-        PermissionDeniedError, InvalidRequestError."""
+        """Identify the caller; `user` is the end user's id, given by the key's owner. Raises
+        UnauthenticatedError, PermissionDeniedError, InvalidRequestError."""
         credential = Credential(self._key(), user, self._client_secret())
-        self.identity = identify(self, credential, self.door.context, needs_key=self.door.needs_key)
+        self.identity = identify(
+            self, credential, self.frontend.context, needs_key=self.frontend.needs_key
+        )
         return self.identity
 
     def _key(self) -> str:
@@ -137,14 +140,14 @@ class Exchange:
     # What it asks for.
 
     async def body(self) -> bytes:
-        """All of the body, which has to be JSON. Raises MediaTypeError, FrameTooLargeError,
+        """The whole body, which must be JSON. Raises MediaTypeError, FrameTooLargeError,
         SlowRequestError, OverloadedError, and ClientLeft."""
         self._check_media_type()
-        limit = self.door.config.max_body_bytes
+        limit = self.frontend.config.max_body_bytes
         stated = self.headers.get("content-length", "")
         if stated.isdecimal() and int(stated[:19]) > limit:
             raise _too_large(limit)
-        patience_s = self.door.config.body_timeout_s
+        patience_s = self.frontend.config.body_timeout_s
         try:
             async with asyncio.timeout(patience_s):
                 return await self._read(limit)
@@ -173,7 +176,7 @@ class Exchange:
                 raise _too_large(limit)
             if self._budget is not None and not self._budget.take(len(piece)):
                 raise OverloadedError(
-                    "there is no room for so much of requests that are not whole yet"
+                    "this edge has no memory for more incomplete requests; send fewer at once"
                 )
             self._held_bytes += len(piece)
             pieces.append(piece)
@@ -182,12 +185,12 @@ class Exchange:
                 return b"".join(pieces)
 
     async def discard(self) -> None:
-        """Read, within bounds, what is left of a body that nobody wants: a client that sends while
-        its connection is closed may lose the answer (RFC 9112, section 9.6)."""
+        """Read the rest of an unwanted body, within bounds: a client that still sends when its
+        connection is closed may lose the answer (RFC 9112, section 9.6)."""
         num_bytes = 0
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DISCARD_S):
-                while not self._is_read and num_bytes <= self.door.config.max_body_bytes:
+                while not self._is_read and num_bytes <= self.frontend.config.max_body_bytes:
                     message = await self._receive()
                     if message["type"] == "http.disconnect":
                         raise ClientLeft
@@ -206,16 +209,17 @@ class Exchange:
             pass
 
     def begin_chat(self, client: bytes) -> Callable[[], None]:
-        """As RequestStream.begin_chat."""
-        self.door.check_draining()
-        return self.door.begin_chat(self.address, client, asyncio.get_running_loop().time())
+        """Count a chat; call the result at its end. Raises DrainingError, OverloadedError. See
+        RequestStream.begin_chat."""
+        self.frontend.check_draining()
+        return self.frontend.begin_chat(self.address, client, asyncio.get_running_loop().time())
 
     def rate_headers(self) -> dict[str, str]:
-        """What is left of the limits of whoever asks, as headers; nothing where there are none."""
+        """Headers with the caller's remaining limits; empty without limits."""
         if self.identity is None:
             return {}
         try:
-            states = self.door.context.limiter.states(self.identity)
+            states = self.frontend.context.limiter.states(self.identity)
         except OverloadedError:
             return {}  # so many tenants have chats that nothing is known of this one
         return rate_headers(states, self.rate_words, time.time())
@@ -270,7 +274,7 @@ class Exchange:
     async def _send_in_time(self, message: dict[str, Any]) -> None:
         """Raises ClientLeft if the client reads nothing."""
         try:
-            async with asyncio.timeout(self.door.config.send_timeout_s):
+            async with asyncio.timeout(self.frontend.config.send_timeout_s):
                 await self._send(message)
         except TimeoutError:
             self._abort()
@@ -282,7 +286,7 @@ def _too_large(limit: int) -> OutriderError:
 
 
 def own_headers(request_id: str) -> list[tuple[bytes, bytes]]:
-    """Of every answer."""
+    """Headers of every answer."""
     named = request_id.encode()
     return [(b"x-request-id", named), (b"request-id", named), *_SERVED_SAFELY]
 

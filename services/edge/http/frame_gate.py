@@ -1,20 +1,20 @@
 """Which bytes of a connection are parsed next, and when an HTTP/2 client has sent too many frames
-that carry nothing (pure).
+without data (pure).
 
-To parse a frame takes some 5 to 30 us in Python, to read its header of 9 bytes 1 us. So frames are
+Parsing a frame takes some 5 to 30 us in Python, reading its header of 9 bytes 1 us. So frames are
 counted before they are parsed, and a client that exceeds its budget is refused before its further
 frames cost anything. Attacks of this kind: floods of PING, SETTINGS, resets and empty frames
 (CVE-2019-9512, -9514, -9515, -9518), rapid reset (CVE-2023-44487), streams that the client makes
 the server reset (CVE-2025-8671), CONTINUATION (VU#421644).
 
-What others do: nginx closes a connection whose bytes exceed eight times its payloads plus 8 MiB,
-or that opens more than twice its concurrent streams in one pass of the loop
+Other servers: nginx closes a connection whose bytes exceed eight times its payloads plus 8 MiB, or
+that opens more than twice its concurrent streams in one pass of the loop
 (src/http/v2/ngx_http_v2.c); Go's net/http2 when 10,000 answers to control frames are queued
 (maxQueuedControlFrames) and when four times as many streams as allowed were reset before they
 began; Rust's h2, of hyper, after 20 resets of streams that were not looked at
 (DEFAULT_REMOTE_RESET_STREAM_MAX) and 1,024 of its own (DEFAULT_LOCAL_RESET_COUNT_MAX); Envoy lets
-10 WINDOW_UPDATE frames follow a DATA frame
-(max_inbound_window_update_frames_per_data_frame_sent)."""
+10 WINDOW_UPDATE frames follow a DATA frame (max_inbound_window_update_frames_per_data_frame_sent).
+"""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from outrider.errors import (
 from services.edge.limits.quotas import RateLimit, TokenBucket
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""With which a client begins HTTP/2 (RFC 9113, section 3.4)."""
+"""The client's first bytes in HTTP/2 (RFC 9113, section 3.4)."""
 BURST_S: Final = 10.0
-"""So many seconds' worth of frames may come at once."""
+"""Seconds' worth of frames that may come at once."""
 MAX_FRAME_BYTES: Final = 1 << 14
-"""Of a payload; what HTTP/2 allows unless the server says otherwise (RFC 9113, section 4.2). The
-parser, h2, would hold a larger frame whole before it refuses it: up to 16 MiB."""
+"""Longest payload, HTTP/2's default (RFC 9113, section 4.2). The parser, h2, would hold a larger
+frame whole before it refuses it: up to 16 MiB."""
 PIECE_WEIGHT: Final = 32
 """Frames that are parsed in one turn: 0.2 to 0.3 ms."""
 HTTP1_PIECE_BYTES: Final = 1 << 13
-"""Of HTTP/1.1 that are parsed in one turn: 6 ms at most, with chunks of one byte."""
+"""Most bytes of HTTP/1.1 parsed in one turn: 6 ms at most, with chunks of one byte."""
 
 _DATA, _HEADERS, _PRIORITY, _RST_STREAM, _WINDOW_UPDATE, _CONTINUATION = 0, 1, 2, 3, 8, 9
 _END_STREAM, _END_HEADERS, _PADDED = 0x1, 0x4, 0x8
@@ -54,12 +54,12 @@ them; a browser that still sends some sends six."""
 _UPDATES_PER_DATA: Final = 4
 """WINDOW_UPDATE frames that are free for a DATA frame sent; simple clients send two."""
 _MAX_CREDIT: Final = 4096
-"""Of free frames."""
+"""Most credit of free frames."""
 
 
 @dataclass(frozen=True, slots=True)
 class FrameLimits:
-    """Of one HTTP/2 connection."""
+    """Limits of one HTTP/2 connection."""
 
     control_frames_per_s: float = 100.0
     """PING, SETTINGS, PRIORITY, CONTINUATION, unknown frames, WINDOW_UPDATE beyond four for a DATA
@@ -68,7 +68,7 @@ class FrameLimits:
     """Streams that the client resets, or makes the server reset."""
     burst_s: float = BURST_S
     max_header_bytes: int = 16 << 10
-    """Of one block of headers, compressed."""
+    """Longest block of headers, compressed."""
 
 
 class FrameGate:
@@ -80,16 +80,16 @@ class FrameGate:
         self._control = _bucket(limits.control_frames_per_s, limits.burst_s, now)
         self._resets = _bucket(limits.resets_per_s, limits.burst_s, now)
         self._is_http2: bool | None = None
-        """None: the first bytes have not told yet."""
+        """None: not known yet from the first bytes."""
         self._data = b""
         self._at = 0
         """Before it, `_data` has been given out."""
         self._header = b""
         """The part of a frame's header that has come."""
         self._payload_bytes = 0
-        """Of the frame under way, still to come."""
+        """Bytes still to come of the present frame's payload."""
         self._block_bytes = 0
-        """Of the block of headers under way."""
+        """Bytes of the present block of headers."""
         self._free_updates = 0
         self._free_ends = 0
         """Small DATA frames that may end a request."""
@@ -109,14 +109,14 @@ class FrameGate:
         )
 
     def receive(self, data: bytes) -> None:
-        """These bytes came. Once the gate is empty."""
+        """Add received bytes. Call it only when the gate is empty."""
         self._data = self._data[self._at :] + data
         self._at = 0
 
     def next_piece(self, now: float) -> bytes:
-        """What may be parsed in this turn. Once the gate is not empty. Raises OverloadedError,
-        FrameTooLargeError, HeadTooLargeError, once all before has passed, and the connection has to
-        be closed."""
+        """The bytes to parse in this turn. Call it only when the gate is not empty. Once everything
+        before the violation has passed, raises OverloadedError, FrameTooLargeError or
+        HeadTooLargeError, and the connection must be closed."""
         if self._refusal is not None:
             raise self._refusal
         begin = self._at
@@ -140,7 +140,7 @@ class FrameGate:
                 self._has_reset_too_many = True
 
     def _tell(self, beginning: bytes) -> bool:
-        """Whether the first bytes say which protocol it is; notes it."""
+        """Whether the first bytes identify the protocol, which is then recorded."""
         if beginning == PREFACE:
             self._is_http2 = True
             self._payload_bytes = len(PREFACE)  # no frame, but passes like a payload

@@ -1,5 +1,5 @@
-"""HTTP/1.1 as this edge speaks it: anycorn's, without what lets a client pass a proxy's rules or
-keep the edge computing for nobody."""
+"""HTTP/1.1 of this edge: anycorn's, without features that let a client evade a proxy's rules or
+keep the edge computing after it has gone."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Http1(H11Protocol):
         return True
 
     async def handle(self, event: Event) -> None:
-        """What came, or that nothing more will."""
+        """Handle received bytes, or their end."""
         try:
             await super().handle(event)
         except H2ProtocolAssumedError as preface:
@@ -76,16 +76,16 @@ class Http1(H11Protocol):
             await self._wrapper.handle(RawData(data=preface.data))
 
     async def _check_protocol(self, event: h11.Request) -> None:
-        """HTTP/2 begins with its own preface alone. `Upgrade: h2c` is deprecated (RFC 9113, section
-        3.1), and behind a proxy that forwards it a client could send what the proxy refuses. What
-        merely resembles the preface, or follows a request, would pass the count of frames."""
+        """Accept HTTP/2 only by its own preface. `Upgrade: h2c` is deprecated (RFC 9113, section
+        3.1), and behind a proxy that forwards it a client could send what the proxy refuses. Bytes
+        that merely resemble the preface, or follow a request, would evade the count of frames."""
         if self._paced.is_http2:
             await super()._check_protocol(event)
 
     async def _create_stream(self, request: h11.Request) -> None:
-        """A request with two framings, which a proxy may have read by the other one, could have
-        another request in its body that nobody has looked at. It is refused, and its connection
-        closed (RFC 9112, sections 6.1 and 6.3)."""
+        """Refuse a request with two framings and close its connection (RFC 9112, sections 6.1 and
+        6.3): a proxy may have read it by the other framing, and its body could hide another,
+        unchecked request."""
         if _has_two_framings(request):
             await self._send_error_response(_BAD_REQUEST)
             await self.send(Closed())
@@ -101,8 +101,8 @@ def _has_two_framings(request: h11.Request) -> bool:
 
 
 class _Turn:
-    """Tells when the next request of a connection may be read; an event of anycorn. Meanwhile the
-    connection is read on: its client may close it, and the chat that is served has to end then."""
+    """When the next request of a connection may be served; an event of anycorn. Meanwhile the
+    connection is still read: its client may close it, and the chat being served must then end."""
 
     def __init__(
         self,
@@ -116,11 +116,11 @@ class _Turn:
         self._event = asyncio.Event()
 
     async def clear(self) -> None:
-        """It is not its turn."""
+        """Another request is being served."""
         self._event.clear()
 
     async def set(self) -> None:
-        """It is."""
+        """The next request may be served."""
         self._event.set()
 
     def is_set(self) -> bool:

@@ -1,6 +1,6 @@
-"""HTTP/2 as this edge speaks it: anycorn's, but that a connection which takes no more requests
-serves those it has to their ends (RFC 9113, sections 6.8 and 8.7). Anycorn says GOAWAY by way of
-h2, which sends nothing on a connection after it."""
+"""HTTP/2 of this edge: anycorn's, except that a connection which takes no more requests finishes
+those it has (RFC 9113, sections 6.8 and 8.7). Anycorn sends GOAWAY through h2, which then sends
+nothing more on the connection."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Http2(H2Protocol):
 
     @property
     def has_served(self) -> bool:
-        """Whether there was a request."""
+        """Whether the connection had a request."""
         return bool(self._last_stream)
 
     @property
@@ -72,11 +72,12 @@ class Http2(H2Protocol):
         return super().idle and not self.stream_buffers
 
     async def say_goodbye(self) -> None:
-        """Tell the client which streams are served. It may send the requests of others again, on
-        another connection: nothing was done for them.
+        """Send GOAWAY with the last stream served. The client may send later requests again, on
+        another connection: they were not processed.
 
-        Said no earlier than the client needs to know: many of Python (httpx) take it for the end of
-        all requests that are under way. For their sake, too, no reset comes with it."""
+        Sent as late as possible: many Python clients (httpx) take it for the end of all running
+        requests. For the same reason it comes without a reset.
+        """
         if not self._has_said_goodbye:
             self._has_said_goodbye = True
             frame = GoAwayFrame(last_stream_id=self._last_stream)
@@ -112,7 +113,8 @@ class Http2(H2Protocol):
             self._pushing.push(data)
 
     async def handle(self, event: Event) -> None:
-        """As anycorn's; who waits for a client that is gone to read, waits no longer."""
+        """Handle an event as anycorn does; when the client is gone, also release tasks that wait
+        for it to read."""
         await super().handle(event)
         if isinstance(event, Closed):
             for stream in list(self.stream_buffers):

@@ -17,7 +17,7 @@ _SENT_WITHIN_S: Final = 5.0
 
 
 class StreamResets:
-    """Those of one connection."""
+    """Resets of one connection's streams."""
 
     def __init__(self, protocol: Callable[[], object], abort: Callable[[], None]) -> None:
         """`protocol` returns anycorn's, which is known once the connection's first bytes are;
@@ -27,8 +27,8 @@ class StreamResets:
         self._under_way: set[asyncio.Task[None]] = set()
 
     def abort_of(self, send: Any) -> Callable[[], None]:
-        """What ends the request whose answer goes through `send`: its stream over HTTP/2, its
-        connection over HTTP/1.1."""
+        """A function that ends the request whose answer goes through `send`: its stream over
+        HTTP/2, its connection over HTTP/1.1."""
         protocol = self._protocol()
         number: int | None = getattr(getattr(send, "__self__", None), "stream_id", None)
         if not isinstance(protocol, H2Protocol) or number is None:

@@ -1,5 +1,5 @@
-"""What the server for HTTP/3 refuses by itself is worded as the application words its own refusals
-(pure, but for ids of requests)."""
+"""Gives refusals of the HTTP/3 server the wording of the application's own (pure, except for
+request ids)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _REQUEST_ID: Final = b"x-request-id"
 
 
 def worded(refusal: Refusal, request: Request) -> Refusal:
-    """As services.edge.http3.server.Word: in the shape of the API that the path is of."""
+    """A refusal in the shape of the API that the path belongs to; see
+    services.edge.http3.server.Word."""
     kind = _ERRORS.get(refusal.status)
     if kind is None:
         return refusal

@@ -16,12 +16,13 @@ _CONFLICT: Final = 409
 """Official clients send such a request again by themselves, which would take the reply from the
 request that has it."""
 _ENDS_THE_SAME: Final = (RateLimitedError, PoisonousRequestError, UnsupportedModelError)
-"""Which official clients would send again as well. A RateLimitedError without a delay is of a
-prompt longer than its limit; a request that replicas are lost with would cost some more."""
+"""Errors with statuses that official clients would retry, though a retry cannot succeed. A
+RateLimitedError without delay is for a prompt longer than the limit; a poisonous request would cost
+further replicas."""
 
 
 def headers_of(error: OutriderError) -> dict[str, str]:
-    """What tells a client whether and when to try again, and how to say who it is."""
+    """Headers that tell a client whether and when to retry, and how to authenticate."""
     headers: dict[str, str] = {}
     if error.retry_delay_ms > 0:
         headers["retry-after"] = str(math.ceil(error.retry_delay_ms / 1000))

@@ -1,4 +1,4 @@
-"""HTTP/1.1 and HTTP/2 over TCP: accepts connections, within the limits of both doors, and has
+"""HTTP/1.1 and HTTP/2 over TCP: accepts connections, within limits shared with QUIC, and has
 anycorn speak the protocols."""
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from outrider.errors import (
     OverloadedError,
 )
 from services.edge.http.config import HttpConfig
-from services.edge.http.door import HttpDoor
 from services.edge.http.exchange import CONNECTION
 from services.edge.http.frame_gate import BURST_S, FrameGate, FrameLimits
+from services.edge.http.frontend import HttpFrontend
 from services.edge.http.http1 import ClientClosed, Http1, use_ours
 from services.edge.http.http2 import Http2
 from services.edge.http.http2_reset import StreamResets
@@ -63,8 +63,8 @@ _END_S: Final = 1.0
 _FAREWELL_S: Final = 1.0
 """How long a client that is refused may take to read why."""
 _FAREWELL_BYTES: Final = 1 << 20
-"""What it may still send meanwhile, unread: a socket closed with unread data resets its connection,
-and the client might never read why."""
+"""Most bytes read and dropped before closing: a socket closed with unread data resets its
+connection, and the client might never read the reason."""
 _GOODBYE_S: Final = 5.0
 """How long an HTTP/2 client may take to read its last answer and close. Its WINDOW_UPDATE frames
 would have the system drop what was not sent yet of a socket that is closed."""
@@ -81,24 +81,24 @@ _CLIENTS_FAULTS: Final = (
     anyio.EndOfStream,
     ConnectionError,
 )
-"""What broken bytes and clients that vanish end in."""
+"""Exceptions caused by malformed bytes and by clients that vanish."""
 
 
 class HttpListener:
     """All TCP connections of one edge."""
 
-    def __init__(self, app: ASGIApp, door: HttpDoor) -> None:
+    def __init__(self, app: ASGIApp, frontend: HttpFrontend) -> None:
         self.app = app
-        self._door = door
-        self._config = _anycorn_config(door.config)
+        self._frontend = frontend
+        self._config = _anycorn_config(frontend.config)
         self._context = WorkerContext(None)
         self._server: asyncio.Server | None = None
         self._tls: ssl.SSLContext | None = None
         self._connections: dict[asyncio.Task[None], Callable[[], None]] = {}
-        """What serves each, and what closes it at once."""
+        """Task that serves each connection, and the function that closes it at once."""
         self._handshakes: set[Callable[[], None]] = set()
-        """What closes those at once that are not encrypted yet."""
-        self._turns = LoopTurns(door.limits.loop_uses, door.config.max_connections)
+        """Functions that close connections whose handshake is still running."""
+        self._turns = LoopTurns(frontend.limits.loop_uses, frontend.config.max_connections)
         self._tracebacks = TokenBucket(_TRACEBACKS, asyncio.get_running_loop().time())
 
     @property
@@ -116,10 +116,10 @@ class HttpListener:
         alt_svc: str = "",
         opened: socket.socket | None = None,
     ) -> int:
-        """Listen and return the bound port. `alt_svc`: where the same is served besides, as the
-        header of that name says it; told over TLS alone (RFC 7838, section 2.1). `opened`: a socket
-        that listens already; it is this listener's from now on. Raises ConfigError."""
-        if self._door.config.is_encrypted:
+        """Listen and return the bound port. `alt_svc`: value of the Alt-Svc header, sent only over
+        TLS (RFC 7838, section 2.1). `opened`: a socket that already listens, which this listener
+        then owns. Raises ConfigError."""
+        if self._frontend.config.is_encrypted:
             self._config.alt_svc_headers = [alt_svc] if alt_svc else []  # type: ignore[misc]
             self._tls = _tls_context()
             await self.renew(certificate, key)
@@ -159,10 +159,10 @@ class HttpListener:
             abort()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(drain_s):
-                await self._door.context.telemetry.idle.wait()
+                await self._frontend.context.telemetry.idle.wait()
                 while self._connections:
                     await asyncio.wait(self._connections)
-        self._door.fail_replies(
+        self._frontend.fail_replies(
             DrainingError("this edge is shutting down; send the request to another")
         )
         if self._connections:
@@ -176,15 +176,15 @@ class HttpListener:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        limits = self._door.limits
+        limits = self._frontend.limits
         host, port = (writer.get_extra_info("peername") or ("127.0.0.1", 0))[:2]
         prefix = limits.limits.prefixes.of(host)
-        if self._door.proxies.trusts(host):
+        if self._frontend.proxies.trusts(host):
             prefix = f"{host} {port}"  # by itself: it is of many clients
         try:
             release, budget = self._admit(prefix, limits)
         except OverloadedError:
-            self._door.context.telemetry.refused("connections")
+            self._frontend.context.telemetry.refused("connections")
             writer.transport.abort()
             return
         self._connections[task] = writer.transport.abort
@@ -202,27 +202,28 @@ class HttpListener:
             release()
 
     def _report(self, error: Exception) -> None:
-        """One line tells of all in an interval; a traceback, which only a defect has, comes once a
+        """Log one line for all errors of an interval; a traceback, for defects only, once a
         minute."""
         faults = list(_leaves(error))
         clients = all(isinstance(fault, _CLIENTS_FAULTS) for fault in faults)
         reason = "broken http" if clients else "http failure"
-        self._door.context.telemetry.refused(reason, error=repr(faults[0]))
+        self._frontend.context.telemetry.refused(reason, error=repr(faults[0]))
         if not clients and self._tracebacks.take(1, asyncio.get_running_loop().time()):
             log.error("http_connection_failed", exc_info=error)
 
     def _admit(
         self, prefix: str, limits: ListenerQuotas
     ) -> tuple[Callable[[], None], MemoryBudget]:
-        """What gives the connection's place back, and its memory. Raises OverloadedError."""
-        most = self._door.config.max_connections
+        """Count the connection; returns a function that releases it, and its memory budget. Raises
+        OverloadedError."""
+        most = self._frontend.config.max_connections
         if len(self._connections) >= most:
-            raise OverloadedError(f"there are {most} connections, and no more are taken")
+            raise OverloadedError(f"this edge already serves {most} connections; try again later")
         if 0 < limits.limits.max_resident_bytes < memory.resident_bytes():
             raise OverloadedError("this edge has no memory to spare; try again later")
         limits.quotas.hold(prefix, Count.CONNECTIONS, asyncio.get_running_loop().time())
         address, budget = limits.connection_opened(prefix)
-        telemetry = self._door.context.telemetry
+        telemetry = self._frontend.context.telemetry
         telemetry.connections(+1)
 
         def release() -> None:
@@ -247,13 +248,13 @@ class HttpListener:
         if self._tls is not None:
             self._handshakes.add(abort)
             try:
-                async with asyncio.timeout(self._door.limits.limits.handshake_timeout_s):
+                async with asyncio.timeout(self._frontend.limits.limits.handshake_timeout_s):
                     stream = encrypted = await TLSStream.wrap(
                         raw, server_side=True, ssl_context=self._tls, standard_compatible=False
                     )
                     push = encrypted_push(encrypted, raw)
             except (TimeoutError, OSError, anyio.BrokenResourceError, anyio.EndOfStream):
-                self._door.context.telemetry.refused("handshake timeout")
+                self._frontend.context.telemetry.refused("handshake timeout")
                 return
             finally:
                 self._handshakes.discard(abort)
@@ -269,7 +270,7 @@ class HttpListener:
             self._refused(meter.prefix, server.refusal)
 
     def _frame_limits(self, prefix: str, now: float) -> FrameLimits:
-        config, quotas = self._door.config, self._door.limits.quotas
+        config, quotas = self._frontend.config, self._frontend.limits.quotas
         is_wary = quotas.level(prefix, Rate.FLOODS, now) < 1
         return FrameLimits(
             control_frames_per_s=config.max_control_frames_per_s,
@@ -279,10 +280,10 @@ class HttpListener:
         )
 
     def _refused(self, prefix: str, error: OutriderError) -> None:
-        self._door.context.telemetry.refused("http frames", error=str(error))
+        self._frontend.context.telemetry.refused("http frames", error=str(error))
         with contextlib.suppress(OverloadedError):
             now = asyncio.get_running_loop().time()
-            self._door.limits.quotas.spend(prefix, Rate.FLOODS, 1, now)
+            self._frontend.limits.quotas.spend(prefix, Rate.FLOODS, 1, now)
 
 
 class _Server(TCPServer):
@@ -319,11 +320,12 @@ class _Server(TCPServer):
 
     @property
     def may_push(self) -> bool:
-        """As Pushing.may_push: who holds the lock has bytes that were not written yet."""
+        """Whether nothing waits to be sent, and the client reads; see Pushing.may_push. A holder of
+        the lock still has bytes to write."""
         return not self.send_lock.locked() and self._raw.may_push
 
     def push(self, data: bytes) -> None:
-        """As Pushing.push."""
+        """Send without waiting; see Pushing.push."""
         try:
             self._paced.push(data)
         except ssl.SSLError:
@@ -346,7 +348,7 @@ class _Server(TCPServer):
         await self.idle_task.stop()
 
     async def _refuse(self, error: OutriderError) -> None:
-        """Say why with a GOAWAY frame (RFC 9113, section 6.8), and close."""
+        """Close with a GOAWAY frame that gives the reason (RFC 9113, section 6.8)."""
         protocol = self.protocol.protocol
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FAREWELL_S):
@@ -392,7 +394,7 @@ class _Server(TCPServer):
 
 
 class _ConnectionApp:
-    """The application, told which connection its requests are of; an AppWrapper of anycorn."""
+    """The application for the requests of one connection; an AppWrapper of anycorn."""
 
     def __init__(
         self, app: ASGIApp, abort: Callable[[], None], budget: MemoryBudget, meter: Meter
@@ -408,8 +410,8 @@ class _ConnectionApp:
     async def __call__(
         self, scope: Scope, receive: Receive, send: Send, sync_spawn: object, call_soon: object
     ) -> None:
-        """Serve one request. What it takes until its answer begins is its client's doing; a chat's
-        tokens are not."""
+        """Serve one request. Time until its answer begins is charged to its client; a chat's tokens
+        are not."""
         connection = {
             "secret": self._secret,
             "abort": self.resets.abort_of(send),

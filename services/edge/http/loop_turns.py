@@ -1,5 +1,5 @@
-"""TCP connections take turns at the event loop: what they cost is charged to their address prefix,
-and their next bytes are parsed when a fair queue says so."""
+"""TCP connections take turns at the event loop: their cost is charged to their address prefix, and
+a fair queue decides when their next bytes are parsed."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Final
 from services.edge.limits.fair_queue import ENTRY_BYTES, FairQueue, LoopUses
 
 TURN_S: Final = 0.0003
-"""What the connections of one pass of the event loop may take; a chat needs several passes until
-its first token is out, and in each its datagrams may take as long again."""
+"""Most time for connections in one pass of the event loop; a chat needs several passes until its
+first token is sent, and in each its datagrams may take as long again."""
 _MAX_PER_PASS: Final = 4
-"""Connections that go on in one pass. Each takes 0.3 ms at most on average; after a pass in which
-they took more than TURN_S, one goes on in the next."""
+"""Most connections that continue in one pass. Each takes at most 0.3 ms on average; after a pass in
+which they took more than TURN_S, only one continues in the next."""
 
 
 class Meter:
-    """Loop time that one connection took and that its prefix was not charged for yet."""
+    """Loop time of one connection that was not charged to its prefix yet."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
@@ -53,14 +53,14 @@ class LoopTurns:
         return self._queue.num_bytes > 0
 
     def bill(self, meter: Meter) -> None:
-        """Charge its prefix for what it took."""
+        """Charge the prefix for the meter's time."""
         if meter.unbilled_s:
             self._uses.spend(meter.prefix, meter.unbilled_s, time.perf_counter())
             self._used_s += meter.unbilled_s
             meter.unbilled_s = 0.0
 
     async def take(self, meter: Meter) -> None:
-        """Return when it is the connection's turn: at once if nobody waits."""
+        """Return when it is the connection's turn: at once if no other waits."""
         self.bill(meter)
         has_room = self._num_passed < _MAX_PER_PASS and self._used_s < TURN_S
         if has_room and self._queue.may_pass(meter.prefix, time.perf_counter()):
@@ -74,7 +74,7 @@ class LoopTurns:
         await turn
 
     def close(self) -> None:
-        """Nothing waits any more."""
+        """Stop the timer; no connection waits any more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -14,7 +14,7 @@ from outrider.models.chat import check_text
 from outrider.models.tools import NONE
 from outrider.sampling.grammar import Grammar, from_response_format
 from outrider.session.types import TokenLogprobs
-from services.edge.http.api import Asked, ChatApi, PlannedReply
+from services.edge.http.api import ApiRequest, ChatApi, PlannedReply
 from services.edge.http.bodies import null, read, schema_in
 from services.edge.http.openai_errors import error_body, refused
 from services.edge.http.openai_logprobs import (
@@ -53,7 +53,7 @@ from services.edge.session.request_fields import check_prediction
 
 
 class Prediction(msgspec.Struct, kw_only=True):
-    """What the reply is expected to be: where it is right, the reply comes faster."""
+    """Expected text of the reply: where it is right, the reply comes faster."""
 
     type: str
     content: str | list[ContentPart]
@@ -71,14 +71,14 @@ class JsonSchemaFormat(msgspec.Struct, kw_only=True):
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
-    """What the reply looks like: type text, json_object or json_schema; ours: regex or lark."""
+    """Format of the reply: type text, json_object or json_schema; ours: regex or lark."""
 
     type: str
     json_schema: JsonSchemaFormat | None = None
     schema: msgspec.Raw = msgspec.field(default_factory=null)
-    """Of the type json_object: a schema that the reply follows, as llama.cpp's server takes it."""
+    """For json_object: a schema that the reply follows, as in llama.cpp's server."""
     grammar: str | None = None
-    """Of the types regex and lark: the text."""
+    """For regex and lark: the expression or grammar."""
 
 
 class ChatCompletionRequest(SamplingFields, kw_only=True):
@@ -97,23 +97,23 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     service_tier: str | None = None
     """Accepted without effect."""
     safety_identifier: str | None = None
-    """As `user`."""
+    """Alternative to `user`."""
     modalities: list[str] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    """So many of the likeliest tokens in each place of the reply, 0 to 20; with `logprobs`."""
+    """Number of likeliest tokens in each place of the reply, 0 to 20; needs `logprobs`."""
     prediction: Prediction | None = None
     tools: list[Tool] | None = None
     tool_choice: msgspec.Raw = msgspec.field(default_factory=null)
     """none, auto, required, or {"type": "function", "function": {"name": NAME}}."""
     parallel_tool_calls: bool | None = None
     functions: list[msgspec.Raw] | None = None
-    """Refused: tools took their place in that API."""
+    """Refused: replaced by tools in that API."""
     response_format: ResponseFormat | None = None
 
 
 class ReplyFunction(msgspec.Struct, kw_only=True):
-    """What is called."""
+    """The function that a call names, with its arguments."""
 
     name: str
     arguments: str
@@ -135,7 +135,7 @@ class ReplyMessage(msgspec.Struct, kw_only=True):
     content: str | None = None
     refusal: str | None = None
     reasoning_content: str | UnsetType = UNSET
-    """What the model thought first, of models that do so, in chats with tools."""
+    """The model's reasoning, in chats with tools; only for models that reason."""
     tool_calls: list[ReplyToolCall] | UnsetType = UNSET
 
 
@@ -162,7 +162,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
 
 
 class FunctionDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What is new of a call's function."""
+    """New parts of a call's function."""
 
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
@@ -170,7 +170,7 @@ class FunctionDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class ToolCallDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What is new of a call; its id, type and name come when it begins."""
+    """New parts of a call; id, type and name come when it begins."""
 
     index: int
     id: str | UnsetType = UNSET
@@ -179,7 +179,7 @@ class ToolCallDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Delta(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What is new of a message."""
+    """New parts of a message."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -188,7 +188,7 @@ class Delta(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class ChunkChoice(msgspec.Struct, kw_only=True):
-    """What is new of one choice."""
+    """New parts of one choice."""
 
     index: int
     delta: Delta
@@ -215,20 +215,20 @@ class ChatShape:
     prefix = "chatcmpl-"
 
     def opening(self, reply: Reply, choice: Choice) -> ChatCompletionChunk:
-        """As Shape.opening: whose message it is."""
+        """The chunk with a message's role; see Shape.opening."""
         delta = Delta(role="assistant", content="")
         return _chunk(reply, choice, delta, outrider=ChoiceDetails(seed=choice.seed))
 
     def piece(self, reply: Reply, choice: Choice, piece: Piece) -> ChatCompletionChunk:
-        """As Shape.piece."""
+        """A chunk with new text, reasoning and calls; see Shape.piece."""
         return _chunk(reply, choice, _delta(piece), logprobs=_logprobs(piece.logprobs))
 
     def ending(self, reply: Reply, choice: Choice) -> ChatCompletionChunk:
-        """As Shape.ending."""
+        """The last chunk of a choice; see Shape.ending."""
         return _chunk(reply, choice, _delta(choice.last), outrider=choice.details)
 
     def usage(self, reply: Reply, usage: OpenAiUsage) -> ChatCompletionChunk:
-        """As Shape.usage."""
+        """The chunk with the usage; see Shape.usage."""
         return ChatCompletionChunk(
             id=reply.reply_id,
             created=reply.created,
@@ -239,11 +239,11 @@ class ChatShape:
         )
 
     def keep(self, choice: Choice, logprobs: Sequence[TokenLogprobs]) -> None:
-        """As Shape.keep."""
+        """Keep log probabilities for `body`; see Shape.keep."""
         choice.logprobs += written_logprobs(logprobs)
 
     def body(self, reply: Reply, choices: Sequence[Choice], usage: OpenAiUsage) -> ChatCompletion:
-        """As Shape.body."""
+        """The whole reply; see Shape.body."""
         return ChatCompletion(
             id=reply.reply_id,
             created=reply.created,
@@ -332,7 +332,7 @@ _SHAPE: Final = ChatShape()
 _decode: Final = msgspec.json.Decoder(ChatCompletionRequest).decode
 
 
-def plan(asked: Asked) -> PlannedReply:
+def plan(asked: ApiRequest) -> PlannedReply:
     """The chats that answer a request. Raises InvalidRequestError."""
     body = read(_decode, asked.body)
     check_metadata(body.metadata)
@@ -403,4 +403,4 @@ def _refuse_what_is_not_served(body: ChatCompletionRequest) -> None:
     if body.functions:
         raise refused("functions", "functions are not served; send them as tools")
     if body.modalities and set(body.modalities) != {"text"}:
-        raise refused("modalities", "models here write text alone")
+        raise refused("modalities", "models here write only text")

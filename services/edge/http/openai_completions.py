@@ -1,4 +1,4 @@
-"""POST /v1/completions of the OpenAI API: text that goes on a prompt (pure)."""
+"""POST /v1/completions of the OpenAI API: text that continues a prompt (pure)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 from outrider.errors import EmptyPromptError
 from outrider.models.chat import MAX_CHAT_CHARS, check_text
 from outrider.session.types import TokenLogprobs
-from services.edge.http.api import Asked, ChatApi, PlannedReply
+from services.edge.http.api import ApiRequest, ChatApi, PlannedReply
 from services.edge.http.bodies import read
 from services.edge.http.openai_errors import error_body, refused
 from services.edge.http.openai_logprobs import CompletionLogprobs, completion_count
@@ -29,11 +29,11 @@ from services.edge.http.openai_sampling import SamplingFields, check_num_prompts
 from services.edge.session.events import ChatRequest, RawPrompt
 
 _DEFAULT_MAX_TOKENS: Final = 16
-"""That API's."""
+"""That API's default."""
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
-    """Asks for text that goes on a prompt. Fields that are not listed are ignored."""
+    """Asks for text that continues a prompt. Fields that are not listed are ignored."""
 
     prompt: str | list[str | int | list[int]]
     """Text or token ids, one or several. Texts of control tokens become these tokens; nothing is
@@ -42,11 +42,11 @@ class CompletionRequest(SamplingFields, kw_only=True):
     suffix: str | None = None
     best_of: int | None = None
     logprobs: int | None = None
-    """Tell the log probability of each token of the reply, and of so many of the likeliest."""
+    """Return the log probability of each token of the reply, and of this many of the likeliest."""
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
-    """One of the texts that were asked for, or what is new of it."""
+    """One of the requested texts, or its new part."""
 
     index: int
     text: str
@@ -77,17 +77,17 @@ class CompletionShape:
         self._num_logprobs = num_logprobs
 
     def opening(self, reply: Reply, choice: Choice) -> None:
-        """As Shape.opening: a text begins with itself."""
+        """Nothing: a text has no opening; see Shape.opening."""
 
     def piece(self, reply: Reply, choice: Choice, piece: Piece) -> Completion:
-        """As Shape.piece."""
+        """An object with new text; see Shape.piece."""
         new = CompletionChoice(
             index=choice.index, text=piece.text, logprobs=self._logprobs(choice, piece.logprobs)
         )
         return _completion(reply, [new])
 
     def ending(self, reply: Reply, choice: Choice) -> Completion:
-        """As Shape.ending."""
+        """The last object of a choice; see Shape.ending."""
         last = CompletionChoice(
             index=choice.index,
             text=choice.last.text,
@@ -104,16 +104,16 @@ class CompletionShape:
         return choice.offsets.told(entries, with_top=self._num_logprobs > 0)
 
     def usage(self, reply: Reply, usage: OpenAiUsage) -> Completion:
-        """As Shape.usage."""
+        """The object with the usage; see Shape.usage."""
         return _completion(reply, [], usage)
 
     def keep(self, choice: Choice, logprobs: Sequence[TokenLogprobs]) -> None:
-        """As Shape.keep."""
+        """Keep log probabilities for `body`; see Shape.keep."""
         if self._num_logprobs >= 0:
             choice.offsets.keep(logprobs, with_top=self._num_logprobs > 0)
 
     def body(self, reply: Reply, choices: Sequence[Choice], usage: OpenAiUsage) -> Completion:
-        """As Shape.body."""
+        """The whole reply; see Shape.body."""
         whole = [
             CompletionChoice(
                 index=choice.index,
@@ -143,7 +143,7 @@ def _completion(
 _decode: Final = msgspec.json.Decoder(CompletionRequest).decode
 
 
-def plan(asked: Asked) -> PlannedReply:
+def plan(asked: ApiRequest) -> PlannedReply:
     """The chats that answer a request. Raises InvalidRequestError."""
     body = read(_decode, asked.body)
     prompts = prompts_of(body.prompt, asked.max_choices)
@@ -209,12 +209,13 @@ def _echoed(body: CompletionRequest, prompt: RawPrompt) -> str:
 def _refuse_what_is_not_served(body: CompletionRequest, prompts: Sequence[RawPrompt]) -> None:
     """Raises InvalidRequestError for fields that would change the reply and cannot be heeded."""
     if body.suffix:
-        raise refused("suffix", "suffix is not served; models here go on a text, to its end")
+        raise refused("suffix", "suffix is not served; models here only continue a text at its end")
     if body.best_of not in (None, 1 if body.n is None else body.n):
         raise refused("best_of", "best_of is not served; ask for n choices")
     if body.echo and not all(isinstance(prompt, str) for prompt in prompts):
         raise refused("echo", "echo is for prompts of text; send text, or leave it out")
     if body.echo and body.logprobs is not None:
         raise refused(
-            "echo", "log probabilities of a prompt are not told here; leave echo or logprobs out"
+            "echo",
+            "log probabilities of a prompt are not returned here; leave echo or logprobs out",
         )

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings of the OpenAI API: what is asked for and how it is answered (pure)."""
+"""POST /v1/embeddings of the OpenAI API: requests and answers (pure)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from services.edge.http.openai_reply import decimals
 from services.edge.session.request_fields import residency
 
 MAX_INPUTS: Final = 2048
-"""Of one request; that API's."""
+"""Most inputs of one request, as in that API."""
 _MAX_DIMENSIONS: Final = 1 << 16
 _MAX_ID: Final = (1 << 32) - 1
 _WHOLE: Final = -1
@@ -34,7 +34,7 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True):
     encoding_format: Literal["float", "base64"] = "float"
     """base64: of the values as little-endian float32."""
     dimensions: int | None = None
-    """Of a vector only its first so many values."""
+    """Keep only this many values of each vector."""
     user: str | None = None
     truncate_prompt_tokens: int | None = None
     """-1: inputs that are longer than the model takes lose their end (vLLM); otherwise they are
@@ -57,7 +57,7 @@ class EmbeddingUsage(msgspec.Struct, kw_only=True):
     prompt_tokens: int
     total_tokens: int
     cost: str | UnsetType = UNSET
-    """Ours: what they cost, where the operator has prices."""
+    """Ours: the price of the request, if the operator has set prices."""
     currency: str | UnsetType = UNSET
 
 
@@ -69,12 +69,13 @@ class EmbeddingList(msgspec.Struct, kw_only=True):
     model: str
     usage: EmbeddingUsage
     system_fingerprint: str | UnsetType = UNSET
-    """As of chats: the model identity, in short. Vectors of one are equal byte for byte."""
+    """The model identity, shortened, as for chats. Vectors with equal ones are equal byte for
+    byte."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskedEmbeddings:
-    """What a request asks for."""
+    """The contents of a request."""
 
     inputs: tuple[str | bytes, ...]
     """Texts, or token ids as little-endian u32."""

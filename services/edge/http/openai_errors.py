@@ -31,7 +31,7 @@ _FIELDS: Final = {it.name for it in dataclasses.fields(SamplingParams)} - {"gram
 
 
 class OpenAiError(msgspec.Struct, kw_only=True):
-    """What went wrong."""
+    """An error: message, type, parameter and code."""
 
     message: str
     type: str
@@ -46,7 +46,7 @@ class OpenAiErrorBody(msgspec.Struct, kw_only=True):
 
 
 def error_body(error: OutriderError, request_id: str) -> bytes:
-    """JSON of an error. It names fields of the request, never what they hold."""
+    """JSON of an error. It may name fields of the request but never quotes their contents."""
     return msgspec.json.encode(described(error))
 
 
@@ -65,7 +65,7 @@ def described(error: OutriderError) -> OpenAiErrorBody:
 
 
 def _sampling_name(error: OutriderError) -> str | None:
-    """The field that a sampling value is of, with which such messages begin."""
+    """The field named at the beginning of a message about a sampling value."""
     found = _NAME.match(error.message) if isinstance(error, InvalidSamplingError) else None
     return found.group() if found is not None and found.group() in _FIELDS else None
 

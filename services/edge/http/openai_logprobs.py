@@ -1,4 +1,4 @@
-"""Log probabilities as the OpenAI API's chats and completions tell them (pure)."""
+"""Log probabilities in the form of the OpenAI API's chats and completions (pure)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from services.edge.http.openai_errors import refused
 
 _T = TypeVar("_T")
 _NONE: Final = -1
-"""As SamplingParams.num_logprobs: tell none."""
+"""Value of SamplingParams.num_logprobs for none."""
 
 
 class TopLogprob(msgspec.Struct, kw_only=True):
     """One of the likeliest tokens in a place of the reply."""
 
     token: str
-    """Its text; bytes of a character that it has only part of are U+FFFD here."""
+    """The token's text; incomplete characters are U+FFFD."""
     logprob: float
     bytes: list[int]
 
@@ -33,15 +33,15 @@ class TokenLogprob(TopLogprob, kw_only=True):
 
 
 class ChatLogprobs(msgspec.Struct, kw_only=True):
-    """Of a message, or of what is new of it: all tokens that the model wrote, those of tool calls
-    and reasoning too."""
+    """Log probabilities of a message or its new part: all tokens that the model wrote, including
+    those of tool calls and reasoning."""
 
     content: list[TokenLogprob]
     refusal: None = None
 
 
 class CompletionLogprobs(msgspec.Struct, kw_only=True):
-    """Of a text, or of what is new of it; lists of one entry for each token."""
+    """Log probabilities of a text or its new part; lists of one entry for each token."""
 
     tokens: list[str]
     """A token that is part of a character is written as `bytes:\\xe2\\x82`."""
@@ -56,9 +56,9 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 def _written(values: Iterable[_T]) -> list[_T]:
-    """The same values as the JSON that they will be written as, for an encoder and nobody else.
-    What a body of JSON waits for is kept so: as objects it takes twice the memory, and to write all
-    of a long reply's at once holds up the event loop."""
+    """The same values as encoded JSON, only for an encoder. Values kept for a JSON body are stored
+    so: as objects they take twice the memory, and encoding all of a long reply at once would hold
+    the event loop."""
     return cast("list[_T]", [msgspec.Raw(_encode(value)) for value in values])
 
 
@@ -83,7 +83,7 @@ def _checked(name: str, count: int) -> int:
 
 
 def chat_logprobs(entries: Iterable[TokenLogprobs]) -> ChatLogprobs:
-    """As chats tell them."""
+    """Entries in the form of chats."""
     return ChatLogprobs(
         content=[
             TokenLogprob(
@@ -101,7 +101,7 @@ def chat_logprobs(entries: Iterable[TokenLogprobs]) -> ChatLogprobs:
 
 
 def written_logprobs(entries: Iterable[TokenLogprobs]) -> list[TokenLogprob]:
-    """As chat_logprobs has them, for an encoder alone: they are JSON already."""
+    """Entries in the form of chats as encoded JSON, only for an encoder."""
     return _written(chat_logprobs(entries).content)
 
 
@@ -117,10 +117,10 @@ class CompletionOffsets:
         self._at = begin
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.kept: CompletionLogprobs | None = None
-        """Of the tokens that `keep` was told, for an encoder alone. None: it was told none."""
+        """Log probabilities passed to `keep`, only for an encoder; None: none were."""
 
     def keep(self, entries: Sequence[TokenLogprobs], *, with_top: bool) -> None:
-        """The next tokens, which are told with all others at the end."""
+        """Keep the next tokens, to be written with all others at the end."""
         made = self.told(entries, with_top=with_top)
         if made.top_logprobs is not None:
             made.top_logprobs = _written(made.top_logprobs)
@@ -134,7 +134,7 @@ class CompletionOffsets:
             kept.top_logprobs += made.top_logprobs or ()
 
     def told(self, entries: Sequence[TokenLogprobs], *, with_top: bool) -> CompletionLogprobs:
-        """The next tokens, as completions tell them."""
+        """The next tokens in the form of completions."""
         made = CompletionLogprobs(
             tokens=[], token_logprobs=[], top_logprobs=[] if with_top else None, text_offset=[]
         )

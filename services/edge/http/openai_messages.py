@@ -37,7 +37,7 @@ class ContentPart(msgspec.Struct, kw_only=True, gc=False):
 
 
 class CalledFunction(msgspec.Struct, kw_only=True, gc=False):
-    """What is called."""
+    """The function that a call names, with its arguments."""
 
     name: str
     arguments: str = ""
@@ -59,11 +59,11 @@ class ChatMessage(msgspec.Struct, kw_only=True, gc=False):
     content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: list[MessageToolCall] | None = None
-    """Of an assistant: what it called."""
+    """Calls of an assistant's message."""
     tool_call_id: str | None = None
-    """Of a tool: the call that it answers."""
+    """Id of the call that a tool message answers."""
     reasoning_content: str | None = None
-    """Of an assistant: what it thought first, for chat templates that show it."""
+    """An assistant's reasoning before its content, for chat templates that show it."""
 
 
 class FunctionDefinition(msgspec.Struct, kw_only=True, gc=False):
@@ -74,8 +74,8 @@ class FunctionDefinition(msgspec.Struct, kw_only=True, gc=False):
     parameters: msgspec.Raw = msgspec.field(default_factory=null)
     """A JSON schema of type object. Raw, since the order of its properties counts."""
     strict: bool | None = None
-    """Accepted without effect: the arguments of calls that `tool_choice` asks for follow the
-    schema, those of others are the model's own."""
+    """Accepted without effect: arguments of calls forced by `tool_choice` follow the schema, those
+    of others are the model's own."""
 
 
 class Tool(msgspec.Struct, kw_only=True, gc=False):
@@ -127,7 +127,7 @@ def _message(number: int, message: ChatMessage) -> Message:
 
 def _call(where: str, call: MessageToolCall) -> ToolCall:
     if call.type != "function" or call.function is None:
-        raise refused(where, f"{where}: models here call functions alone; send type function")
+        raise refused(where, f"{where}: models here call only functions; send type function")
     return ToolCall(call.id, call.function.name, call.function.arguments)
 
 
@@ -157,19 +157,19 @@ def _text(where: str, part: ContentPart, text_parts: Sequence[str]) -> str:
         return part.refusal or ""
     raise refused(
         where,
-        f"{where} has a part of type {part.type[:_MAX_NAME_CHARS]!r}; models here read text alone",
+        f"{where} has a part of type {part.type[:_MAX_NAME_CHARS]!r}; models here read only text",
     )
 
 
 def tools_of(given: Sequence[Tool]) -> tuple[str, ...]:
-    """What the model may call, as ChatRequest.tools has it. Raises InvalidRequestError."""
+    """ChatRequest.tools: the tools that the model may call. Raises InvalidRequestError."""
     check_num_tools(len(given))
     return check_tools([_definition(tool) for tool in given])
 
 
 def _definition(tool: Tool) -> str:
     if tool.type != "function" or tool.function is None:
-        raise refused("tools", "models here call functions alone; send tools of type function")
+        raise refused("tools", "models here call only functions; send tools of type function")
     function = tool.function
     fields: dict[str, Any] = {"name": function.name}
     if function.description is not None:
@@ -180,7 +180,7 @@ def _definition(tool: Tool) -> str:
 
 
 def choice_of(given: msgspec.Raw, tools: Sequence[str]) -> str:
-    """What `tool_choice` says, as ChatRequest.tool_choice has it. Raises InvalidRequestError."""
+    """ChatRequest.tool_choice. Raises InvalidRequestError."""
     if not is_given(given):
         return AUTO
     try:

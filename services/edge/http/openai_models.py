@@ -32,8 +32,8 @@ class Model(msgspec.Struct, kw_only=True):
     """Unix time at which this edge was started."""
     owned_by: Literal["outrider"] = "outrider"
     context_window: int | UnsetType = UNSET
-    """Tokens of prompt and reply together; of a model that embeds those of one text, where its
-    definition says."""
+    """Most tokens of prompt and reply together; of an embedding model, of one text, if its
+    definition gives it."""
     max_model_len: int | UnsetType = UNSET
     """The same, as vLLM calls it."""
     default_sampling_params: SamplingDefaults | UnsetType = UNSET
@@ -42,14 +42,14 @@ class Model(msgspec.Struct, kw_only=True):
 
 
 class ModelList(msgspec.Struct, kw_only=True):
-    """The models; the first is that of requests that name none."""
+    """The models; the first is the default of requests that name none."""
 
     object: Literal["list"] = "list"
     data: list[Model]
 
 
 async def serve_models(exchange: Exchange) -> None:
-    """All of them."""
+    """Answer with the list of all models."""
     models = ModelList(data=[_model(exchange, it) for it in _listed(exchange)])
     await exchange.answer(200, msgspec.json.encode(models))
 
@@ -61,13 +61,11 @@ async def serve_model(exchange: Exchange) -> None:
         if listed.name == name:
             await exchange.answer(200, msgspec.json.encode(_model(exchange, listed)))
             return
-    raise UnknownModelError(
-        f"there is no model {name[:100]!r} here; GET /v1/models lists those that there are"
-    )
+    raise UnknownModelError(f"there is no model {name[:100]!r} here; GET /v1/models lists all")
 
 
 def _listed(exchange: Exchange) -> list[ListedModel]:
-    context, identity = exchange.door.context, exchange.identity
+    context, identity = exchange.frontend.context, exchange.identity
     assert identity is not None
     models, embedders = context.models, context.models.embedders
     return [
@@ -83,7 +81,7 @@ def _model(exchange: Exchange, listed: ListedModel) -> Model:
     own = listed.suggested
     return Model(
         id=listed.name,
-        created=exchange.door.started_s,
+        created=exchange.frontend.started_s,
         context_window=listed.max_context_tokens or UNSET,
         max_model_len=listed.max_context_tokens or UNSET,
         default_sampling_params=UNSET if own is None else SamplingDefaults(**own.values()),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from outrider.sampling.params import SamplingParams
-from services.edge.http.api import Asked, PlannedReply
+from services.edge.http.api import ApiRequest, PlannedReply
 from services.edge.http.openai_reply import Choice, OpenAiWriter, Shape
 from services.edge.http.openai_sampling import (
     SamplingFields,
@@ -25,18 +25,18 @@ from services.edge.session.events import ChatRequest
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What choices are about."""
+    """The prompt of one or more choices."""
 
     put_into: Callable[[ChatRequest], ChatRequest]
     """A chat about this, of one that is about nothing yet."""
     echo: str = ""
-    """Text that goes before that of each choice."""
+    """Text put in front of each choice's own."""
 
 
 def plan_choices(
     api: str,
     fields: SamplingFields,
-    asked: Asked,
+    asked: ApiRequest,
     shape: Shape,
     sampling: SamplingParams,
     prompts: Sequence[Prompt],
@@ -44,9 +44,9 @@ def plan_choices(
     has_parts: bool = False,
     user: str = "",
 ) -> PlannedReply:
-    """The chats that answer a request, and their writer; `api`: names the API, `sampling`: what the
-    request says of it but for the seed, `has_parts`: whether a reply may have calls or thoughts in
-    it. Raises InvalidRequestError."""
+    """The chats that answer a request, and their writer. `api`: name of the API; `sampling`: the
+    request's sampling without its seed; `has_parts`: whether a reply may contain calls or
+    reasoning. Raises InvalidRequestError."""
     options = check_stream_options(fields)
     count = num_choices(fields, len(prompts), asked.max_choices)
     total = count * len(prompts)

@@ -1,8 +1,7 @@
-"""Replies as the OpenAI API writes them, chats and completions alike (pure).
+"""Replies of the OpenAI API, chats and completions alike (pure).
 
-An OpenAiWriter keeps what it takes to write one reply; a Shape says how this API's objects look. In
-an event stream each commit is one event, sent when it comes; otherwise texts are kept until all
-chats have ended.
+An OpenAiWriter holds the state of one reply; a Shape makes the API's objects. In an event stream
+each commit is one event, sent when it arrives; otherwise texts are kept until all chats have ended.
 """
 
 from __future__ import annotations
@@ -44,19 +43,19 @@ _PLACE: Final = "\ue000"
 
 
 class PromptTokensDetails(msgspec.Struct, kw_only=True):
-    """Of the prompt's tokens."""
+    """Details of the prompt's tokens."""
 
     cached_tokens: int
-    """Whose KV was reused."""
+    """Prompt tokens whose KV was reused."""
 
 
 class CompletionTokensDetails(msgspec.Struct, kw_only=True):
-    """Of drafts that were copied from the request's prediction."""
+    """Counts of drafts that were copied from the request's prediction."""
 
     accepted_prediction_tokens: int
-    """Those that became part of the reply."""
+    """Drafts that became part of the reply."""
     rejected_prediction_tokens: int
-    """Those that the model verified in vain; each cost about as much as a token."""
+    """Drafts that the model verified in vain; each cost about as much as a token."""
 
 
 class OpenAiUsage(msgspec.Struct, kw_only=True):
@@ -73,7 +72,7 @@ class ChoiceDetails(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Ours: what else is known of a choice."""
 
     seed: int | UnsetType = UNSET
-    """The choice again, alone: the same request with this seed."""
+    """Seed that repeats this choice: send the same request with it."""
     region: str | UnsetType = UNSET
     replica: str | UnsetType = UNSET
     ttft_ms: float | UnsetType = UNSET
@@ -83,9 +82,9 @@ class ChoiceDetails(msgspec.Struct, kw_only=True, omit_defaults=True):
     """By the price that applies, in decimals."""
     currency: str | UnsetType = UNSET
     finish_reason: str | UnsetType = UNSET
-    """Where the API has no word for it: deadline."""
+    """A finish reason for which the API has no word: deadline."""
     inexact: bool | UnsetType = UNSET
-    """Whether another model went on with the reply."""
+    """Whether a replica of another model identity continued the reply."""
 
 
 class ProvisionalText(msgspec.Struct, kw_only=True):
@@ -99,12 +98,12 @@ class ProvisionalText(msgspec.Struct, kw_only=True):
 
 @dataclass(slots=True)
 class CallPiece:
-    """What is new of one tool call."""
+    """New parts of one tool call."""
 
     index: int
     """0 for the reply's first call."""
     id: str = ""
-    """With `name`: the call begins; empty: it goes on."""
+    """With `name`: the call begins; empty: it continues."""
     name: str = ""
     arguments: str = ""
     """More of them, JSON as the model writes it."""
@@ -112,7 +111,7 @@ class CallPiece:
 
 @dataclass(slots=True)
 class Piece:
-    """What is new of a reply."""
+    """New parts of a reply."""
 
     text: str = ""
     reasoning: str = ""
@@ -125,7 +124,7 @@ class Piece:
 
 
 def piece_of(events: Sequence[PartEvent], logprobs: tuple[TokenLogprobs, ...] = ()) -> Piece:
-    """What became of a reply's parts, put together by kind."""
+    """Changes of a reply's parts, joined by kind."""
     piece = Piece(logprobs=logprobs)
     for event in events:
         match event:
@@ -143,7 +142,7 @@ def piece_of(events: Sequence[PartEvent], logprobs: tuple[TokenLogprobs, ...] = 
 
 
 class Choice:
-    """What there is of a choice so far."""
+    """A choice so far."""
 
     def __init__(
         self,
@@ -165,7 +164,7 @@ class Choice:
         self.offsets = CompletionOffsets(had.num_chars)
         self._keeps = keeps
         self.logprobs: list[TokenLogprob] = []
-        """What a ChatShape keeps of them."""
+        """Log probabilities kept by a ChatShape."""
         self.begun = had != Position()
         """Whether the client has its beginning."""
         self.had_end = had.has_ended
@@ -175,7 +174,7 @@ class Choice:
         """What OpenAiWriter writes before and behind the text of an event that has nothing else;
         None: it was not written yet."""
         self.last = Piece()
-        """What came of its content at its end."""
+        """Content that was only known at the end."""
         self.done = done
 
     def take_text(self, commit: Committed) -> str | None:
@@ -184,13 +183,13 @@ class Choice:
         return None if self._untold else self.content.take_text(commit)
 
     def take(self, commit: Committed) -> Piece:
-        """What the client lacks of a commit."""
+        """The part of a commit that the client does not have."""
         growth = self.content.take(commit)
         return self._with_prefix(piece_of(growth.new, growth.logprobs))
 
     def end(self, done: Done) -> None:
-        """The chat has ended. Of a stream that was cut off and may go on, what is held back stays
-        so: it may be something else then."""
+        """The chat has ended. If the stream was cut off and may be resumed, held-back text stays
+        held back: its meaning may still change."""
         if self._keeps or done.finish_reason.is_whole:
             self.last = self._with_prefix(piece_of(self.content.finish()))
         self.done = done
@@ -219,7 +218,7 @@ class Choice:
 
     @property
     def details(self) -> ChoiceDetails:
-        """Of one that has ended."""
+        """Details of a choice that has ended."""
         done = self.done
         assert done is not None
         cost = done.usage.cost
@@ -244,20 +243,20 @@ def decimals(nanos: int) -> str:
 
 @dataclass(slots=True)
 class Reply:
-    """What all objects of one reply have in common."""
+    """Fields shared by all objects of one reply."""
 
     created: int
     """Unix time."""
     reply_id: str = ""
     model: str = ""
     fingerprint: str | None = None
-    """Of what computes the reply (outrider.model_identity), once that is known."""
+    """Short model identity of the replica (outrider.model_identity), once known."""
     includes_usage: bool = False
-    """Whether the stream ends with the tokens; its other objects then say that they do not."""
+    """Whether the stream ends with the usage; its other objects then have a null usage."""
 
     @property
     def no_usage(self) -> UnsetType | None:
-        """Of an object in a stream that does not have the tokens."""
+        """Usage field of a stream's objects that do not carry the usage."""
         return None if self.includes_usage else UNSET
 
 
@@ -265,14 +264,14 @@ class Shape(Protocol):
     """How one API's objects look: msgspec structs."""
 
     prefix: str
-    """Of a reply's id."""
+    """Prefix of a reply's id."""
 
     def opening(self, reply: Reply, choice: Choice) -> msgspec.Struct | None:
-        """What a choice's stream begins with, if it begins with anything but text."""
+        """First object of a choice's stream, if it begins with anything but text."""
         ...
 
     def piece(self, reply: Reply, choice: Choice, piece: Piece) -> msgspec.Struct:
-        """What is new of a choice."""
+        """An object with new parts of a choice."""
         ...
 
     def ending(self, reply: Reply, choice: Choice) -> msgspec.Struct:
@@ -284,7 +283,7 @@ class Shape(Protocol):
         ...
 
     def keep(self, choice: Choice, logprobs: Sequence[TokenLogprobs]) -> None:
-        """More of a choice that `body` will tell."""
+        """Keep log probabilities of a choice for `body`."""
         ...
 
     def body(self, reply: Reply, choices: Sequence[Choice], usage: OpenAiUsage) -> msgspec.Struct:
@@ -306,8 +305,8 @@ class OpenAiWriter:
         has_ids: bool,
         num_per_prompt: int,
     ) -> None:
-        """`has_ids`: whether the events of a stream say what the client has, to resume with;
-        `num_per_prompt`: choices that have a prompt in common, which follow each other."""
+        """`has_ids`: whether stream events carry ids to resume with; `num_per_prompt`: number of
+        consecutive choices that share a prompt."""
         self._shape = shape
         self._choices = choices
         self._num_per_prompt = num_per_prompt
@@ -317,7 +316,7 @@ class OpenAiWriter:
         self._encode = msgspec.json.Encoder().encode
 
     def take(self, index: int, event: ClientEvent) -> bytes:
-        """As ReplyWriter.take."""
+        """Bytes to send for an event; see ReplyWriter.take."""
         choice = self._choices[index]
         if type(event) is Committed:  # as nearly all are
             return self._commit(choice, event)
@@ -342,7 +341,7 @@ class OpenAiWriter:
         return b""
 
     def whole(self) -> bytes:
-        """As ReplyWriter.whole."""
+        """The last bytes of a whole reply; see ReplyWriter.whole."""
         if not self._is_streamed:
             body = self._shape.body(self._reply, self._choices, self._usage())
             return self._encode(body)
@@ -352,7 +351,7 @@ class OpenAiWriter:
         return last + DONE
 
     def failed(self, error: OutriderError) -> bytes:
-        """As ReplyWriter.failed."""
+        """The last bytes of a failed stream; see ReplyWriter.failed."""
         return sse.event(self._encode(described(error))) + DONE
 
     def _commit(self, choice: Choice, commit: Committed) -> bytes:
@@ -385,7 +384,8 @@ class OpenAiWriter:
         return self._sent(b"".join((before, self._encode(text), behind)))
 
     def _begin(self, choice: Choice) -> bytes:
-        """What comes before a choice's first text; nothing for a client that has some of it."""
+        """The bytes in front of a choice's first text; none for a client that already has some of
+        it."""
         if choice.begun:
             return b""
         choice.begun = True

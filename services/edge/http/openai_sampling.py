@@ -1,4 +1,4 @@
-"""What requests of the OpenAI API say of sampling, common to chats and completions (pure).
+"""Sampling fields of requests of the OpenAI API, common to chats and completions (pure).
 
 Besides that API's own fields there are those that vLLM and others added, by their names.
 """
@@ -14,7 +14,7 @@ import msgspec
 from outrider.errors import InvalidRequestError
 from outrider.sampling.params import SamplingParams
 from outrider.session.types import Priority, Speculation
-from services.edge.http.api import Asked
+from services.edge.http.api import ApiRequest
 from services.edge.http.openai_errors import refused
 from services.edge.http.sse import Position, positions
 from services.edge.session.events import ChatRequest, ResumePoint
@@ -28,11 +28,11 @@ _MAX_METADATA_CHARS: Final = 512
 """Pairs of metadata, and characters of each; what OpenAI's own API takes."""
 _SEEDS: Final = 2**64
 _SAFE_SEEDS: Final = 2**53
-"""Seeds that we choose are told back, and JavaScript reads larger numbers inexactly."""
+"""Seeds chosen here are returned to the client, and JavaScript reads larger numbers inexactly."""
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
-    """What else an event stream has in it."""
+    """Optional contents of an event stream."""
 
     include_usage: bool | None = None
     """The tokens, in a last event without choices."""
@@ -57,15 +57,15 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     frequency_penalty: float | None = None
     user: str | None = None
     top_k: int | None = None
-    """As in vLLM; 0 and -1 keep all."""
+    """Keep only this many of the likeliest ids, as in vLLM; 0 and -1 keep all."""
     min_p: float | None = None
-    """As in vLLM."""
+    """Drop ids less likely than this share of the likeliest, as in vLLM."""
     repetition_penalty: float | None = None
-    """As in vLLM."""
+    """Penalty for tokens that occurred before, as in vLLM; 1: none."""
     stop_token_ids: list[int] | None = None
-    """As in vLLM."""
+    """Further ids that end the reply, as in vLLM."""
     ignore_eos: bool | None = None
-    """As in vLLM."""
+    """Whether to continue past the model's own end ids, as in vLLM."""
     priority: str | None = None
     """Ours: low, medium or high."""
     deadline_ms: int | None = None
@@ -147,7 +147,7 @@ def check_stream_options(fields: SamplingFields) -> StreamOptions:
     return fields.stream_options
 
 
-def first_seed(fields: SamplingFields, asked: Asked, digest: bytes) -> int:
+def first_seed(fields: SamplingFields, asked: ApiRequest, digest: bytes) -> int:
     """The seed of the first choice: the request's own. Without one it is random; of a request with
     an idempotency key it follows from that and the rest of the request, so that the same request is
     answered alike by an edge that does not know it any more."""
@@ -188,7 +188,7 @@ def digest_of(api: str, fields: SamplingFields) -> bytes:
 
 def chat_request(
     fields: SamplingFields,
-    asked: Asked,
+    asked: ApiRequest,
     *,
     index: int,
     digest: bytes,
@@ -196,7 +196,7 @@ def chat_request(
     position: Position,
     provisional: bool,
 ) -> ChatRequest:
-    """The chat of one choice, without what it is about. Raises InvalidRequestError."""
+    """The request for the chat of one choice, without its prompt. Raises InvalidRequestError."""
     # No client's own key has a zero byte.
     own = request_id(asked.idempotency_key)
     return ChatRequest(
@@ -217,8 +217,8 @@ def chat_request(
 
 
 def check_metadata(given: Mapping[str, str] | None) -> None:
-    """Raises InvalidRequestError for more than that API takes: what nobody looks at is not to cost
-    anything, and Responses tell it back."""
+    """Raises InvalidRequestError for more than that API takes: unused fields must not cost much,
+    and Responses repeat them."""
     pairs = given or {}
     if len(pairs) > _MAX_METADATA or any(
         len(key) > _MAX_METADATA_KEY_CHARS or len(value) > _MAX_METADATA_CHARS
@@ -231,7 +231,7 @@ def check_metadata(given: Mapping[str, str] | None) -> None:
         )
 
 
-def read_positions(asked: Asked, num_chats: int, *, is_streamed: bool) -> tuple[Position, ...]:
+def read_positions(asked: ApiRequest, num_chats: int, *, is_streamed: bool) -> tuple[Position, ...]:
     """How much of the reply the client has. Raises InvalidRequestError."""
     if not asked.last_event_id or not is_streamed:
         return (Position(),) * num_chats

@@ -1,4 +1,4 @@
-"""The OpenAPI document of what is served, made of the table of routes (pure)."""
+"""The OpenAPI document of all routes, made from the table of routes (pure)."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _types(routes: Iterable[Route]) -> list[type]:
 
 
 def _events(route: Route) -> tuple[type, ...]:
-    """What the events of a stream hold."""
+    """Types of the data of a stream's events."""
     if route.event is None or isinstance(route.event, type):
         return () if route.event is None else (route.event,)
     return get_args(route.event)
@@ -188,7 +188,7 @@ def _headers(names: Iterable[str]) -> dict[str, Any]:
 
 
 def _header_components() -> dict[str, Any]:
-    """None of them is always sent: whoever has no limits is told of none."""
+    """Headers of answers, all optional: callers without limits get none."""
     named = dict(_RETRY_HEADERS)
     for words in RateWords:
         for name in rate_header_names(words):

@@ -17,12 +17,13 @@ from services.edge.http.frame_gate import FrameGate
 _LINGER_S: Final = 5.0
 """How long a connection that is closed may take for what was not sent yet."""
 _MAX_WAITING_BYTES: Final = 16 << 10
-"""Of a connection, written and not taken by the system yet: with more, nothing is pushed."""
+"""Most bytes of a connection that wait for the system to take them; with more, nothing is
+pushed."""
 
 
 class SocketStream(anyio.abc.SocketStream):
-    """A connection of asyncio as anycorn reads and writes it. Anyio's own drops what was not sent
-    yet when it is closed, and tells nobody how to close it at once."""
+    """A connection of asyncio in the interface that anycorn reads and writes. Anyio's own drops
+    unsent data when it is closed, and cannot be closed at once."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -44,7 +45,7 @@ class SocketStream(anyio.abc.SocketStream):
         return data
 
     async def send(self, item: bytes) -> None:
-        """Raises BrokenResourceError. Returns once there is room for more."""
+        """Send data; returns once the buffer has room for more. Raises BrokenResourceError."""
         try:
             self._writer.write(item)
             await self._writer.drain()
@@ -68,7 +69,7 @@ class SocketStream(anyio.abc.SocketStream):
         self._writer.transport.abort()
 
     async def send_eof(self) -> None:
-        """Nothing more will be sent."""
+        """Close the sending direction."""
         with contextlib.suppress(OSError, RuntimeError):
             self._writer.write_eof()
 
@@ -121,7 +122,7 @@ class PacedStream(anyio.abc.ByteStream):
 
     @property
     def extra_attributes(self) -> Mapping[Any, Callable[[], Any]]:
-        """Of the connection."""
+        """Attributes of the wrapped connection."""
         return self._stream.extra_attributes
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
@@ -133,7 +134,7 @@ class PacedStream(anyio.abc.ByteStream):
         return self._gate.next_piece(self._clock())
 
     async def send(self, item: bytes) -> None:
-        """Raises BrokenResourceError. Returns once there is room for more."""
+        """Send data; returns once the buffer has room for more. Raises BrokenResourceError."""
         self._gate.sent(item, self._clock())
         await self._stream.send(item)
 
@@ -143,7 +144,7 @@ class PacedStream(anyio.abc.ByteStream):
         self._push(item)
 
     async def send_eof(self) -> None:
-        """Nothing more will be sent."""
+        """Close the sending direction."""
         await self._stream.send_eof()
 
     async def aclose(self) -> None:

@@ -1,7 +1,7 @@
-"""Proxies in front of an edge, and which client a request that comes by one is of (pure).
+"""Proxies in front of an edge, and the client of a request that came through one (pure).
 
-Whoever connects may say anything in `X-Forwarded-For`. So it is read on connections of proxies that
-the configuration names, and of it only what those added: the nearest address, from the right, that
+Anyone can send `X-Forwarded-For`. So it is read only on connections of proxies that the
+configuration names, and only the part that those added: the nearest address, from the right, that
 is not itself such a proxy's. `Forwarded` (RFC 7239) is not read.
 """
 
@@ -19,10 +19,11 @@ _SIGNS: Final = (FORWARDED_FOR, "forwarded", "via")
 
 
 class TrustedProxies:
-    """Whose word counts about where a request comes from."""
+    """Proxies that are trusted to name the client of a request."""
 
     def __init__(self, networks: Iterable[str] = ()) -> None:
-        """Addresses, or networks such as 10.1.0.0/16. Raises ConfigError for what is neither."""
+        """`networks` are addresses, or networks such as 10.1.0.0/16. Raises ConfigError for other
+        texts."""
         self._networks = tuple(_network(text) for text in networks)
 
     def trusts(self, host: str) -> bool:
@@ -47,8 +48,8 @@ class TrustedProxies:
 
 
 def is_forwarded(headers: Mapping[str, str]) -> bool:
-    """Whether a request says that it came by a proxy: then clients that have nothing to do with
-    each other may share its connection."""
+    """Whether a request came through a proxy by its own headers: then unrelated clients may share
+    its connection."""
     return any(name in headers for name in _SIGNS)
 
 

@@ -1,12 +1,12 @@
-"""A reply as a sequence of parts: text, what the model thought before it, calls of tools (pure).
+"""A reply as a sequence of parts: text, reasoning before it, calls of tools (pure).
 
-Every API is told a reply this way: of each part when it begins, grows and ends (Anthropic's content
-blocks and the items of OpenAI's Responses are such parts; OpenAI's chats put them together by
-kind). A PartReader makes parts out of text. A ReplyContent reads what a chat commits, and says what
-of it the client lacks: where calls and thoughts begin is known only to who has read all before
-them, so a chat whose reply has them is told from its beginning, also for a client that has some of
-it already, and what that client has is read and left out. The same text gives the same parts,
-however it was cut.
+Every API gets a reply this way: for each part, when it begins, grows and ends (Anthropic's content
+blocks and the items of OpenAI's Responses are such parts; OpenAI's chats join them by kind). A
+PartReader makes parts out of text. A ReplyContent reads a chat's commits and separates out what the
+client does not have yet. Where calls and reasoning begin is known only after reading everything
+before them, so a chat with such parts is replayed from its beginning even for a client that has
+some of it, and that part is read and left out. The same text gives the same parts, however it was
+cut.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ReplyTextParser(Protocol):
     """Reads what a model writes; outrider.reply_parsing has the real ones."""
 
     def push(self, text: str) -> list[ReplyEvent]:
-        """What this text brought."""
+        """Parse more text; returns its events."""
         ...
 
     def finish(self) -> list[ReplyEvent]:
@@ -43,26 +43,26 @@ class ReplyTextParser(Protocol):
 
 
 class PlainText:
-    """Reads replies in which all is text; a ReplyTextParser."""
+    """Parses replies in which all is text; a ReplyTextParser."""
 
     def push(self, text: str) -> list[ReplyEvent]:
-        """As ReplyTextParser.push."""
+        """Parse more text; see ReplyTextParser.push."""
         return [ContentDelta(text)] if text else []
 
     def finish(self) -> list[ReplyEvent]:
-        """As ReplyTextParser.finish."""
+        """Nothing is held back; see ReplyTextParser.finish."""
         return []
 
 
 def parser_of(accepted: Accepted) -> ReplyTextParser:
-    """What the reply of a chat is to be read with."""
+    """The parser for a chat's reply."""
     if accepted.reply_format is None:
         return PlainText()
     return ReplyParser(accepted.reply_format, accepted.request_id)
 
 
 class PartKind(Enum):
-    """What a part of a reply is."""
+    """Kind of a reply's part."""
 
     TEXT = auto()
     REASONING = auto()
@@ -77,28 +77,28 @@ class Part:
     """0 for the first."""
     kind: PartKind
     call_index: int = 0
-    """Of a call: 0 for the reply's first one."""
+    """Number of a call in the reply, from 0."""
     call_id: str = ""
     name: str = ""
-    """Of the tool that it calls."""
+    """Name of the tool that a call names."""
     pieces: list[str] = field(default_factory=list)
-    """Of its text, or of a call's arguments."""
+    """Pieces of its text, or of a call's arguments."""
     is_whole: bool = True
-    """False: a call whose arguments are no whole JSON object."""
+    """False: a call whose arguments are not a whole JSON object."""
     is_cut_off: bool = False
     """Whether the reply reached its limit of tokens, or its deadline, within it."""
     source: str = ""
-    """Of a call that is not whole: what the model wrote."""
+    """Source text of a call that is not whole."""
 
     @property
     def text(self) -> str:
-        """All of it; of a call its arguments, JSON."""
+        """Its text; of a call its arguments, JSON."""
         return "".join(self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
 class PartBegun:
-    """Nothing of it has come yet."""
+    """A part begins; it is still empty."""
 
     part: Part
 
@@ -113,7 +113,7 @@ class PartGrew:
 
 @dataclass(frozen=True, slots=True)
 class PartEnded:
-    """Nothing more of it comes."""
+    """A part ends."""
 
     part: Part
 
@@ -122,18 +122,17 @@ PartEvent: TypeAlias = PartBegun | PartGrew | PartEnded
 
 
 class PartReader:
-    """The parts of one reply. What it keeps of the reply's text, the model's context bounds."""
+    """The parts of one reply. Kept text is bounded by the model's context."""
 
     def __init__(self, parser: ReplyTextParser, *, keeps: bool = True) -> None:
-        """`keeps`: the texts of parts are wanted later on; otherwise those of plain text are not
-        kept."""
+        """`keeps`: keep the texts of parts for later; otherwise plain text is not kept."""
         self._parser = parser
         self._keeps = keeps or not isinstance(parser, PlainText)
         self._raw: list[str] = []
         self._open: Part | None = None
         self._call_begin = 0
         self.parts: list[Part] = []
-        """Those that have begun."""
+        """Parts that have begun."""
 
     @property
     def is_plain(self) -> bool:
@@ -146,7 +145,7 @@ class PartReader:
         return any(it.kind is PartKind.CALL and it.is_whole for it in self.parts)
 
     def push(self, text: str) -> list[PartEvent]:
-        """The reply goes on with this text."""
+        """Parse more of the reply."""
         if not self.is_plain:
             self._raw.append(text)
         return [made for event in self._parser.push(text) for made in self._read(event)]
@@ -204,21 +203,22 @@ class PartReader:
 
 @dataclass(slots=True)
 class Growth:
-    """What a commit brought."""
+    """New parts from a commit."""
 
     known: list[PartEvent]
-    """Of text that the client has."""
+    """Changes for text that the client already has."""
     new: list[PartEvent]
     is_told_again: bool
     """Whether the client has text that follows the commit before this one."""
     num_new_chars: int
-    """Code points that the client lacks."""
+    """Code points that the client does not have yet."""
     logprobs: tuple[TokenLogprobs, ...]
-    """Of the tokens that the client lacks, as far as those that it has are counted."""
+    """Log probabilities of tokens that the client does not have yet, as far as the others are
+    counted."""
 
 
 class ReplyContent:
-    """Of one chat."""
+    """Content of one chat's reply."""
 
     def __init__(
         self,
@@ -228,26 +228,26 @@ class ReplyContent:
         keeps: bool = True,
         new_parser: Callable[[Accepted], ReplyTextParser] = parser_of,
     ) -> None:
-        """`had`: how much of the reply the client has from an earlier request; `from_start`: the
-        chat tells that again; `keeps`: as PartReader has it."""
+        """`had`: what the client has of the reply from an earlier request; `from_start`: the chat
+        repeats that part; `keeps`: see PartReader."""
         self.position = had
         """How much the client has once it has what was returned last."""
         self.reader = PartReader(PlainText(), keeps=keeps)
         self._num_read = 0 if from_start else had.num_chars
-        """Code points of the reply that were told so far, or that nobody tells again."""
+        """Code points of the reply received so far, or not repeated."""
         self._keeps = keeps
         self._new_parser = new_parser
         self._is_accepted = False
 
     def accepted(self, event: Accepted) -> None:
-        """The chat is under way: how its reply is to be read is known."""
+        """The chat was accepted: the parser for its reply is now known."""
         if not self._is_accepted:
             self._is_accepted = True
             self.reader = PartReader(self._new_parser(event), keeps=self._keeps)
 
     def take_text(self, commit: Committed) -> str | None:
-        """As `take`, of a reply that is text alone, of which the client lacks just this and nobody
-        wants the whole: most commits of most replies. None: `take` has to."""
+        """The new text of a commit, for the frequent case of a plain reply that is streamed in
+        order. None: call `take` instead."""
         had, text = self.position, commit.text
         if self._keeps or commit.logprobs or self._num_read < had.num_chars:
             return None
@@ -258,7 +258,7 @@ class ReplyContent:
         return text
 
     def take(self, commit: Committed) -> Growth:
-        """The reply goes on."""
+        """Read a commit."""
         num_known = max(0, self.position.num_chars - self._num_read)
         self._num_read += len(commit.text)
         num_tokens = max(0, commit.upto - self.position.num_tokens)
@@ -276,6 +276,5 @@ class ReplyContent:
         )
 
     def finish(self, *, is_cut_off: bool = False) -> list[PartEvent]:
-        """The chat has ended: what had to wait until it was known what it is. As
-        PartReader.finish."""
+        """The chat has ended: returns parts that were held back. See PartReader.finish."""
         return self.reader.finish(is_cut_off=is_cut_off)

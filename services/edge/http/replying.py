@@ -1,4 +1,4 @@
-"""Answers requests for replies, by whichever API: begins the chats, and sends what they tell."""
+"""Answers requests for replies of all APIs: begins the chats, and sends their events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outrider.session.client import Failed
 from services.edge.access.identity import Identity
 from services.edge.chat.context import EdgeContext
 from services.edge.chat.opening import open_chat
-from services.edge.http.api import Asked, ChatApi, PlannedReply
+from services.edge.http.api import ApiRequest, ChatApi, PlannedReply
 from services.edge.http.exchange import ClientLeft, Exchange
 from services.edge.http.stream import ChatStream, RunningReply
 from services.edge.session.events import ChatRequest
@@ -31,13 +31,13 @@ _UNBUFFERED: Final = {"x-accel-buffering": "no"}
 async def serve_reply(api: ChatApi, exchange: Exchange) -> None:
     """Answer one request. Raises OutriderError for one that cannot be answered, unless its answer
     has begun, and ClientLeft."""
-    exchange.door.check_draining()
+    exchange.frontend.check_draining()
     # The body is not kept while the reply is under way: it counts in no budget any more.
     planned = api.plan(await _asked(exchange))
     exchange.release()
     identity = exchange.admit(planned.user) if planned.user else exchange.identity
     assert identity is not None
-    config, replies = exchange.door.config, exchange.door.replies
+    config, replies = exchange.frontend.config, exchange.frontend.replies
     reply = RunningReply(planned.writer, len(planned.chats), exchange, config.max_unsent_bytes)
     may_return = bool(exchange.headers.get("idempotency-key"))
     watch = asyncio.create_task(exchange.left())
@@ -50,7 +50,7 @@ async def serve_reply(api: ChatApi, exchange: Exchange) -> None:
         if watch.done():
             raise ClientLeft
         exchange.has_chats = True
-        _begin(reply, planned, identity, exchange.door.context)
+        _begin(reply, planned, identity, exchange.frontend.context)
         await _send(exchange, reply, planned)
     finally:
         replies.discard(reply)
@@ -58,13 +58,13 @@ async def serve_reply(api: ChatApi, exchange: Exchange) -> None:
         watch.cancel()
 
 
-async def _asked(exchange: Exchange) -> Asked:
+async def _asked(exchange: Exchange) -> ApiRequest:
     headers = exchange.headers
-    return Asked(
+    return ApiRequest(
         body=await exchange.body(),
         now_s=int(time.time()),
         random_seed=secrets.randbits(_SEED_BITS),
-        max_choices=exchange.door.config.max_choices,
+        max_choices=exchange.frontend.config.max_choices,
         idempotency_key=headers.get("idempotency-key", ""),
         last_event_id=headers.get("last-event-id", ""),
         trace=exchange.trace,
@@ -123,9 +123,9 @@ async def _send(exchange: Exchange, reply: RunningReply, planned: PlannedReply) 
 
 
 async def _send_events(exchange: Exchange, reply: RunningReply, keepalive: bytes) -> None:
-    """As they come. The head waits for the first, so that a reply that fails before has a status
-    of its own."""
-    patience_s = exchange.door.config.comment_s
+    """Send events as they come. The head waits for the first, so that an earlier failure gets a
+    status of its own."""
+    patience_s = exchange.frontend.config.comment_s
     while (events := await reply.next(patience_s)) is not None:
         if not exchange.has_begun:
             await _begin_stream(exchange)

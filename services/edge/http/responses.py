@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET
 
 from outrider.models.chat import check_num_messages
-from services.edge.http.api import Asked, ChatApi, PlannedReply
+from services.edge.http.api import ApiRequest, ChatApi, PlannedReply
 from services.edge.http.bodies import is_given, null, read
 from services.edge.http.openai_errors import error_body, refused
 from services.edge.http.openai_logprobs import chat_count
@@ -39,7 +39,7 @@ _LOGPROBS: Final = "message.output_text.logprobs"
 
 
 class ConversationFields(ExtraFields, kw_only=True):
-    """What the model is told."""
+    """The conversation, tools and text format of a request."""
 
     model: str
     input: str | list[InputItem]
@@ -73,24 +73,24 @@ class ResponsesRequest(ConversationFields, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    """As in vLLM."""
+    """Keep only this many of the likeliest ids, as in vLLM."""
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     top_logprobs: int | None = None
-    """So many of the likeliest tokens in each place of the text, 0 to 20, where `include` asks for
-    log probabilities."""
+    """Number of likeliest tokens in each place of the text, 0 to 20, if `include` asks for log
+    probabilities."""
     include: list[str] | None = None
     store: bool | None = None
     """Accepted, and taken for false: nothing is stored."""
     background: bool | None = None
     metadata: dict[str, str] | None = None
-    """Accepted; told back."""
+    """Accepted, and returned in the response."""
     service_tier: str | None = None
     """Accepted without effect."""
     prompt_cache_key: str | None = None
-    """Accepted without effect: prompts find what is cached by what they are."""
+    """Accepted without effect: cached prompts are found by their contents."""
     safety_identifier: str | None = None
-    """As `user`."""
+    """Alternative to `user`."""
     user: str | None = None
 
 
@@ -105,7 +105,7 @@ _decode: Final = msgspec.json.Decoder(ResponsesRequest).decode
 decode_count: Final = msgspec.json.Decoder(InputTokensRequest).decode
 
 
-def plan(asked: Asked) -> PlannedReply:
+def plan(asked: ApiRequest) -> PlannedReply:
     """The chat that answers a request. Raises InvalidRequestError."""
     body = read(_decode, asked.body)
     check_metadata(body.metadata)
@@ -168,7 +168,7 @@ def _num_logprobs(body: ResponsesRequest, said: Conversation) -> int:
     if is_asked and said.shown_tools:
         raise refused(
             "include",
-            f"include: {_LOGPROBS} is of replies that are text alone; leave the tools out, or set "
+            f"include: {_LOGPROBS} is only for replies of text; leave the tools out, or set "
             "tool_choice to none",
         )
     if not is_asked and body.top_logprobs:

@@ -28,7 +28,7 @@ _MAX_NAME_CHARS: Final = 64
 
 
 class InputItem(msgspec.Struct, kw_only=True, gc=False):
-    """What was said or done: a message (the type may be left out), a function_call, a
+    """An item of the conversation: a message (its type may be left out), a function_call, a
     function_call_output or reasoning; others are refused."""
 
     type: str = "message"
@@ -61,8 +61,8 @@ class FunctionChoice(msgspec.Struct, kw_only=True):
 
 
 def messages_of(instructions: str | None, given: str | Sequence[InputItem]) -> tuple[Message, ...]:
-    """As chat templates know them: what an assistant thought, said and called one after the other
-    is one message. Raises InvalidRequestError."""
+    """Messages in the form for chat templates: an assistant's consecutive reasoning, text and calls
+    become one message. Raises InvalidRequestError."""
     made: list[Message] = []
     if instructions:
         made.append(Message("system", instructions))
@@ -128,8 +128,8 @@ def _joined(first: Message, second: Message) -> Message:
 
 
 def tool_definitions(tools: Sequence[FunctionTool]) -> list[str]:
-    """As outrider.models.tools.check_tools takes them. Raises InvalidRequestError for tools that
-    the API itself would have to run."""
+    """Tool definitions for outrider.models.tools.check_tools. Raises InvalidRequestError for tools
+    that the API itself would have to run."""
     check_num_tools(len(tools))
     made = []
     for number, tool in enumerate(tools):
@@ -144,7 +144,7 @@ def tool_definitions(tools: Sequence[FunctionTool]) -> list[str]:
 
 
 def tool_choice_of(choice: str | FunctionChoice | None) -> str:
-    """As ChatRequest has it. Raises InvalidRequestError."""
+    """ChatRequest.tool_choice. Raises InvalidRequestError."""
     if choice is None:
         return AUTO
     if isinstance(choice, str):
@@ -161,7 +161,7 @@ def _misread_choice() -> InvalidRequestError:
 
 
 def response_format_of(given: msgspec.Raw | None) -> dict[str, Any]:
-    """The `response_format` of chat completions that says the same as `text.format`. Raises
+    """The `response_format` of chat completions equivalent to `text.format`. Raises
     InvalidRequestError."""
     if given is None or not is_given(given):
         return {"type": "text"}

@@ -1,4 +1,5 @@
-"""What the OpenAI Responses API sends: responses, their items, the events of a stream (pure)."""
+"""Objects that the OpenAI Responses API sends: responses, their items, the events of a stream
+(pure)."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ class OutputText(msgspec.Struct, kw_only=True, tag_field="type", tag="output_tex
 
 
 class ReasoningText(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning_text"):
-    """What the model thought."""
+    """The model's reasoning."""
 
     text: str
 
@@ -51,7 +52,7 @@ class FunctionCall(msgspec.Struct, kw_only=True, tag_field="type", tag="function
 
 
 class ReasoningItem(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning"):
-    """What the model thought before its answer."""
+    """The model's reasoning before its answer."""
 
     id: str
     status: str
@@ -63,15 +64,15 @@ OutputItem: TypeAlias = OutputMessage | FunctionCall | ReasoningItem
 
 
 class InputTokensDetails(msgspec.Struct, kw_only=True):
-    """Of the prompt's tokens."""
+    """Details of the prompt's tokens."""
 
     cached_tokens: int
-    """Whose KV was reused."""
+    """Prompt tokens whose KV was reused."""
     cache_write_tokens: int = 0
 
 
 class OutputTokensDetails(msgspec.Struct, kw_only=True):
-    """Of the reply's tokens."""
+    """Details of the reply's tokens."""
 
     reasoning_tokens: int = 0
     """Not counted apart."""
@@ -101,7 +102,7 @@ class IncompleteDetails(msgspec.Struct, kw_only=True):
 
 
 class TextConfig(msgspec.Struct, kw_only=True):
-    """How text is to look."""
+    """Format of the text."""
 
     format: msgspec.Raw = msgspec.field(default_factory=null)
     """text, json_schema, json_object; ours: regex, lark."""
@@ -110,7 +111,7 @@ class TextConfig(msgspec.Struct, kw_only=True):
 
 
 class ReasoningConfig(msgspec.Struct, kw_only=True):
-    """How the model is to think; accepted without effect."""
+    """How the model should reason; accepted without effect."""
 
     effort: str | None = None
     summary: str | None = None
@@ -145,7 +146,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     truncation: Literal["disabled"] = "disabled"
     previous_response_id: None = None
     store: bool = False
-    """Nothing is stored here, whatever was asked for."""
+    """Always false: responses are not stored, even if the request asks for it."""
     background: bool = False
     service_tier: str = "default"
     metadata: dict[str, str]
@@ -180,7 +181,7 @@ class ResponseIncomplete(Numbered, kw_only=True, tag_field="type", tag="response
 
 
 class ResponseFailed(Numbered, kw_only=True, tag_field="type", tag="response.failed"):
-    """The response cannot go on."""
+    """The response failed after it had begun."""
 
     response: ResponseObject
 
@@ -200,7 +201,7 @@ class OutputItemDone(Numbered, kw_only=True, tag_field="type", tag="response.out
 
 
 class ContentEvent(Numbered, kw_only=True):
-    """Of a part of an item's content."""
+    """An event about a part of an item's content."""
 
     item_id: str
     output_index: int
@@ -250,7 +251,7 @@ class ReasoningDelta(
 class ReasoningDone(
     ContentEvent, kw_only=True, tag_field="type", tag="response.reasoning_text.done"
 ):
-    """All of a thought."""
+    """The whole reasoning text."""
 
     text: str
 
@@ -268,7 +269,7 @@ class ArgumentsDelta(
 class ArgumentsDone(
     Numbered, kw_only=True, tag_field="type", tag="response.function_call_arguments.done"
 ):
-    """All of a call's arguments."""
+    """The whole arguments of a call."""
 
     item_id: str
     output_index: int
@@ -277,7 +278,7 @@ class ArgumentsDone(
 
 
 class ErrorPayload(msgspec.Struct, kw_only=True):
-    """What went wrong."""
+    """An error: type, code, message and parameter."""
 
     type: str
     code: str | None
@@ -286,7 +287,7 @@ class ErrorPayload(msgspec.Struct, kw_only=True):
 
 
 class ErrorEvent(Numbered, kw_only=True, tag_field="type", tag="error"):
-    """There is no response, and there will be none."""
+    """The request failed before a response began."""
 
     code: str | None
     message: str

@@ -59,8 +59,8 @@ from services.edge.http.sse import Position
 from services.edge.http.translation import CUT_OFF, Event
 
 MAX_ECHO_BYTES: Final = 16 << 10
-"""Of instructions and tools: longer ones are not repeated in the first events of a stream, which
-would hold up the text, but in the last one."""
+"""Longest instructions and tools repeated in the first events of a stream: longer ones would delay
+the text, and are only in the last event."""
 _COMPLETED: Final = "completed"
 _INCOMPLETE: Final = "incomplete"
 
@@ -78,13 +78,13 @@ class ResponseShape:
         self._request_id = ""
         """Empty: nothing has begun."""
         self._logprobs: list[TokenLogprob] = []
-        """Of all tokens, written already. Where they were asked for, the reply has one part, which
-        is text."""
+        """Log probabilities of all tokens, encoded. If they were requested, the reply has one part,
+        which is text."""
         self._num_told = 0
-        """How many of them the client was told with text."""
+        """How many of them were sent to the client with text."""
 
     def began(self, accepted: Accepted) -> list[Event]:
-        """As Shape.began."""
+        """Events for the start of a reply; see Shape.began."""
         self._named(accepted)
         brief = self._frame
         echo = len(msgspec.json.encode([brief.instructions, brief.tools]))
@@ -96,13 +96,13 @@ class ResponseShape:
         ]
 
     def scored(self, logprobs: Sequence[TokenLogprobs], num_fresh: int) -> None:
-        """As Shape.scored."""
+        """Keep log probabilities for the next texts; see Shape.scored."""
         if logprobs:
             self._logprobs += written_logprobs(logprobs)
             self._num_told = max(self._num_told, len(self._logprobs) - num_fresh)
 
     def part(self, event: PartEvent) -> list[Event]:
-        """As Shape.part."""
+        """Events for a change of a part; see Shape.part."""
         part = event.part
         match event:
             case PartBegun():
@@ -113,19 +113,19 @@ class ResponseShape:
                 return self._part_ended(part)
 
     def ended(self, reader: PartReader, done: Done) -> list[Event]:
-        """As Shape.ended."""
+        """Events for the end of a reply; see Shape.ended."""
         response = self._response(reader, done)
         if response.status == _INCOMPLETE:
             return [_event(ResponseIncomplete(response=response))]
         return [_event(ResponseCompleted(response=response))]
 
     def body(self, accepted: Accepted, reader: PartReader, done: Done) -> ResponseObject:
-        """As Shape.body."""
+        """The whole reply as one response; see Shape.body."""
         self._named(accepted)
         return self._response(reader, done)
 
     def failed(self, error: OutriderError) -> Event:
-        """As Shape.failed."""
+        """The event for a failure; see Shape.failed."""
         wording = described(error).error
         code = "rate_limit_exceeded" if error.http_status == 429 else "server_error"
         if self._request_id:

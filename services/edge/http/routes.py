@@ -1,4 +1,4 @@
-"""What is served over HTTP, and to whom: a table. What is not in it is not served."""
+"""The table of all HTTP routes and of who may call them. Paths outside it are not served."""
 
 from __future__ import annotations
 
@@ -36,13 +36,12 @@ ErrorBody: TypeAlias = Callable[[OutriderError, str], bytes]
 
 
 class Access(Enum):
-    """Who may call a route."""
+    """Callers that a route admits."""
 
     CREDENTIAL = auto()
-    """Who has a key; and who has none, where the edge serves clients without one
-    (`edge.anonymous`)."""
+    """Callers with a key; and callers without one, if the edge serves them (`edge.anonymous`)."""
     PUBLIC = auto()
-    """Anybody: it says nothing of anybody's chats, models or keys."""
+    """Everyone: the answer reveals nothing about chats, models or keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,27 +50,27 @@ class Route:
 
     method: str
     path: str
-    """As Starlette writes paths: {name} is one segment, {name:path} several."""
+    """Path in Starlette's syntax: {name} is one segment, {name:path} several."""
     summary: str
     handle: Handle
     response: type | None
-    """Of the body, where it is JSON; None: every answer is an error."""
+    """Type of a JSON body; None: every answer is an error."""
     request: type | None = None
     event: type | UnionType | None = None
-    """Of the events, where the request may ask for a stream of them; several are a union."""
+    """Type of a stream's events, if the request can ask for a stream; several form a union."""
     access: Access = Access.CREDENTIAL
     scope: Scope = Scope.CHAT
-    """What the credential has to be for, unless the route is public."""
+    """Scope that the credential needs, unless the route is public."""
     error_body: ErrorBody = error_body
     error: type = OpenAiErrorBody
-    """Of the body of an error."""
+    """Type of an error's body."""
     rate_words: RateWords = RateWords.OPENAI
-    """Of the headers that tell what is left of limits."""
+    """Wording of the headers with remaining limits."""
 
     @property
     def is_limited(self) -> bool:
-        """Whether its requests count for the limits of their tenant, and answers say what is left:
-        whatever asks for something to be computed."""
+        """Whether its requests count towards their tenant's limits, and answers have the remaining
+        limits: all routes that compute something."""
         return self.request is not None
 
 
@@ -82,8 +81,8 @@ def _reply(api: ChatApi) -> Handle:
 async def _serve_no_stored_response(exchange: Exchange) -> None:
     """Raises UnknownChatError."""
     raise UnknownChatError(
-        "no response is stored here, nor is a conversation compacted; POST /v1/responses with all "
-        "of it, and an Idempotency-Key to get the same response again"
+        "responses are not stored here and conversations not compacted; POST /v1/responses with "
+        "all of it, and an Idempotency-Key to get the same response again"
     )
 
 
@@ -208,7 +207,7 @@ DOCUMENT: Final = Route(
     "GET",
     "/openapi.json",
     "This document.",
-    lambda exchange: exchange.answer(200, exchange.door.document),
+    lambda exchange: exchange.answer(200, exchange.frontend.document),
     dict[str, Any],
     access=Access.PUBLIC,
 )

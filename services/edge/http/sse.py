@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 from outrider.errors import InvalidRequestError
 
 COMMENT: Final = b": still here\n"
-"""Keeps proxies and clients from giving up a stream on which nothing has come for a while; whoever
-reads events ignores it. Without a blank line, which would end an event: there are clients that make
-one of it, without data, once they have had the id of another."""
+"""Keeps proxies and clients from closing a silent stream; readers of events ignore it. Without a
+blank line, which would end an event: some clients make an event without data of it, once they have
+had the id of another."""
 _POSITION: Final = re.compile(r"(\d{1,9})-(\d{1,9})(e?)")
 _MAX_ID_CHARS: Final = 1024
 
@@ -35,16 +35,15 @@ class Position(NamedTuple):
 
 
 def event_id(positions: Iterable[Position]) -> str:
-    """What the client has once it has read the event of this id: of each chat tokens and code
-    points, with an e where it has the end, `12-57,3-10e`."""
+    """Id of an event: what the client has once it has read the event. For each chat tokens and code
+    points, with an e if it has the end: `12-57,3-10e`."""
     return ",".join(
         f"{it.num_tokens}-{it.num_chars}{'e' if it.has_ended else ''}" for it in positions
     )
 
 
 def positions(last_event_id: str, num_chats: int) -> tuple[Position, ...]:
-    """What a client has that sends this Last-Event-ID; empty: nothing. Raises
-    InvalidRequestError."""
+    """What a client with this Last-Event-ID has; "": nothing. Raises InvalidRequestError."""
     if not last_event_id:
         return (Position(),) * num_chats
     found = [_POSITION.fullmatch(part) for part in last_event_id[:_MAX_ID_CHARS].split(",")]

@@ -1,5 +1,6 @@
-"""The chats of one HTTP reply: what they tell is written at once, and waits, within bounds, for the
-connection to take it. What a client that came back lacks is written as the connection takes it."""
+"""The chats of one HTTP reply: their events are written at once, and wait, within bounds, for the
+connection to take them. The backlog of a client that resumed is written as the connection takes
+it."""
 
 from __future__ import annotations
 
@@ -17,14 +18,15 @@ from services.edge.session.events import ClientEvent, ClientFailed, ClientGone
 
 _SLOW: Final = "the client does not read its reply"
 _MAX_PIECES_AT_ONCE: Final = 8
-"""Of backlogs, in one turn of the event loop: a reply that is not streamed takes them at once."""
+"""Most pieces of backlogs in one turn of the event loop; a reply without stream takes them at
+once."""
 
 
 class Client(Peer, Protocol):
-    """Who a reply is for, as its chats see it."""
+    """The receiver of a reply, as its chats see it."""
 
     def begin_chat(self, client: bytes) -> Callable[[], None]:
-        """As RequestStream.begin_chat."""
+        """Count a chat; call the result at its end. See RequestStream.begin_chat."""
         ...
 
 
@@ -36,45 +38,47 @@ class ChatStream:
         self._index = index
         self._client = client
         self._backlog: Backlog | None = None
-        """What a client that came back has still to be told."""
+        """Earlier events that a client that resumed still has to get."""
         self._is_ending = False
-        """It ends once its backlog is over, after `_last`."""
+        """Whether the stream ends once its backlog is written, with `_last`."""
         self._last: ClientEvent | None = None
         self.handler: ChatHandler = ENDED
         self.is_over = False
 
     @property
     def address(self) -> str:
-        """As RequestStream.address."""
+        """Prefix of the client's address; see RequestStream.address."""
         return self._client.address
 
     @property
     def connection_secret(self) -> bytes:
-        """As RequestStream.connection_secret."""
+        """Random bytes shared by requests of one connection; see
+        RequestStream.connection_secret."""
         return self._client.connection_secret
 
     def begin_chat(self, client: bytes) -> Callable[[], None]:
-        """As RequestStream.begin_chat."""
+        """Count a chat; call the result at its end. See RequestStream.begin_chat."""
         return self._client.begin_chat(client)
 
     def follow(self, handler: ChatHandler) -> None:
-        """As RequestStream.follow."""
+        """Pass later input to `handler`; see RequestStream.follow."""
         if not self.is_over:
             self.handler = handler
 
     def tell(self, event: ClientEvent, token: str = "") -> None:
-        """As ClientStream.tell. HTTP clients come back by their idempotency key, not by a token."""
+        """Send an event. HTTP clients resume by their idempotency key, so the token is not sent.
+        See ClientStream.tell."""
         if not self.is_over:
             self._reply.told(self._index, event)
 
     def catch_up(self, backlog: Backlog) -> None:
-        """As ClientStream.catch_up."""
+        """Send the backlog first; see ClientStream.catch_up."""
         if not self.is_over:
             self._backlog = backlog
             self._reply.catches_up(self)
 
     def send_piece(self) -> bool:
-        """Tell the next piece of the backlog; False if there is none any more."""
+        """Write the next piece of the backlog; False if none is left."""
         if (backlog := self._backlog) is None:
             return False
         if (piece := backlog.next()) is not None:
@@ -86,7 +90,7 @@ class ChatStream:
         return False
 
     def end(self, last: ClientEvent | None = None) -> None:
-        """As ClientStream.end."""
+        """End the stream; see ClientStream.end."""
         if self.is_over:
             return
         self.handler = ENDED
@@ -118,8 +122,8 @@ class ChatStream:
 
 
 class RunningReply:
-    """All chats of one reply. Its client's connection takes what `next` returns; what it does not
-    take in time ends the reply."""
+    """All chats of one reply. Its client's connection takes what `next` returns; if it does not
+    keep up, the reply ends."""
 
     def __init__(
         self, writer: ReplyWriter, num_chats: int, client: Client, max_unsent_bytes: int
@@ -129,7 +133,7 @@ class RunningReply:
         self._unsent: list[bytes] = []
         self._num_unsent_bytes = 0
         self._num_unsent_live_bytes = 0
-        """Of those, what is of no backlog."""
+        """The part of them that is not from a backlog."""
         self._catching_up: deque[ChatStream] = deque()
         """Chats with a backlog, in turn."""
         self._num_running = num_chats
@@ -154,8 +158,8 @@ class RunningReply:
         return self._is_left
 
     async def next(self, patience_s: float | None = None) -> bytes | None:
-        """What came since the last call; empty if nothing did for so long (None: however long it
-        takes), None at the end."""
+        """Bytes since the last call; empty if none came for `patience_s` (None: no limit), None at
+        the end."""
         self._send_backlogs()
         while self._catching_up and not self._unsent and not self.is_over:
             await asyncio.sleep(0)  # others have their turn
@@ -208,8 +212,8 @@ class RunningReply:
         self._wake()
 
     def fail(self, error: OutriderError) -> None:
-        """It ends, for this reason: so do its chats. One whose chats have all ended is whole,
-        though its client may not have all of it yet."""
+        """End the reply and its chats with an error. A reply whose chats have all ended is whole,
+        even if its client does not have all of it yet."""
         if self.is_over:
             return
         for stream in self.streams:
@@ -225,7 +229,7 @@ class RunningReply:
         self._send_backlogs()
 
     def told(self, index: int, event: ClientEvent, *, is_live: bool = True) -> None:
-        """A chat told its client this; `is_live`: it is of no backlog."""
+        """Write an event of a chat; `is_live`: it is not from a backlog."""
         if self.is_over:
             return
         if isinstance(event, Failed):
@@ -248,7 +252,7 @@ class RunningReply:
         self._wake()
 
     def _send_backlogs(self) -> None:
-        """Go on with the backlogs, as far as there is room."""
+        """Write more of the backlogs, as far as they fit."""
         num_left = _MAX_PIECES_AT_ONCE
         while self._catching_up and num_left and not self.is_over:
             if self._num_unsent_bytes > self._max_unsent_bytes // 2:
@@ -259,8 +263,8 @@ class RunningReply:
                 self._catching_up.append(stream)
 
     def _failed(self, error: OutriderError) -> None:
-        """One failed: a reply is whole or it is none. Where another request goes on with one of its
-        chats, it will go on with the others too."""
+        """A chat failed, so the reply does: it is whole or not at all. If another request resumes
+        one of its chats, it will resume the others too."""
         if self.error is None:
             self.error = error
         is_taken_over = isinstance(error, DuplicateSessionError)

@@ -40,7 +40,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     """Texts of control tokens in it become these tokens."""
     messages: list[ChatMessage] | None = None
     tools: list[Tool] | None = None
-    """What the model may call, with `messages`: the template shows them."""
+    """Tools that the model may call, with `messages`: the template shows them."""
     chat_template: str | None = None
     """Refused: conversations are rendered by the model's own."""
     chat_template_kwargs: dict[str, Any] | None = None
@@ -71,7 +71,7 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
 
 class DetokenizeResponse(msgspec.Struct, kw_only=True):
-    """The text, those of control tokens in it."""
+    """The text, including the texts of control tokens."""
 
     prompt: str
 
@@ -92,7 +92,7 @@ async def serve_tokenize(exchange: Exchange) -> None:
             texts = await asyncio.to_thread(_token_strs, model, ids)
         answer = TokenizeResponse(
             count=len(ids),
-            max_model_len=model.offer.max_context_tokens,
+            max_model_len=model.limits.max_context_tokens,
             tokens=list(ids),
             token_strs=texts,
         )
@@ -104,10 +104,11 @@ async def serve_detokenize(exchange: Exchange) -> None:
     """Answer one request. Raises OutriderError."""
     asked = read(_decode_detokenize, await exchange.body())
     async with _using_model(exchange, asked.model) as model:
-        longest = model.offer.max_context_tokens
+        longest = model.limits.max_context_tokens
         if len(asked.tokens) > longest:
             raise PromptTooLongError(
-                f"there are {len(asked.tokens)} tokens, at most {longest} are of one text"
+                f"the request has {len(asked.tokens)} tokens and a text has at most "
+                f"{longest}; send fewer"
             )
         text = await asyncio.to_thread(_text_of, model, asked.tokens)
     data = msgspec.json.encode(DetokenizeResponse(prompt=text))
@@ -129,14 +130,14 @@ def _check(asked: TokenizeRequest) -> None:
             )
     if asked.add_generation_prompt is False or asked.continue_final_message:
         raise refused(
-            "add_generation_prompt", "conversations are rendered for the model's next message alone"
+            "add_generation_prompt", "conversations are only rendered for the model's next message"
         )
 
 
 async def num_prompt_tokens(
     exchange: Exchange, model_name: str, messages: tuple[Message, ...], tools: tuple[str, ...]
 ) -> int:
-    """Tokens of a conversation, as the model is given it; `tools`: those that it is told of. Raises
+    """Tokens of a conversation as the model gets it; `tools` are those shown to it. Raises
     OutriderError."""
     async with _using_model(exchange, model_name) as model:
         return len(await _chat_ids(model, messages, tools, _scope(exchange)))
@@ -158,7 +159,7 @@ async def _chat_ids(
     tools: tuple[str, ...],
     scope: bytes | None,
 ) -> tuple[int, ...]:
-    """Of a conversation as the model is given it. Raises OutriderError."""
+    """Ids of a conversation as the model gets it. Raises OutriderError."""
     if tools:
         model.tool_calling.check_calls_tools()
     pool = model.tokenization
@@ -171,7 +172,7 @@ async def _answered(
     pool: TokenizationPool,
     submit: Callable[[Callable[[TokenizationResult], None]], TokenizationJob],
 ) -> tuple[int, ...]:
-    """The ids of a prompt; `submit` hands it to the pool, with who is to be told of them."""
+    """The ids of a prompt; `submit` passes it to the pool with the callback for them."""
     answered: asyncio.Future[tuple[int, ...]] = asyncio.get_running_loop().create_future()
 
     def answer(result: TokenizationResult) -> None:
@@ -210,14 +211,14 @@ class _Waiting:
         self._release = release
 
     def granted(self, model: ServedModel) -> None:
-        """It is loaded."""
+        """The model is loaded."""
         if self.model.done():
             self._release(model)
         else:
             self.model.set_result(model)
 
     def refused(self, error: OutriderError) -> None:
-        """There is none, not now."""
+        """The model is not available now."""
         if not self.model.done():
             self.model.set_exception(error.bare())
 
@@ -226,7 +227,7 @@ class _Waiting:
 async def _using_model(exchange: Exchange, asked: str | None) -> AsyncIterator[ServedModel]:
     """The model, loaded, for one request, which counts as a chat of its client and as a request of
     its tenant. Its tokens count for nothing: no replica computes them. Raises OutriderError."""
-    context: EdgeContext = exchange.door.context
+    context: EdgeContext = exchange.frontend.context
     identity = exchange.identity
     assert identity is not None
     name = choose(asked or "", context.models.names, identity.models)

@@ -1,8 +1,7 @@
-"""What translators of other APIs onto the chat core have in common (pure).
+"""Common parts of translators of other APIs to chats (pure).
 
-A translator reads a request of its API into a msgspec struct, its conversation into messages, and
-what it says of sampling into the SamplingFields of the OpenAI API; the chat is made of these as the
-OpenAI API's own are.
+A translator parses a request of its API into a msgspec struct, its conversation into messages, and
+its sampling into the SamplingFields of the OpenAI API; the chat is then made as for the OpenAI API.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from outrider.sampling.grammar import Grammar, from_response_format
 from outrider.session.client import Accepted, Committed, Done, Provisional, Retracted
 from outrider.session.types import FinishReason, TokenLogprobs
 from services.edge.http import sse
-from services.edge.http.api import Asked
+from services.edge.http.api import ApiRequest
 from services.edge.http.openai_errors import refused
 from services.edge.http.openai_reply import ProvisionalText
 from services.edge.http.openai_sampling import (
@@ -47,7 +46,8 @@ from services.edge.session.events import ChatRequest, ClientEvent
 CUT_OFF: Final = frozenset({FinishReason.LENGTH, FinishReason.DEADLINE})
 """Ends of replies that are not the model's own."""
 _UNDIGESTED: Final = frozenset({"model", "stream", "stream_options", "deadline_ms", "metadata"})
-"""What may differ when the same request is sent again, and what is looked at apart."""
+"""Fields that may differ when the same request is sent again, and fields that are checked
+separately."""
 
 
 class ExtraFields(msgspec.Struct, kw_only=True):
@@ -70,7 +70,7 @@ class ExtraFields(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What the model is told; each as ChatRequest has it."""
+    """The model's input; fields as in ChatRequest."""
 
     messages: tuple[Message, ...]
     tools: tuple[str, ...] = ()
@@ -79,7 +79,7 @@ class Conversation:
 
     @property
     def shown_tools(self) -> tuple[str, ...]:
-        """Those that the model is told of."""
+        """Tools that are shown to the model."""
         return () if self.tool_choice == NONE else self.tools
 
 
@@ -118,17 +118,16 @@ def plan_chat(
     api: str,
     body: ExtraFields,
     fields: SamplingFields,
-    asked: Asked,
+    asked: ApiRequest,
     said: Conversation,
     response_format: Mapping[str, Any],
     *,
     format_field: str,
     num_logprobs: int = -1,
 ) -> PlannedChat:
-    """The chat of a request; `fields`: what it says of sampling, `api`: names the API,
-    `response_format`: as chat completions have it, `format_field`: where the
-    request has that, `num_logprobs`: as SamplingParams has it. Raises
-    InvalidRequestError and InvalidSamplingError."""
+    """The chat of a request. `api`: name of the API; `fields`: its sampling; `response_format`: in
+    the form of chat completions; `format_field`: the request's field for it; `num_logprobs`: as in
+    SamplingParams. Raises InvalidRequestError and InvalidSamplingError."""
     fields = msgspec.structs.replace(
         fields,
         stream_options=body.stream_options,
@@ -183,7 +182,7 @@ def _grammar(response_format: Mapping[str, Any], param: str) -> Grammar | None:
 
 
 def _digest_of(api: str, body: ExtraFields) -> bytes:
-    """As openai_sampling.digest_of."""
+    """Digest of a request, as by openai_sampling.digest_of."""
     fields = msgspec.structs.asdict(body)
     bare = {name: value for name, value in fields.items() if name not in _UNDIGESTED}
     text = msgspec.json.encode(bare, order="deterministic")
@@ -191,16 +190,16 @@ def _digest_of(api: str, body: ExtraFields) -> bytes:
 
 
 class Shape(Protocol):
-    """How one API writes a reply. It is told of the reply in order, and keeps what it needs of
-    it."""
+    """How one API writes a reply. Its methods are called in the order of the reply, and it keeps
+    the state it needs."""
 
     def began(self, accepted: Accepted) -> list[Event]:
         """The first of it is about to come."""
         ...
 
     def scored(self, logprobs: Sequence[TokenLogprobs], num_fresh: int) -> None:
-        """Of the tokens that were committed, before their text is told; the last `num_fresh` were
-        not told to the client yet."""
+        """Log probabilities of committed tokens, before their text. The last `num_fresh` were not
+        sent to the client yet."""
         ...
 
     def part(self, event: PartEvent) -> list[Event]:
@@ -208,20 +207,20 @@ class Shape(Protocol):
         ...
 
     def ended(self, reader: PartReader, done: Done) -> list[Event]:
-        """It is whole."""
+        """The end of a whole reply."""
         ...
 
     def body(self, accepted: Accepted, reader: PartReader, done: Done) -> msgspec.Struct:
-        """All of it, where it is not streamed."""
+        """The whole reply, if it is not streamed."""
         ...
 
     def failed(self, error: OutriderError) -> Event:
-        """It has begun, and cannot go on."""
+        """The failure of a reply that has begun."""
         ...
 
 
 class Numbered(msgspec.Struct, kw_only=True):
-    """Data of an event that says which number the event has."""
+    """Data of an event that carries the event's number."""
 
     sequence_number: int = 0
     """0 for the first; set when it is written."""
@@ -250,7 +249,7 @@ class PartWriter:
         has_ids: bool,
         new_parser: Callable[[Accepted], ReplyTextParser] = parser_of,
     ) -> None:
-        """`has_ids`: whether the events of a stream say what the client has, to resume with."""
+        """`has_ids`: whether the events of a stream carry ids to resume with."""
         self._content = ReplyContent(
             Position(0, had.num_chars), from_start=True, keeps=True, new_parser=new_parser
         )
@@ -266,7 +265,7 @@ class PartWriter:
         self._encode = msgspec.json.Encoder().encode
 
     def take(self, index: int, event: ClientEvent) -> bytes:
-        """As ReplyWriter.take."""
+        """Bytes to send for an event; see ReplyWriter.take."""
         match event:
             case Accepted():
                 # The head of the stream waits: until a region has admitted the chat, a refusal is
@@ -284,7 +283,7 @@ class PartWriter:
         return b""
 
     def whole(self) -> bytes:
-        """As ReplyWriter.whole."""
+        """The last bytes of a whole reply; see ReplyWriter.whole."""
         accepted, reader, done = self._accepted, self._content.reader, self._done
         assert accepted is not None and done is not None
         is_cut_off = done.finish_reason in CUT_OFF
@@ -294,7 +293,7 @@ class PartWriter:
         return self._written([*events, *self._shape.ended(reader, done)])
 
     def failed(self, error: OutriderError) -> bytes:
-        """As ReplyWriter.failed."""
+        """The last bytes of a failed reply; see ReplyWriter.failed."""
         return self._written([self._shape.failed(error)])
 
     def _commit(self, commit: Committed) -> bytes:
@@ -319,7 +318,7 @@ class PartWriter:
         return [made for event in events for made in self._shape.part(event)]
 
     def _provisional(self, erase_to: int, text: str, stability: float) -> bytes:
-        """Of a reply that may have calls in it, text that is not final says nothing."""
+        """Provisional text as an event; none for a reply that may contain calls."""
         if not self._is_streamed or not self._content.reader.is_plain:
             return b""
         shown = ProvisionalText(
@@ -328,7 +327,8 @@ class PartWriter:
         return sse.event(self._encode(shown), name="outrider.provisional")
 
     def _written(self, events: list[Event]) -> bytes:
-        """An id says what the client has with the event that has it: of several the last one."""
+        """Encode events. An id stands for everything up to its event, so only the last event has
+        one."""
         if not self._is_streamed:
             return b""
         written: list[bytes] = []

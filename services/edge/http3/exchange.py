@@ -1,8 +1,8 @@
-"""One request and its response: what the client sends becomes ASGI messages, what the application
-sends becomes frames (pure).
+"""One request and its response: the client's data becomes ASGI messages, the application's messages
+become frames (pure).
 
-`Phase` says how far the response is; `NEXT` is the whole of what may follow. The request is
-simpler: body comes until it has ended, or the client is gone.
+`Phase` is the progress of the response; `NEXT` has all allowed transitions. The request is simpler:
+body arrives until it has ended, or the client is gone.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class H3Code(Enum):
 
 
 class Phase(Enum):
-    """Of the response."""
+    """Progress of the response."""
 
     AWAITED = "the application has not begun it"
     BEGUN = "status and headers are known, and nothing was sent"
@@ -52,7 +52,7 @@ class Phase(Enum):
 
 
 class Step(Enum):
-    """What the application does."""
+    """An action of the application."""
 
     START = "http.response.start"
     BODY = "http.response.body, and more follows"
@@ -77,7 +77,7 @@ NEXT: Final[dict[tuple[Phase, Step], Phase]] = {
     (Phase.DONE, Step.RETURN): Phase.DONE,
     **{(Phase.GONE, step): Phase.GONE for step in Step},
 }
-"""Other pairs are a defect of the application, which is told by a RuntimeError."""
+"""Other pairs are a defect of the application, which gets a RuntimeError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +124,14 @@ class Exchange:
     """Times in seconds on the clock of `now`."""
 
     def __init__(self, request: Request, *, has_ended: bool) -> None:
-        """`has_ended`: the request has no body. How long one may be is the application's to say;
-        what it does not read gives the client no room for more."""
+        """`has_ended`: the request has no body. The application decides how long a body may be;
+        unread data gives the client no further credit."""
         self.request = request
         self.phase = Phase.AWAITED
         self.waited_s = 0.0
         """How long the application has waited for the body."""
         self.num_unread_bytes = 0
-        """Of the body, came and not read by the application."""
+        """Bytes of the body received and not yet read by the application."""
         self._body: deque[bytes] = deque()
         self._has_ended = has_ended
         self._is_read = False
@@ -142,11 +142,11 @@ class Exchange:
         self._has_trailers = False
         self._has_no_body = request.method == "HEAD"
         self._left_bytes: int | None = None
-        """Of the response's declared length."""
+        """Bytes left of the response's declared length."""
 
     @property
     def is_over(self) -> bool:
-        """Whether the application has nobody to talk to any more."""
+        """Whether the response is complete or the client is gone."""
         return self.phase in (Phase.DONE, Phase.GONE)
 
     # From the client.
@@ -229,8 +229,8 @@ class Exchange:
         return self._send_body(bytes(message.get("body", b"")), after)
 
     def returned(self) -> list[Action]:
-        """The application has returned or failed. What it left incomplete becomes a 500, or is
-        cut off where headers were sent."""
+        """The application has returned or failed. An incomplete response becomes a 500, or is cut
+        off if its headers were sent."""
         before, self.phase = self.phase, NEXT[self.phase, Step.RETURN]
         if self.phase is Phase.DONE and before is not Phase.DONE:
             self.phase = before
@@ -282,7 +282,7 @@ class Exchange:
         return [] if self._has_ended else [StopReading(H3Code.NO_ERROR)]
 
     def _forget(self) -> None:
-        """What is left of the request is read by nobody."""
+        """Drop the unread rest of the request."""
         self._body.clear()
         self.num_unread_bytes = 0
         self._waits_since = None
@@ -296,7 +296,7 @@ def answer(refusal: Refusal, *, has_body: bool) -> list[Action]:
 
 
 def step_of(message: Message) -> Step:
-    """What the application does with a message. Raises RuntimeError for one that is unknown."""
+    """The action behind a message. Raises RuntimeError for an unknown one."""
     match message["type"]:
         case "http.response.start":
             return Step.START

@@ -1,11 +1,11 @@
-"""All that reaches into aioquic.h3's private parts: HTTP/3 frames of one connection, with bounds
-that aioquic lacks.
+"""HTTP/3 frames of one connection, with bounds that aioquic does not have. The only module that
+uses private parts of aioquic.h3.
 
 aioquic 1.7.2 by itself closes the connection for a malformed request, advertises and enforces no
 limit of a header section, keeps any SETTINGS frame until it is whole, and lets the peer choose how
 much memory QPACK's tables take. Here neither side uses a dynamic table (RFC 9204, section 3.2.3): a
-table of 4 KiB would let each byte of a header section stand for 4 KiB, and the headers that it
-would spare are a few hundred bytes of a request.
+table of 4 KiB would let each byte of a header section stand for 4 KiB, and it would only save a few
+hundred bytes of headers per request.
 
 WebTransport would begin here: with `enable_webtransport`, its settings, and events of its streams,
 which `Http3Session` would pass to a session of their own.
@@ -45,11 +45,11 @@ from services.edge.http3.messages import Headers, section_bytes
 from services.edge.quic.aioquic_shim import BoundedConnection
 
 _MAX_CONTROL_BYTES: Final = 4096
-"""Of a control frame that is not whole yet: SETTINGS are some 40 bytes."""
+"""Longest incomplete control frame: SETTINGS are some 40 bytes."""
 _FREE_FRAMES: Final = 1024
 _MIN_FRAME_BYTES: Final = 64
-"""Of body for each frame of a request beyond _FREE_FRAMES. A frame takes some 3 us, however little
-is in it, and a stream may have 256 KiB to be read at once."""
+"""Least body per frame of a request beyond _FREE_FRAMES. A frame takes some 3 us even if it is
+nearly empty, and a stream may have 256 KiB to be read at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ FrameEvent: TypeAlias = Fields | Body | Malformed | TooManyFields
 
 
 class ConnectionFault(Exception):
-    """The peer broke the protocol of the connection, which is to be closed with this code."""
+    """The peer violated the protocol; the connection must be closed with this code."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
@@ -95,7 +95,7 @@ class _TooManyFieldsError(ProtocolError):
 
 
 class _StaticEncoder:
-    """Compresses with the static table alone, whatever table the peer would keep for us."""
+    """Compresses only with the static table, even if the peer offers a dynamic one."""
 
     def __init__(self) -> None:
         self._encoder = pylsqpack.Encoder()
@@ -105,11 +105,11 @@ class _StaticEncoder:
         return b""
 
     def encode(self, stream_id: int, headers: Headers) -> tuple[bytes, bytes]:
-        """As pylsqpack.Encoder."""
+        """Encode headers; see pylsqpack.Encoder."""
         return self._encoder.encode(stream_id, headers)
 
     def feed_decoder(self, data: bytes) -> None:
-        """As pylsqpack.Encoder."""
+        """Feed the peer's decoder stream; see pylsqpack.Encoder."""
         self._encoder.feed_decoder(data)
 
 
@@ -160,7 +160,7 @@ class _BoundedH3(H3Connection):
 
 
 class Framing:
-    """The frames of one connection. It writes what it has to send to `quic`."""
+    """The frames of one connection. Output is written to `quic`."""
 
     def __init__(self, quic: BoundedConnection, max_header_bytes: int, max_headers: int) -> None:
         """Sends SETTINGS."""
@@ -232,7 +232,7 @@ class Framing:
         self._quic.stop_reading(stream_id, code.value)
 
     def stop_reading(self, stream_id: int) -> None:
-        """Drop the beginning of a frame that nobody waits for."""
+        """Drop the beginning of a frame that is no longer wanted."""
         if (stream := self._h3._stream.get(stream_id)) is not None:
             stream.buffer = b""
 

@@ -1,4 +1,4 @@
-"""What HTTP/3 clients may use of an edge, besides what its QUIC listener allows (pure)."""
+"""Limits of HTTP/3 clients, in addition to those of the QUIC listener (pure)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Http3Limits:
     its client waits or not."""
     max_header_bytes: PositiveInt = 16 << 10
     """Size of a request's header section: names, values and 32 bytes for each field (RFC 9114,
-    section 4.2.2). Clients are told; a larger one is answered with 431."""
+    section 4.2.2). It is announced to clients; a larger one is answered with 431."""
     max_headers: PositiveInt = 100
     """Fields of a header section."""
     max_unsent_bytes: PositiveInt = 256 << 10
-    """Of a response. The application waits when its client has left so much unread."""
+    """Most unread bytes of a response; the application then waits for its client."""
     header_timeout_s: PositiveFloat = 10.0
     """From the first byte of a request to the end of its header section."""
     body_timeout_s: PositiveFloat = 30.0
@@ -33,8 +33,7 @@ class Http3Limits:
     """A client that leaves more than `max_unsent_bytes` unread for so long loses the response, and
     so does one that has not acknowledged all of it so long after its end."""
     cancel_grace_s: PositiveFloat = 5.0
-    """An application that was told that its client is gone, and goes on for so long, is
-    cancelled."""
+    """Time after which an application is cancelled whose client is gone."""
     alt_svc_max_age_s: NonNegativeInt = 86_400
     """How long clients that come over TCP may remember that HTTP/3 is served (RFC 7838)."""
 

@@ -1,8 +1,8 @@
 """HTTP messages: a request's header section becomes an ASGI scope, an application's response
 becomes a header section (pure).
 
-Whatever is not exactly what RFC 9110 and RFC 9114 allow is refused: two readers that understand one
-message differently are how requests are smuggled.
+Anything that RFC 9110 and RFC 9114 do not exactly allow is refused: request smuggling relies on two
+readers that understand one message differently.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from outrider.errors import MalformedFrameError
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 Message: TypeAlias = MutableMapping[str, Any]
-"""Of ASGI; see https://asgi.readthedocs.io/en/latest/specs/www.html."""
+"""An ASGI message; see https://asgi.readthedocs.io/en/latest/specs/www.html."""
 
 CONNECTION: Final = "outrider-connection"
 """Our ASGI extension: `secret`, 16 random bytes that the requests of a connection share; `budget`,
 the MemoryBudget for what its client sent; `abort`, which ends the request at once."""
 FIELD_OVERHEAD_BYTES: Final = 32
-"""What a field counts besides name and value (RFC 9114, section 4.2.2)."""
+"""Bytes that a field counts besides name and value (RFC 9114, section 4.2.2)."""
 _TOKEN: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _FIELD_NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
 _FIELD_VALUE: Final = re.compile(
     rb"([\x21-\x7e\x80-\xff]([\t\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?)?"
 )
 _AUTHORITY: Final = re.compile(rb"[0-9A-Za-z!$%&'()*+,;=._~:\[\]-]+")
-"""Of RFC 3986, section 3.2, without user information (RFC 9114, section 4.3.1)."""
+"""Authority of RFC 3986, section 3.2, without user information (RFC 9114, section 4.3.1)."""
 _PATH: Final = re.compile(rb"/[\x21\x22\x24-\x7e]*")
 _LENGTH: Final = re.compile(rb"[0-9]{1,18}")
 _STATUS: Final = range(200, 600)
@@ -51,7 +51,7 @@ class Request:
     path: str
     """Decoded."""
     raw_path: bytes
-    """As it came, without the query."""
+    """The path as received, without the query."""
     query_string: bytes
     headers: Headers
     """With `host` first, in lower case."""
@@ -70,7 +70,7 @@ class Refusal:
 
     @property
     def headers(self) -> Headers:
-        """Of the response."""
+        """Headers of the response."""
         made: Headers = [
             (b":status", b"%d" % self.status),
             (b"content-type", self.content_type),
@@ -83,7 +83,7 @@ class Refusal:
 
     @property
     def body(self) -> bytes:
-        """Of the response."""
+        """Body of the response."""
         return self.text.encode() + b"\n" if self.text else b""
 
 
@@ -93,7 +93,7 @@ def section_bytes(headers: Headers) -> int:
 
 
 def read_request(headers: Headers) -> Request | Refusal:
-    """The request of this header section. Raises MalformedFrameError: the stream is to be reset
+    """The request of this header section. Raises MalformedFrameError: the stream must then be reset
     (RFC 9114, section 4.1.2)."""
     pseudo, fields = _split(headers)
     method = pseudo.get(b":method", b"")
@@ -137,8 +137,8 @@ def scope_of(
     connection: Mapping[str, Any],
 ) -> Message:
     """The ASGI connection scope. Version 2.3 of the HTTP specification: applications learn that
-    their client is gone from `receive`, which may be at once, not from a failing `send`.
-    `connection`: what the extension CONNECTION tells."""
+    their client is gone from `receive`, perhaps at once, rather than from a failing `send`.
+    `connection`: contents of the extension CONNECTION."""
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -178,7 +178,7 @@ def response_fields(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
 
 
 def declared_length(headers: Headers) -> int | None:
-    """What a response says of the length of its body. Raises ValueError."""
+    """Declared length of a response's body; None without one. Raises ValueError."""
     try:
         return _content_length(headers)
     except MalformedFrameError as error:

@@ -24,8 +24,8 @@ ALPN: Final = "h3"
 _STREAM_WINDOW_BYTES: Final = 256 << 10
 _UNIDIRECTIONAL_WINDOW_BYTES: Final = 64 << 10
 _MAX_UNIDIRECTIONAL: Final = 8
-"""Control, QPACK's encoder and decoder, and some of types that are to be ignored (RFC 9114, section
-6.2)."""
+"""Unidirectional streams: control, QPACK's encoder and decoder, and some of unknown types, which
+are ignored (RFC 9114, section 6.2)."""
 _STARTS_PER_TURN: Final = 4
 """Applications begun in one turn of the event loop: a datagram may hold fifty requests."""
 _EXCESSIVE_LOAD: Final[int] = H3Code.EXCESSIVE_LOAD.value
@@ -61,9 +61,9 @@ class Http3Service:
         state: Mapping[str, Any] | None = None,
         word: Word = _plainly,
     ) -> None:
-        """`word`: how what is refused without the application is worded; `state`: what the
-        application's lifespan left for its requests. Whoever serves it over TCP runs the lifespan,
-        for there is one of it."""
+        """`word` chooses the wording of refusals made without the application. `state`: state left
+        by the application's lifespan for its requests. The listener over TCP runs the lifespan,
+        which exists only once."""
         self.application = application
         self.word = word
         self.http_limits = limits
@@ -91,13 +91,13 @@ class Http3Service:
         return opened
 
     def progressed(self, connection: Http3Connection, *, has_ended: bool) -> None:
-        """Its client acknowledged something, or is gone."""
+        """The client acknowledged something, or is gone."""
         if has_ended:
             self._connections.discard(connection)
         self._progressed.set()
 
     def close_code(self, code: CloseCode) -> int:
-        """As ApplicationService."""
+        """Error code for closing a connection; see ApplicationService."""
         is_overload = code is CloseCode.OVERLOADED
         return _EXCESSIVE_LOAD if is_overload else _NO_ERROR
 
@@ -127,7 +127,7 @@ class Http3Service:
 
     async def stop(self) -> None:
         """Give applications that were told to end, and responses on their way, a moment; then
-        cancel what is still at work."""
+        cancel the rest."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_END_S):
                 await self.idle()
@@ -188,31 +188,32 @@ class Http3Connection:
         return not self._session.num_requests
 
     def received(self, stream_id: int, data: bytes, end_stream: bool) -> None:
-        """As StreamService."""
+        """Data arrived on a stream; see StreamService."""
         self._guarded(lambda now: self._session.received(stream_id, data, end_stream, now))
 
     def reset(self, stream_id: int) -> None:
-        """As StreamService."""
+        """The client reset a stream; see StreamService."""
         self._guarded(lambda now: self._session.reset(stream_id, now))
 
     def stopped(self, stream_id: int) -> None:
-        """As StreamService."""
+        """The client stopped reading a stream; see StreamService."""
         self._guarded(lambda now: self._session.stopped(stream_id, now))
 
     def acknowledged(self) -> None:
-        """As StreamService."""
+        """The client acknowledged data; see StreamService."""
         if not self._has_ended:
             self._session.acknowledged(self._loop.time())
             self._service.progressed(self, has_ended=False)
 
     def drain(self) -> None:
-        """As StreamService."""
+        """Take no new requests; see StreamService."""
         if not self._has_ended:
             self._session.drain()
             self._connection.transmit_soon()
 
     def lost(self) -> None:
-        """As StreamService. Applications learn it, and have a little time to come to an end."""
+        """The connection was lost; see StreamService. Applications are told, and have a little time
+        to end."""
         self._has_ended = True
         if self._timer is not None:
             self._timer.cancel()
@@ -225,28 +226,28 @@ class Http3Connection:
     # For the session.
 
     def hold_stream(self) -> bool:
-        """As RequestHost."""
+        """Count a stream; see RequestHost."""
         self._watch()
         return self._connection.hold_stream()
 
     def release_stream(self) -> None:
-        """As RequestHost."""
+        """Release a stream; see RequestHost."""
         self._connection.release_stream()
 
     def may_begin(self) -> bool:
-        """As RequestHost."""
+        """Whether one more request fits; see RequestHost."""
         return self._service.num_requests < self._limits.max_requests
 
     def date(self) -> bytes:
-        """As RequestHost."""
+        """Value of the Date header; see RequestHost."""
         return self._service.date()
 
     def worded(self, refusal: Refusal, request: Request) -> Refusal:
-        """As RequestHost."""
+        """The wording of a refusal; see RequestHost."""
         return self._service.word(refusal, request)
 
     def begin(self, stream: RequestStream) -> None:
-        """As RequestHost."""
+        """Run the application for a request; see RequestHost."""
         self._service.start(lambda: self._start(stream))
 
     # Requests.

@@ -1,8 +1,8 @@
-"""HTTP/3 on one connection: which streams carry requests, how far each is, and what it may hold.
+"""HTTP/3 on one connection: which streams carry requests, their progress, and their limits.
 
-Bytes and the application's messages come in with the time `now`; frames go out through `Framing`,
-and what the caller has to do is told to its `RequestHost`. No I/O, no clock: aioquic's connections
-have neither.
+Data and the application's messages come in with the time `now`; frames go out through `Framing`,
+and everything for the caller to do goes to its `RequestHost`. No I/O and no clock, like aioquic's
+connections.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from services.edge.quic.aioquic_shim import BoundedConnection
 _READ_BYTES: Final = 4096
 """Read of a stream at once, before it is looked at whether that was too much."""
 _OVERHEAD_BYTES: Final = 16 << 10
-"""Of a request besides headers and body: frames that are to be ignored, and frames' own headers. An
-eighth of the body may come on top."""
+"""Most bytes of a request besides headers and body: ignored frames, and frame headers. An eighth of
+the body may come on top."""
 _CONTROL: Final = RateLimit(per_s=4096.0, burst=65_536.0)
-"""Bytes of unidirectional streams: SETTINGS, priorities, QPACK, and what is to be ignored."""
+"""Bytes of unidirectional streams: SETTINGS, priorities, QPACK, and ignored data."""
 _REQUEST_BYTES: Final = 2048
 """Memory of a request besides its body."""
 _LATE: Final = Refusal(408, "")
@@ -51,18 +51,18 @@ _FULL: Final = Refusal(503, "this edge has all the requests it takes; try again"
 
 
 class RequestHost(Protocol):
-    """Who runs the application."""
+    """The side that runs the application."""
 
     def hold_stream(self) -> bool:
         """Count a stream of the client's address prefix; False if it has too many."""
         ...
 
     def release_stream(self) -> None:
-        """It is done."""
+        """Release the stream's count."""
         ...
 
     def may_begin(self) -> bool:
-        """Whether there is room for one more request, of all connections."""
+        """Whether one more request fits, over all connections."""
         ...
 
     def date(self) -> bytes:
@@ -90,15 +90,15 @@ class RequestStream:
         self.wake: Callable[[], None] = _nobody
         """Called when the application may have something to receive, or room to send."""
         self.num_unsent_bytes = 0
-        """Of the response, not acknowledged."""
+        """Bytes of the response that are not acknowledged."""
         self.blocked_since: float | None = None
         """When too much was unsent, or the response had ended unacknowledged."""
         self.gone_since: float | None = None
         """When its client was gone while the application was working."""
         self.is_reading = True
-        """What comes is read, and not ignored."""
+        """Whether incoming data is read rather than ignored."""
         self.client_ended = False
-        """Nothing more comes."""
+        """Whether the client has ended its side."""
         self.is_counted = False
         self.num_held_bytes = 0
         """Taken from the budget."""
@@ -112,7 +112,7 @@ class RequestStream:
 
 
 def _nobody() -> None:
-    """Nobody waits."""
+    """Does nothing: no application waits."""
 
 
 def _since(began_at: float | None, now: float) -> float:
@@ -130,7 +130,7 @@ class Http3Session:
         host: RequestHost,
         now: float,
     ) -> None:
-        """Sends SETTINGS. `budget`: for what is held for the client."""
+        """Sends SETTINGS. `budget`: for data held for the client."""
         self._quic = quic
         self._budget = budget
         self._limits = limits
@@ -209,7 +209,7 @@ class Http3Session:
             self._settle(stream, now)
 
     def lost(self) -> None:
-        """The connection has ended. Applications may go on; nobody hears them."""
+        """The connection has ended. Applications may continue, but nothing is sent any more."""
         for stream in list(self._streams.values()):
             if stream.exchange is not None:
                 stream.exchange.client_gone()
@@ -258,8 +258,7 @@ class Http3Session:
     # Time, and the end.
 
     def expire(self, now: float) -> list[RequestStream]:
-        """End what has taken too long; returns the requests whose application is to be
-        cancelled."""
+        """End what has taken too long; returns the requests whose application must be cancelled."""
         limits, late = self._limits, []
         for stream in list(self._streams.values()):
             exchange = stream.exchange
@@ -277,7 +276,7 @@ class Http3Session:
         return late
 
     def drain(self) -> None:
-        """Tell the client to send no more requests, and reject those that it sends."""
+        """Tell the client to send no more requests, and reject any further ones."""
         if not self._is_draining:
             self._is_draining = True
             self._framing.go_away(self._next_stream_id)
@@ -363,7 +362,7 @@ class Http3Session:
         self._ignore(stream)
 
     def _ignore(self, stream: RequestStream) -> None:
-        """Ignore whatever comes on it, from now on."""
+        """Ignore further data on the stream."""
         stream.is_reading = False
         self._framing.stop_reading(stream.stream_id)
         stream.wake()

@@ -1,1 +1,1 @@
-"""What clients may use of an edge, whichever door they come through."""
+"""Limits of an edge's clients, common to all listeners."""

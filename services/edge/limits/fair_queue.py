@@ -1,11 +1,11 @@
-"""What is processed next, of datagrams (QUIC) or of connections (TCP): round robin over address
-prefixes, and within a prefix over senders; while others are there, no prefix takes more than its
+"""Which datagrams (QUIC) or connections (TCP) are processed next: round robin over address
+prefixes, and within a prefix over senders. While others are active, no prefix takes more than its
 share of the event loop's time (pure).
 
 The share is enforced by the virtual scheduling form of the generic cell rate algorithm (GCRA, ITU-T
 I.371, annex A): one number per prefix, the theoretical arrival time (TAT) at which its share will
-have covered what it used. A prefix whose TAT is more than a burst ahead is held back until it is
-not."""
+have covered its use. A prefix whose TAT is more than a burst ahead is held back until it is not.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ SourceT = TypeVar("SourceT", bound=Hashable)
 ACTIVE_S: Final = 10.0
 """A prefix counts as there for so long after it last used the loop."""
 MAX_ADDRESSES: Final = 4096
-"""Prefixes whose use is remembered; beyond, the longest unused are forgotten."""
+"""Most prefixes whose use is remembered; beyond, the longest unused are forgotten."""
 _ADDRESS_FRACTION: Final = 4
-"""A prefix may queue a quarter of all bytes, whatever number of senders it has: while it is held
-back, its datagrams would otherwise leave no room for others."""
+"""A prefix may queue a quarter of all bytes, whatever its number of senders: while it is held back,
+its datagrams would otherwise leave no room for others."""
 ENTRY_BYTES: Final = 128
 """Memory of one entry of the queue besides its data."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoopShare:
-    """Of the event loop's time, for what comes from one address prefix while others are there."""
+    """Share of the event loop's time for one address prefix while others are active."""
 
     rate: float = 0.25
     """Seconds per second, on average."""
@@ -42,7 +42,7 @@ class LoopShare:
 
 
 class _LoopUse(NamedTuple):
-    """Of one prefix."""
+    """Use by one prefix."""
 
     tat: float
     """When its share will have covered all that it used."""
@@ -53,8 +53,8 @@ _UNUSED: Final = _LoopUse(-math.inf, -math.inf)
 
 
 class LoopUses:
-    """What each address prefix used of the event loop's time lately, whichever listener it came to.
-    Times in seconds."""
+    """Recent use of the event loop's time by each address prefix, over all listeners. Times in
+    seconds."""
 
     def __init__(self, share: LoopShare) -> None:
         self._share = share
@@ -67,18 +67,18 @@ class LoopUses:
         return len(self._uses)
 
     def spend(self, address: str, seconds: float, now: float) -> None:
-        """What came from a prefix took so much of the loop's time."""
+        """Charge a prefix for time of the loop."""
         use = self._uses.peek(address) or _UNUSED
         # A prefix that was alone may have used more than its share; it owes at most a burst.
         tat = min(max(use.tat, now), now + self._burst)
         self._uses.put(address, _LoopUse(tat + seconds / self._share.rate, now))
 
     def free_at(self, address: str) -> float:
-        """From when on a prefix is within its share."""
+        """Time from which on a prefix is within its share."""
         return (self._uses.peek(address) or _UNUSED).tat - self._burst
 
     def may_go(self, address: str, now: float) -> bool:
-        """Whether it is within its share, or alone."""
+        """Whether it is within its share, or the only active one."""
         return self.free_at(address) <= now or self._is_alone(address, now)
 
     def _is_alone(self, address: str, now: float) -> bool:
@@ -91,8 +91,8 @@ class FairQueue(Generic[SourceT]):
     socket would: QUIC sends it again, at a lower rate (RFC 9002, section 7). Times in seconds."""
 
     def __init__(self, max_bytes_per_source: int, max_bytes: int, uses: LoopUses) -> None:
-        """Bounds of one sender's data, and of all together. That of one prefix may take a
-        quarter of all, and at least as much as one sender's."""
+        """Bounds of one sender's data, and of all together. One prefix may take a quarter of all,
+        and at least as much as one sender."""
         self._max_bytes_per_source = max_bytes_per_source
         self._max_bytes = max_bytes
         self._max_bytes_per_address = max(max_bytes_per_source, max_bytes // _ADDRESS_FRACTION)

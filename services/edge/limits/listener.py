@@ -1,8 +1,8 @@
-"""What clients may use of an edge: one connection, one address prefix, all of them together (pure).
+"""Limits of clients of an edge: one connection, one address prefix, all of them together (pure).
 
 The address of a first packet may be forged. So an edge keeps few handshakes whose sender has not
-shown that it receives what is sent to its address; to further ones it answers with a Retry (RFC
-9000, section 8.1.2), which keeps no state here and costs the client one round trip.
+proved its address; it answers further ones with a Retry (RFC 9000, section 8.1.2), which keeps no
+state here and costs the client one round trip.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FLOODS: Final = RateLimit(per_s=0.1, burst=10.0)
 """HTTP/2 connections of one address prefix that are closed for too many frames, before further ones
 of it have to do with smaller bursts."""
 MAX_EARLY_BYTES: Final = 16 << 20
-"""0-RTT data of all connections whose handshake is not complete; at least one frame fits."""
+"""Most 0-RTT data of all connections whose handshake is not complete; at least one frame fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +61,12 @@ class HandshakeLimits:
     """Beyond it the newest are refused: the older ones are nearer to their end, which is a timeout
     at the latest."""
     max_resident_bytes: int = 0
-    """Memory of the process above which nobody is admitted. 0: no limit."""
+    """Memory of the process above which no connection is admitted. 0: no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListenerLimits:
-    """What one client, and all of them together, may use of the listener: table `[edge.quic]`."""
+    """Limits of the listener for one client, and for all together: table `[edge.quic]`."""
 
     max_connections: PositiveInt = 1000
     max_chats_per_connection: PositiveInt = 64
@@ -101,7 +101,7 @@ class ListenerLimits:
     max_chats_per_address: PositiveInt = 128
     """Chats under way, whether their client is still there or not."""
     max_chats_per_client: PositiveInt = 64
-    """The same of one client or user, from whatever address. Limits of a whole tenant are the
+    """Most chats of one client or user, over all addresses. Limits of a whole tenant are the
     router's (docs/guides/admission.md)."""
     max_streams_per_address: PositiveInt = 512
     """Streams open, with a chat or without."""
@@ -126,7 +126,7 @@ class ListenerLimits:
         for name in ("max_received_bytes_per_address", "max_received_bytes"):
             if getattr(self, name) < self.max_frame_bytes:
                 raise ConfigError(
-                    f"quic.{name} is {getattr(self, name)}: it must be max_frame_bytes, "
+                    f"quic.{name} is {getattr(self, name)}; it must be max_frame_bytes, "
                     f"{self.max_frame_bytes}, or more"
                 )
 
@@ -141,17 +141,17 @@ class ListenerLimits:
 
     @property
     def prefixes(self) -> AddressPrefixes:
-        """How the network of an address is told."""
+        """How an address is reduced to its network prefix."""
         return AddressPrefixes(self.ipv4_prefix_bits, self.ipv6_prefix_bits)
 
     @property
     def loop_share(self) -> LoopShare:
-        """Of one address prefix."""
+        """Share of the event loop's time for one address prefix."""
         return LoopShare(self.loop_share_per_address)
 
     @property
     def quotas(self) -> QuotaLimits:
-        """What the clients of one address prefix may use together."""
+        """Limits of the clients of one address prefix together."""
         return QuotaLimits(
             counts={
                 Count.CONNECTIONS: self.max_connections_per_address,
@@ -167,7 +167,7 @@ class ListenerLimits:
 
     @property
     def client_quotas(self) -> QuotaLimits:
-        """What one client or user may use, from whatever address."""
+        """Limits of one client or user, over all addresses."""
         counts = {Count.CHATS: self.max_chats_per_client}
         return QuotaLimits(counts=counts, rates=self._typing_rates())
 
@@ -184,7 +184,7 @@ def _rate(per_s: float, burst_s: float) -> RateLimit:
 
 class MemoryBudget:
     """Bytes held for one connection, for those of an address prefix, or for all. Budgets are
-    nested: what is taken from one is taken from those around it as well."""
+    nested: bytes taken from one are also taken from those around it."""
 
     __slots__ = ("_max_bytes", "_parent", "num_bytes")
 
@@ -195,7 +195,7 @@ class MemoryBudget:
         """Held now."""
 
     def take(self, num_bytes: int) -> bool:
-        """Hold so many more; False, and nothing is taken, if there is no room."""
+        """Hold more bytes; False, and nothing is taken, if they do not fit."""
         if self.num_bytes + num_bytes > self._max_bytes:
             return False
         if self._parent is not None and not self._parent.take(num_bytes):
@@ -214,14 +214,14 @@ class MemoryBudget:
         self.give_back(self.num_bytes)
 
     def close(self) -> None:
-        """Hold nothing any more: what is given back late counts nowhere."""
+        """Release everything; bytes returned later are not counted."""
         self.clear()
         self._parent = None
         self._max_bytes = -1
 
 
 class Verdict(Enum):
-    """What to do about a first packet."""
+    """What to do with a first packet."""
 
     ADMIT = "admitted"
     RETRY = "asked for proof"
@@ -276,7 +276,7 @@ class HandshakeAdmission:
 
 
 class AddressState:
-    """What the connections of one address prefix share."""
+    """State shared by the connections of one address prefix."""
 
     def __init__(self, prefix: str, budget: MemoryBudget) -> None:
         self.prefix = prefix
@@ -295,13 +295,13 @@ class ListenerQuotas:
         quotas: Quotas[str] | None = None,
         client_quotas: Quotas[bytes] | None = None,
     ) -> None:
-        """`quotas` and `client_quotas` are those that other processes of this edge count in too;
-        None: there are none."""
+        """`quotas` and `client_quotas` are those that all processes of this edge share; None: this
+        is the only process."""
         self.limits = limits
         self.is_draining = False
         """No connection is admitted and no chat begins any more."""
         self.num_connections = 0
-        """Whose handshake is complete."""
+        """Number of connections whose handshake is complete."""
         # A table that is empty counts as false.
         self.quotas = Quotas[str](limits.quotas) if quotas is None else quotas
         """By address prefix."""

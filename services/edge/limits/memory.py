@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 _STATM: Final = Path("/proc/self/statm")
-"""proc(5): sizes in pages, the second of what is resident."""
+"""proc(5): sizes in pages; the second is the resident size."""
 _LIMITS: Final = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
@@ -16,7 +16,7 @@ _LIMITS: Final = (
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process; 0 where the system does not tell."""
+    """Resident memory of this process; 0 if the system does not report it."""
     try:
         return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
@@ -24,7 +24,7 @@ def resident_bytes() -> int:
 
 
 def limit_bytes() -> int:
-    """Memory of the machine, or the limit of its container; 0 where the system does not tell."""
+    """Memory of the machine, or the limit of its container; 0 if the system reports neither."""
     try:
         limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):

@@ -7,13 +7,13 @@ buckets: they fill at a rate, up to a burst (as in RFC 2697, without its colours
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Generic, TypeVar
 
 from outrider.errors import OverloadedError
+from outrider.lru_map import LruMap
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 _BUSY_RETRY_MS: Final = 1000
@@ -21,7 +21,7 @@ _BUSY_RETRY_MS: Final = 1000
 
 
 class Count(Enum):
-    """What is held and released."""
+    """Kinds of things that are held and released."""
 
     CONNECTIONS = "connections"
     STREAMS = "open streams"
@@ -29,7 +29,7 @@ class Count(Enum):
 
 
 class Rate(Enum):
-    """What is spent."""
+    """Kinds of things that are spent."""
 
     HANDSHAKES = "handshakes"
     TYPED_BYTES = "bytes of typed text"
@@ -47,7 +47,7 @@ class RateLimit:
 
 @dataclass(frozen=True, slots=True)
 class QuotaLimits:
-    """Of one key; counts and rates that are not named are not limited."""
+    """Limits of one key; counts and rates that are not named are not limited."""
 
     counts: Mapping[Count, int] = field(default_factory=dict)
     rates: Mapping[Rate, RateLimit] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class TokenBucket:
         self._at = now
 
     def take(self, amount: float, now: float) -> bool:
-        """Use so much; False, and nothing is used, if there is less. There is never more than a
+        """Take an amount; False, and nothing is taken, if less is left. The level never exceeds the
         burst."""
         self._fill(now)
         if amount > self._level:
@@ -76,17 +76,17 @@ class TokenBucket:
         return True
 
     def charge(self, amount: float, now: float) -> None:
-        """Use so much of what cannot be refused any more: less than nothing may be left then."""
+        """Charge an amount that can no longer be refused; the level may become negative."""
         self._fill(now)
         self._level -= amount
 
     def level(self, now: float) -> float:
-        """How much there is."""
+        """Amount left."""
         self._fill(now)
         return self._level
 
     def correct(self, level: float, now: float) -> None:
-        """There is so much, as whoever counts for several says."""
+        """Set the level, as counted for several processes or edges."""
         self._level = min(level, self.limit.burst)
         self._at = now
 
@@ -102,10 +102,10 @@ class TokenBucket:
 
 
 def too_many(count: Count, held: int) -> OverloadedError:
-    """The error for one more of what a key holds as many of as it may."""
+    """The error for one more when a key already holds its limit."""
     return OverloadedError(
-        f"there are {held} {count.value} from where this one comes, and no more are taken; try "
-        "again when one has ended",
+        f"this client or its network already has {held} {count.value}; try again when one has "
+        "ended",
         retry_delay_ms=_BUSY_RETRY_MS,
     )
 
@@ -127,11 +127,11 @@ class _KeyUsage:
 
 
 class Quotas(Generic[KeyT]):
-    """What each key uses now. Every operation takes constant time."""
+    """Present use of each key. Every operation takes constant time."""
 
     def __init__(self, limits: QuotaLimits) -> None:
         self._limits = limits
-        self._idle: OrderedDict[KeyT, _KeyUsage] = OrderedDict()
+        self._idle: LruMap[KeyT, _KeyUsage] = LruMap(limits.max_keys)
         """Keys that hold nothing, the longest unused first."""
         self._busy: dict[KeyT, _KeyUsage] = {}
 
@@ -150,8 +150,8 @@ class Quotas(Generic[KeyT]):
         if limit is not None and num >= limit:
             raise too_many(count, num)
         usage.counts[count] = num + 1
-        if key in self._idle:
-            self._busy[key] = self._idle.pop(key)
+        if self._idle.pop(key) is not None:
+            self._busy[key] = usage
 
     def release(self, key: KeyT, count: Count) -> None:
         """One of those held is given back."""
@@ -160,10 +160,10 @@ class Quotas(Generic[KeyT]):
         if not usage.counts[count]:
             del usage.counts[count]
         if not usage.counts:
-            self._idle[key] = self._busy.pop(key)
+            self._idle.put(key, self._busy.pop(key))
 
     def spend(self, key: KeyT, rate: Rate, amount: float, now: float) -> None:
-        """Use so much up. Raises OverloadedError, which says when there will be enough."""
+        """Spend an amount. Raises OverloadedError, with the time until enough is left."""
         limit = self._limits.rates.get(rate)
         if limit is None:
             return
@@ -179,24 +179,21 @@ class Quotas(Generic[KeyT]):
         limit = self._limits.rates.get(rate)
         if limit is None:
             return math.inf
-        usage = self._busy.get(key) or self._idle.get(key)
+        usage = self._busy.get(key) or self._idle.peek(key)
         bucket = None if usage is None else usage.buckets.get(rate)
         return limit.burst if bucket is None else bucket.level(now)
 
     def _usage(self, key: KeyT) -> _KeyUsage:
-        usage = self._busy.get(key)
+        usage = self._busy.get(key) or self._idle.get(key)
         if usage is not None:
-            return usage
-        usage = self._idle.get(key)
-        if usage is not None:
-            self._idle.move_to_end(key)
             return usage
         if len(self) >= self._limits.max_keys:
-            if not self._idle:
+            if not len(self._idle):
                 raise OverloadedError(
-                    "too many others are served at the moment; try again",
+                    "too many other clients are being served; try again",
                     retry_delay_ms=_BUSY_RETRY_MS,
                 )
-            self._idle.popitem(last=False)
-        usage = self._idle[key] = _KeyUsage()
+            self._idle.drop_oldest()
+        usage = _KeyUsage()
+        self._idle.put(key, usage)
         return usage

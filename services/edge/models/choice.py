@@ -1,4 +1,4 @@
-"""Which model a request gets (pure)."""
+"""Chooses the model of a request (pure)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NAMES_SHOWN: Final = 16
 
 
 def usable(served: Iterable[str], allowed: tuple[str, ...]) -> list[str]:
-    """Those of the models served that a client may use to whom these are allowed."""
+    """The served models that a client may use, given its allowed names."""
     return [name for name in served if is_allowed(name, allowed)]
 
 
@@ -25,7 +25,9 @@ def choose(asked: str, served: Iterable[str], allowed: tuple[str, ...]) -> str:
     if name in names:
         return name
     if not names:
-        raise UnknownModelError("there is no model here for this client; ask the operator for one")
+        raise UnknownModelError(
+            "this client may use none of the models here; ask the operator for one"
+        )
     shown = ", ".join(names[:_NAMES_SHOWN])
     left_out = len(names) - _NAMES_SHOWN
     more = f" and {left_out} more" if left_out > 0 else ""

@@ -8,10 +8,10 @@ from outrider.models.definitions import ModelSpec
 
 
 class Embedders:
-    """Of one edge. The configuration may change them while it runs."""
+    """Embedding models of one edge. The configuration may change them while it runs."""
 
     def __init__(self, specs: Sequence[ModelSpec]) -> None:
-        """The first is that of requests that name none."""
+        """The first is the default of requests that name none."""
         self._specs = {spec.name: spec for spec in specs}
 
     @property
@@ -23,5 +23,5 @@ class Embedders:
         return self._specs[name]
 
     def set(self, specs: Sequence[ModelSpec]) -> None:
-        """These are served from now on."""
+        """Replace the served models."""
         self._specs = {spec.name: spec for spec in specs}

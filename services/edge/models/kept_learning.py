@@ -1,4 +1,5 @@
-"""What the chats on one loaded model taught: in memory while it is loaded, in files after that."""
+"""Statistics of the chats on one loaded model: in memory while it is loaded, in files after
+that."""
 
 from __future__ import annotations
 
@@ -49,11 +50,11 @@ class KeptLearning:
 
     @property
     def num_kept(self) -> int:
-        """Groups of which there is a copy."""
+        """Number of groups with a kept copy."""
         return len(self._keeper.kept)
 
     def admit(self, group: bytes) -> None:
-        """What this group learns may be kept: its name is the same after a restart."""
+        """Mark the group's name as lasting, so that its statistics may be kept."""
         self._keeper.kept.admit(group)
 
     def start(self) -> None:
@@ -64,7 +65,7 @@ class KeptLearning:
             )
 
     async def close(self) -> None:
-        """Save what is not saved yet; no chat learns any more."""
+        """Save all unsaved statistics; chats no longer learn."""
         if self._saving is not None:
             self._saving.cancel()
             await asyncio.gather(self._saving, return_exceptions=True)

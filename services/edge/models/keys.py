@@ -15,7 +15,7 @@ class ModelKey:
 
     name: str
     digest: str
-    """Of all that an edge makes of the definition."""
+    """Digest of everything that the edge derives from the definition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +24,13 @@ class EdgeModel:
 
     spec: ModelSpec
     draft: str
-    """What its replies are drafted with, as in DrafterConfig.model."""
+    """Draft model of its replies, as in DrafterConfig.model."""
     draft_spec: ModelSpec | None
     """The definition of `draft`; None: it is no name of a model."""
 
     @property
     def key(self) -> ModelKey:
-        """What tells it from other definitions."""
+        """The key that distinguishes it from other definitions."""
         parts = [_table(self.spec), self.draft, self.draft_spec and _table(self.draft_spec)]
         text = json.dumps(parts, sort_keys=True)
         return ModelKey(self.spec.name, hashlib.sha256(text.encode()).hexdigest()[:32])

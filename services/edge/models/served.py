@@ -33,7 +33,7 @@ from services.edge.drafter.metrics import DrafterMetrics
 from services.edge.drafter.settings import NO_DRAFT_MODEL
 from services.edge.models.kept_learning import KeptLearning
 from services.edge.models.keys import EdgeModel, ModelKey
-from services.edge.models.offer import Offer
+from services.edge.models.model_limits import ModelLimits
 from services.edge.models.settings import ModelSettings
 from services.edge.models.tool_calling import ToolCalling
 from services.edge.session.learning import EdgeLearning
@@ -65,7 +65,7 @@ class ServedModel:
     """One definition of a model."""
 
     key: ModelKey
-    offer: Offer
+    limits: ModelLimits
     tool_calling: ToolCalling
     policy: SessionPolicy
     tools: ReplyTools
@@ -80,22 +80,22 @@ class ServedModel:
     """Whether a process drafts for it."""
     drafter_files: tuple[DrafterFile, ...]
     learning: KeptLearning
-    """What its chats teach, for each trust group by itself."""
+    """Statistics of its chats, separately for each trust group."""
 
     @property
     def vocabulary_digest(self) -> bytes:
-        """What regions have to have as well."""
+        """Digest of the vocabulary, which regions must share."""
         return self.policy.vocabulary_digest
 
     def start(self) -> None:
-        """Begin to run the drafter and to keep what is learnt. Called in the event loop."""
+        """Start the drafter and the saving of statistics. Call it in the event loop."""
         self.learning.start()
         if self.has_drafter:
             self.drafter.start()
 
     async def close(self) -> None:
-        """Give back processes, threads and files, each whatever became of the others; no chat uses
-        it."""
+        """Release processes, threads and files, each even if releasing others fails; no chat may
+        use the model any more."""
         async with AsyncExitStack() as held:  # the last one first
             for file in self.drafter_files:
                 held.callback(file.close)
@@ -106,7 +106,7 @@ class ServedModel:
 
 
 class DrafterFile:
-    """What a drafter reads whenever it starts. In memory: an edge may have no folder."""
+    """A file that a drafter reads whenever it starts. In memory: an edge may have no folder."""
 
     def __init__(self, text: str) -> None:
         self._fd = os.memfd_create("drafter")
@@ -115,17 +115,17 @@ class DrafterFile:
 
     @property
     def path(self) -> str:
-        """As long as this process lives."""
+        """Its path, valid as long as this process lives."""
         return f"/proc/{os.getpid()}/fd/{self._fd}"
 
     def close(self) -> None:
-        """Nobody reads it any more."""
+        """Release the file's memory."""
         os.close(self._fd)
 
 
 def definitions_of(model: EdgeModel) -> str:
-    """The definitions of a model and its draft: those of the files they are from may have changed
-    by the time that a drafter reads them."""
+    """The definitions of a model and its draft, as text: the files they are from may have changed
+    by the time that a drafter starts."""
     # A definition names a draft only if that is defined too, and the drafter is told its own.
     specs = [replace(spec, draft="") for spec in (model.draft_spec, model.spec) if spec]
     return to_toml({spec.name: as_table(spec) for spec in specs})
@@ -166,7 +166,7 @@ def load_model(
         made.pop_all()  # the model's from here on
     return ServedModel(
         key=model.key,
-        offer=Offer(
+        limits=ModelLimits(
             name,
             vocabulary.size,
             max_context_tokens,
@@ -235,9 +235,9 @@ def reply_tools(
     drafter: DrafterLink | None = None,
     admit: Callable[[bytes], None] = lambda group: None,
 ) -> ReplyTools:
-    """What replies in `vocabulary` are made with. Chats share what they learn of the region; what
-    they learn of texts stays within their trust group, in `learning`. `admit` is told of groups
-    whose names last."""
+    """Everything that replies in `vocabulary` share. What chats learn about the region is common to
+    all; what they learn from texts stays within their trust group, in `learning`. `admit` is called
+    with groups whose names last."""
     stop_ids = vocabulary.stop_ids
 
     def new_reply(params: SamplingParams) -> ReplyText:

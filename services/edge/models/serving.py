@@ -10,6 +10,7 @@ from typing import Final, Protocol
 import structlog
 
 from outrider.errors import OutriderError
+from outrider.load_table import Grant, Load, LoadAction, LoadTable, Refuse, Unload
 from outrider.models.definitions import ModelSpec
 from outrider.models.suggested_sampling import SuggestedSampling
 from outrider.telemetry.metrics import Metrics
@@ -17,9 +18,9 @@ from outrider.tokenization.encoder import CachingEncoder
 from outrider.tokenization.pool.metrics import TokenizationMetrics
 from services.edge.models.embedders import Embedders
 from services.edge.models.keys import EdgeModel, ModelKey
+from services.edge.models.refusals import refusal_error
 from services.edge.models.served import LoadVocabulary, ServedModel, load_model
 from services.edge.models.settings import ModelSettings
-from services.edge.models.table import Grant, Load, LoadAction, ModelTable, Refuse, Unload
 from services.edge.telemetry.edge import EdgeTelemetry
 from services.edge.wire.client import ListedModel
 
@@ -30,15 +31,15 @@ _MAX_LOADS: Final = 2
 
 
 class ModelWaiter(Protocol):
-    """A chat that waits for its model. It is told in the event loop, perhaps before `ask` has
-    returned."""
+    """A chat that waits for its model. Its methods are called in the event loop, perhaps before
+    `ask` has returned."""
 
     def granted(self, model: ServedModel) -> None:
-        """It uses the model from now on, and has to release it."""
+        """The model is available: the chat uses it from now on, and must release it."""
         ...
 
     def refused(self, error: OutriderError) -> None:
-        """It does not get the model."""
+        """The chat does not get the model."""
         ...
 
 
@@ -60,23 +61,23 @@ class EdgeModels:
         self._load_vocabulary = load
         self._telemetry = telemetry
         self._loop = asyncio.get_running_loop()
-        self._table = ModelTable[ModelWaiter](settings.max_loaded, settings.loading)
+        self._table = LoadTable[ModelKey, ModelWaiter](settings.max_loaded, settings.loading)
         self._models: dict[str, EdgeModel] = {}
         self._loads = asyncio.Semaphore(_MAX_LOADS)
         self._defined: dict[ModelKey, EdgeModel] = {}
-        """Those that are served or take a place."""
+        """Models that are served or take a place."""
         self._loaded: dict[ModelKey, ServedModel] = {}
         self._digests: dict[ModelKey, bytes] = {}
         self._suggested: dict[ModelKey, SuggestedSampling | None] = {}
-        """Of the vocabularies of served models that were loaded once."""
+        """Suggested sampling of models whose vocabularies were loaded once."""
         self._tasks: dict[ModelKey, asyncio.Task[None]] = {}
-        """Of the models that are being loaded or closed."""
+        """Tasks that load or close models."""
         self._is_starting = False
         self._start_error: Exception | None = None
         """Why the first model could not be loaded; later errors are not kept, nor what their
         tracebacks hold."""
         self._timer: asyncio.TimerHandle | None = None
-        self._actions: deque[LoadAction[ModelWaiter]] = deque()
+        self._actions: deque[LoadAction[ModelKey, ModelWaiter]] = deque()
         self._is_performing = False
         self.tokenizing = TokenizationMetrics(metrics.registry, self._encoders)
         self.revision = 0
@@ -85,7 +86,7 @@ class EdgeModels:
 
     @property
     def names(self) -> Iterable[str]:
-        """Of the models served, the default first."""
+        """Names of the served models, the default first."""
         return self._models.keys()
 
     @property
@@ -135,19 +136,19 @@ class EdgeModels:
         self.tokenizing.close()
 
     def set_models(self, models: Sequence[EdgeModel], embedders: Sequence[ModelSpec] = ()) -> None:
-        """These are served from now on. Chats on others, and on older definitions, end undisturbed;
-        what is the first model now is loaded if there is room."""
+        """Replace the served models. Chats on others, and on older definitions, continue to their
+        ends; the new first model is loaded if there is room."""
         self.embedders.set(embedders)
         self._define(models)
         if models:
             self._perform(self._table.preload(models[0].spec.name))
 
     def ask(self, name: str, waiter: ModelWaiter, patience_s: float | None) -> None:
-        """A chat wants a model that is served; see ModelTable.ask."""
+        """A chat wants a model that is served; see LoadTable.ask."""
         self._perform(self._table.ask(name, waiter, self._loop.time(), patience_s))
 
     def leave(self, waiter: ModelWaiter) -> None:
-        """A chat waits no longer; it is not told anything."""
+        """A chat stops waiting; its methods are not called any more."""
         self._perform(self._table.leave(waiter, self._loop.time()))
 
     def use(self, name: str) -> ServedModel | None:
@@ -178,8 +179,8 @@ class EdgeModels:
         if all(other.name != key.name for other in self._defined):
             self._telemetry.forget_model(key.name)
 
-    def _perform(self, actions: Iterable[LoadAction[ModelWaiter]]) -> None:
-        """What doing these brings about is done after them."""
+    def _perform(self, actions: Iterable[LoadAction[ModelKey, ModelWaiter]]) -> None:
+        """Carry out actions; actions that result from them come after them."""
         self._actions += actions
         if self._is_performing:
             return
@@ -192,7 +193,7 @@ class EdgeModels:
         self._arm()
         self._telemetry.models(len(self._loaded), self._table.num_waiting)
 
-    def _do(self, action: LoadAction[ModelWaiter]) -> None:
+    def _do(self, action: LoadAction[ModelKey, ModelWaiter]) -> None:
         match action:
             case Load(key):
                 self._begin(key, self._load(self._defined[key]))
@@ -200,8 +201,8 @@ class EdgeModels:
                 self._begin(key, self._unload(self._loaded[key], is_eviction=is_eviction))
             case Grant(waiter, key):
                 waiter.granted(self._loaded[key])
-            case Refuse(waiter, error):
-                waiter.refused(error)
+            case Refuse(waiter):
+                waiter.refused(refusal_error(action))
 
     def _begin(self, key: ModelKey, work: Coroutine[None, None, None]) -> None:
         self._tasks[key] = asyncio.create_task(work, name=f"model {key.name}")
@@ -260,7 +261,7 @@ class EdgeModels:
         return [model.encoder for model in list(self._loaded.values())]
 
     def _ended(self, key: ModelKey) -> None:
-        """Its task is about to end."""
+        """A model's task is about to end."""
         del self._tasks[key]
         if not self._is_needed(key):
             self._forget(key)

@@ -1,4 +1,4 @@
-"""What a model makes of a chat with tools. Pure."""
+"""Adapts chats with tools to a model. Pure."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class ToolCalling:
     reply_format: ReplyFormat | None
     """None: it does not, or in a way that is not known."""
     shows_tools: bool
-    """Whether its chat template tells it of tools."""
+    """Whether its chat template shows tool definitions."""
     needs_special_tokens: bool
-    """Whether its calls are marked by control tokens, whose names the text has to have."""
+    """Whether its calls are marked by control tokens, whose names must be part of the text."""
     find_control: Callable[[str], int | None]
-    """The id of the control token of a text; None if there is none."""
+    """Id of the control token with a text; None if there is none."""
 
     @classmethod
     def of(cls, vocabulary: Vocabulary, tool_parser: str) -> ToolCalling:
@@ -43,11 +43,11 @@ class ToolCalling:
         )
 
     def applied(self, request: ChatRequest) -> ChatRequest:
-        """The request as this model serves it: without tools that it is not to be told of;
-        otherwise with text that has what its calls are read by, and with the grammar of a call
-        where `tool_choice` asks for one; where the reply is to follow a JSON schema, with that of
-        calls or such an answer. Raises InvalidRequestError for a model that calls no
-        tools, and InvalidSamplingError for definitions that make too long a grammar."""
+        """The request as this model serves it. Tools are removed if the model is not to see them.
+        Otherwise the text includes the markers by which calls are parsed; a grammar is added if
+        `tool_choice` requires a call, and if the reply follows a JSON schema, one for calls or such
+        an answer. Raises InvalidRequestError for a model that calls no tools, and
+        InvalidSamplingError for definitions that make too long a grammar."""
         if not request.tools or request.tool_choice == NONE:
             return replace(request, tools=())
         found = self.check_calls_tools()
@@ -107,6 +107,6 @@ def _answer(grammar: Grammar) -> str:
         return '{"type":"object"}'
     raise InvalidRequestError(
         f"a reply that may call tools follows a JSON schema or none; the grammar {grammar.kind} "
-        "says what all of it looks like; leave the tools out, or set tool_choice to none",
+        "would apply to all of it; leave the tools out, or set tool_choice to none",
         metadata={"param": "response_format"},
     )

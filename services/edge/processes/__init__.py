@@ -1,1 +1,2 @@
-"""An edge of several processes behind one address: what they share, and what each has of limits."""
+"""An edge of several processes behind one address: shared resources, and each one's part of
+limits."""

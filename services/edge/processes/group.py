@@ -1,4 +1,4 @@
-"""What the processes of an edge share, as their parent opens it."""
+"""Resources shared by the processes of an edge, opened by their parent."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class EdgeGroup:
 
     @property
     def ports(self) -> Ports:
-        """Of all processes together."""
+        """Ports of all processes together."""
         http = self._connections[0].getsockname()[1] if self._connections else 0
         return Ports(main=self._datagrams[0].getsockname()[1], admin=0, http=http)
 
@@ -58,7 +58,7 @@ class EdgeGroup:
         return [each.fileno() for each in self._datagrams]
 
     def worker(self, index: int) -> Worker:
-        """What process `index` is told."""
+        """Configuration passed to process `index`."""
         return Worker(
             index,
             self.count,

@@ -1,7 +1,6 @@
-"""Limits of tenants, held over all processes of an edge where no Redis holds them over all edges.
+"""Limits of tenants over all processes of an edge, used if no Redis shares them over all edges.
 
-The verbs and the rules are those of services.edge.access.shared_limits; the answer is there at
-once.
+Methods and rules are those of services.edge.access.shared_limits; answers come immediately.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from services.edge.processes.usage import SharedUsage, named
 
 _KIND: Final = "tenant"
 _SESSIONS: Final = 0
-"""What is held, by the number that it has in the memory."""
+"""Number of the count of sessions in the shared memory."""
 _MINUTE_S: Final = 60.0
 
 
 class HostLimits:
-    """Of one process."""
+    """The limits as seen by one process."""
 
     def __init__(self, usage: SharedUsage, secret: bytes, clock: Callable[[], float]) -> None:
         """`clock`: CLOCK_MONOTONIC, in seconds."""
@@ -30,7 +29,7 @@ class HostLimits:
         self._clock = clock
 
     def ask(self, ask: SharedAsk, answered: Answered) -> None:
-        """Whether a chat may go on; `answered` is called before this returns."""
+        """Whether a chat may continue; `answered` is called before this returns."""
         key, limits, now = named(self._secret, _KIND, ask.tenant), ask.limits, self._clock()
         refused, wait_s = self._take(key, ask, now)
         levels = {
@@ -56,7 +55,7 @@ class HostLimits:
             self._usage.set_held(key, _SESSIONS, num_sessions, None, self._clock())
 
     async def close(self) -> None:
-        """Nothing is left to tell."""
+        """Does nothing: no reports are pending."""
 
     def _take(self, key: bytes, ask: SharedAsk, now: float) -> tuple[Limited | None, float]:
         """Take all that it needs, or nothing: then what does not let it through, and how long."""

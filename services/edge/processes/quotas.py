@@ -15,11 +15,11 @@ _RATES: Final = {rate: number for number, rate in enumerate(Rate)}
 
 
 class SharedQuotas(Quotas[KeyT]):
-    """As Quotas, with the same verbs. Keys beyond those that the memory has room for are forgotten
-    in the same way."""
+    """Quotas shared by all processes, with the same methods. Keys beyond the memory's room are
+    forgotten in the same way."""
 
     def __init__(self, limits: QuotaLimits, usage: SharedUsage, secret: bytes, kind: str) -> None:
-        """`kind` tells these keys from others in the same memory."""
+        """`kind` separates these keys from others in the same memory."""
         super().__init__(limits)
         self._usage_of_all = usage
         self._secret = secret
@@ -30,17 +30,17 @@ class SharedQuotas(Quotas[KeyT]):
         return self._usage_of_all.held(self._named(key), _COUNTS[count])
 
     def hold(self, key: KeyT, count: Count, now: float) -> None:
-        """As Quotas."""
+        """Count one more; see Quotas.hold."""
         limit = self._limits.counts.get(count)
         if not self._usage_of_all.hold(self._named(key), _COUNTS[count], limit, now):
             raise too_many(count, limit or 0)
 
     def release(self, key: KeyT, count: Count) -> None:
-        """As Quotas."""
+        """Count one less; see Quotas.release."""
         self._usage_of_all.release(self._named(key), _COUNTS[count])
 
     def spend(self, key: KeyT, rate: Rate, amount: float, now: float) -> None:
-        """As Quotas."""
+        """Spend an amount; see Quotas.spend."""
         limit = self._limits.rates.get(rate)
         if limit is None:
             return
@@ -49,7 +49,7 @@ class SharedQuotas(Quotas[KeyT]):
             raise too_much(rate, wait_s)
 
     def level(self, key: KeyT, rate: Rate, now: float) -> float:
-        """As Quotas."""
+        """Amount left; see Quotas.level."""
         limit = self._limits.rates.get(rate)
         if limit is None:
             return math.inf

@@ -1,8 +1,8 @@
-"""What one of several processes of an edge has of the edge's settings.
+"""One process's part of the settings of an edge with several.
 
-Bounds of what an edge has of memory, connections and chats are divided: together the processes
-never have more than the settings say. Limits of one client, address or tenant are not: they are
-counted by all processes together (services.edge.processes.usage).
+Bounds of the edge's memory, connections and chats are divided, so that together the processes never
+exceed the settings. Limits of one client, address or tenant are not divided: all processes count
+them together (services.edge.processes.usage).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from services.edge.quic.certificate import CERTIFICATE_FILE, KEY_FILE
 
 
 def share_of(config: EdgeConfig, process: int) -> EdgeConfig:
-    """For process number `process` of `config.processes`. Each has an admin port of its own, for
-    its parent; all but the first keep what they learn in a folder of their own, and use the first
-    one's certificate."""
+    """The settings for process number `process` of `config.processes`. Each has an admin port of
+    its own, for its parent; all but the first keep their statistics in a folder of their own, and
+    use the first one's certificate."""
     count = config.processes
     shared = replace(
         config,

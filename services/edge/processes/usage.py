@@ -1,15 +1,14 @@
-"""What each of many keys uses of an edge's limits, counted by all of its processes in one piece of
-memory.
+"""Usage of an edge's limits by many keys, counted by all of its processes in one shared memory.
 
-A key has a slot in one of the sets that its hash names (as in a set-associative cache); where all
-are taken, the longest unused one that holds nothing gives way. Each process counts what it holds in
-a column of its own, so that what a process held that was killed is known, and given back by its
-parent. Token buckets are one for all; their clock is CLOCK_MONOTONIC, which all processes have.
+A key has a slot in one of the sets that its hash selects (as in a set-associative cache); if all
+are taken, the longest unused one that holds nothing is replaced. Each process counts what it holds
+in a column of its own, so that the parent can release what a killed process held. Token buckets are
+common to all; their clock is CLOCK_MONOTONIC, which all processes share.
 
-An operation takes some microseconds under a lock of the kernel (fcntl(2)), which is given back when
-its holder dies. It is not waited for longer than a moment: a process may be stopped while it has
-the lock. Then an operation goes on without it, and two that go on at once may both find a room that
-was enough for one.
+An operation takes some microseconds under a lock of the kernel (fcntl(2)), which is released when
+its holder dies. It waits only a moment for the lock, since a process may be stopped while it holds
+it. After that an operation continues without it, and two that do so at once may both take the last
+room.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from outrider.errors import OverloadedError
 from services.edge.limits.quotas import RateLimit
 
 NUM_COUNTS: Final = 3
-"""What a key can hold at a time, by kind."""
+"""Number of kinds of things that a key can hold."""
 NUM_BUCKETS: Final = 4
 """Rates of a key."""
 _WAYS: Final = 16
@@ -40,7 +39,7 @@ _BUSY_RETRY_MS: Final = 1000
 
 
 def size_bytes(num_processes: int, num_slots: int = NUM_SLOTS) -> int:
-    """Of the memory, which the system gives page by page as it is used."""
+    """Size of the memory, which the system allocates page by page as it is used."""
     doubles = 8 * (1 + 2 * NUM_BUCKETS)
     return num_slots * (_KEY_BYTES + doubles + 4 * NUM_COUNTS * num_processes)
 
@@ -58,7 +57,7 @@ class SharedUsage:
     def __init__(
         self, descriptor: int, process: int, num_processes: int, num_slots: int = NUM_SLOTS
     ) -> None:
-        """Of memory that `make_memory` made with the same numbers."""
+        """Maps memory made by `make_memory` with the same numbers."""
         self._lock = descriptor
         self._num_sets = num_slots // _WAYS
         memory = mmap.mmap(descriptor, size_bytes(num_processes, num_slots))
@@ -79,8 +78,8 @@ class SharedUsage:
         self._own = self._held[process]
 
     def hold(self, key: bytes, count: int, limit: int | None, now: float) -> bool:
-        """One more of what a key holds, if that is `limit` at most; None: whatever there are.
-        Raises OverloadedError if there is no room for the key."""
+        """Count one more for a key, if that is at most `limit` (None: no limit); returns whether it
+        was. Raises OverloadedError if there is no room for the key."""
         with self._locked():
             place = self._slot(key, now) * NUM_COUNTS + count
             if limit is not None and self._total(place) >= limit:
@@ -89,7 +88,7 @@ class SharedUsage:
             return True
 
     def release(self, key: bytes, count: int) -> None:
-        """One less of what this process holds."""
+        """Count one less of what this process holds."""
         with self._locked():
             slot = self._find(key)
             assert slot is not None, "what holds something is not forgotten"
@@ -121,13 +120,13 @@ class SharedUsage:
             return max(1e-3, (min(amount, limit.burst) - level) / limit.per_s)
 
     def charge(self, key: bytes, bucket: int, limit: RateLimit, amount: float, now: float) -> None:
-        """Use so much of what cannot be refused any more."""
+        """Charge an amount that can no longer be refused."""
         with self._locked():
             place = self._slot(key, now) * NUM_BUCKETS + bucket
             self._levels[place] = self._fill(place, limit, now) - amount
 
     def level(self, key: bytes, bucket: int, limit: RateLimit, now: float) -> float:
-        """How much there is."""
+        """Amount left."""
         with self._locked():
             slot = self._find(key)
             if slot is None:
@@ -164,14 +163,14 @@ class SharedUsage:
         return None
 
     def _slot(self, key: bytes, now: float) -> int:
-        """Of a key that is used now. Raises OverloadedError."""
+        """Slot of a key that is used now. Raises OverloadedError."""
         slot = self._find(key)
         if slot is None:
             first = int.from_bytes(key[:8], "little") % self._num_sets * _WAYS
             slot = min(range(first, first + _WAYS), key=self._given_up)
             if self._given_up(slot)[0]:
                 raise OverloadedError(
-                    "too many others are served at the moment; try again",
+                    "too many other clients are being served; try again",
                     retry_delay_ms=_BUSY_RETRY_MS,
                 )
             self._memory[slot * _KEY_BYTES : (slot + 1) * _KEY_BYTES] = key
@@ -206,6 +205,6 @@ class SharedUsage:
 
 
 def named(secret: bytes, kind: str, key: str | bytes) -> bytes:
-    """The key of something in the memory: nobody who does not know `secret` can choose its set."""
+    """The key of something in the memory; without `secret` no one can choose its set."""
     text = key.encode() if isinstance(key, str) else key
     return blake2b(kind.encode() + b"\0" + text, key=secret, digest_size=_KEY_BYTES).digest()

@@ -349,7 +349,9 @@ class EdgeStream:
 
         read = client_wire.read(payload, admit)
         if isinstance(read, client_wire.TokenArrived):
-            raise MalformedFrameError("there is no token yet to acknowledge; ask for a chat first")
+            raise MalformedFrameError(
+                "no token was sent that could be acknowledged; ask for a chat first"
+            )
         if not isinstance(read, ChatAsked):
             raise MalformedFrameError(
                 "a cancel is out of place; a stream is one chat, request first"
@@ -379,7 +381,9 @@ class EdgeStream:
         if num_bytes <= self._num_held_bytes:
             budget.give_back(self._num_held_bytes - num_bytes)
         elif not budget.take(num_bytes - self._num_held_bytes):
-            raise OverloadedError("there is no room for so much of requests that are not whole yet")
+            raise OverloadedError(
+                "this edge has no memory for more incomplete requests; send fewer at once"
+            )
         self._num_held_bytes = num_bytes
 
     def _write(self, data: bytes, end_stream: bool) -> None:

@@ -282,7 +282,7 @@ class ChatSession:
         if item.vocabulary_digest != ours:
             raise VocabularyMismatchError(
                 f"the region's vocabulary is {item.vocabulary_digest.hex()}, this edge's is "
-                f"{ours.hex()}; both have to serve the same model"
+                f"{ours.hex()}; serve the same model at both"
             )
         chat.reopening.opened(item.prompt_tokens, has_tokens=self.num_tokens > 0)
         chat.region = item.region
@@ -311,7 +311,7 @@ class ChatSession:
             )
         if item.checksum not in (None, self._checksum(chat)):
             raise MalformedFrameError(
-                "the reply fails its checksum: the peers' vocabularies or rank tables differ, or "
+                "the reply fails its checksum; the peers' vocabularies or rank tables differ, or "
                 "bytes were changed"
             )
         events = chat.reply.finish(now, is_whole=item.finish_reason.is_whole)

@@ -68,7 +68,7 @@ class Reopening:
         if has_tokens and before not in (None, num_prompt_tokens):
             raise OutriderError(
                 f"the region's prompt had {before} tokens, but has {num_prompt_tokens} where the "
-                "chat was to go on: send it again"
+                "chat was to continue; send it again"
             )
 
     def failed(self, loss: RegionFailed, now: float, *, has_tokens: bool) -> bool:

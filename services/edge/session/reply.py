@@ -238,7 +238,7 @@ class ReplyFlow:
         if tuple(at.chosen.id for at in commit.logprobs) != wanted:
             raise MalformedFrameError(
                 "the replica did not send the log probabilities of the tokens that it committed; "
-                "all replicas have to be of this version"
+                "run all replicas in this version"
             )
         if any(len(at.top) > most for at in commit.logprobs):
             raise MalformedFrameError(f"the replica sent more than {most} likely tokens")

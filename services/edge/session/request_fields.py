@@ -1,4 +1,4 @@
-"""Fields that a request for a chat has at every door, and their limits (pure but for one random
+"""Fields that a request for a chat has at every listener, and their limits (pure but for one random
 id)."""
 
 from __future__ import annotations

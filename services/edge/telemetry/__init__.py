@@ -1,1 +1,1 @@
-"""What an edge measures and logs."""
+"""Metrics and logs of an edge."""

@@ -161,7 +161,7 @@ class EdgeTelemetry:
         self.idle.set()
 
     def keys(self, num_keys: int, revision: int) -> None:
-        """So many API keys are in this revision of their file."""
+        """Record the number of API keys and the revision of their file."""
         self._metrics.gauge(API_KEYS).set(num_keys)
         self._metrics.gauge(KEYS_REVISION).set(revision)
 
@@ -185,9 +185,9 @@ class EdgeTelemetry:
         self._metrics.counter(RETRIES).add(1)
 
     def refused(self, reason: str, **details: str) -> None:
-        """Something was refused: by an error's reason a request that did not become a chat, else
-        what came before a request. One log line tells of all in an interval; `details` are of the
-        last one."""
+        """Count a refusal: of a request that did not become a chat, by its error's reason, or of
+        something before a request. One log line covers an interval; `details` are those of its last
+        refusal."""
         self._metrics.counter(REFUSED).add(1, {"reason": reason})
         self._refused.note(reason, **details)
 
@@ -196,7 +196,7 @@ class EdgeTelemetry:
         self._metrics.counter(HTTP_ANSWERS).add(1, {"route": route, "status": status})
 
     def close(self) -> None:
-        """Nothing is logged any more."""
+        """Stop logging."""
         self._refused.close()
 
     def chat_span(self, request: ChatRequest, *, continues: bool) -> Span:
@@ -230,12 +230,12 @@ class EdgeTelemetry:
         self._metrics.counter(PREFILLED_TOKENS).add(num_tokens, self.labels.of(model))
 
     def models(self, num_loaded: int, num_waiting: int) -> None:
-        """So many models are loaded, and so many chats wait for one."""
+        """Record how many models are loaded, and how many chats wait for one."""
         self._metrics.gauge(LOADED_MODELS).set(num_loaded)
         self._metrics.gauge(WAITING_CHATS).set(num_waiting)
 
     def served(self, models: Iterable[str]) -> None:
-        """These models are served, loaded or not."""
+        """Record the served models, loaded or not."""
         self._metrics.table(SERVED_MODELS).set((1, self.labels.of(model)) for model in models)
 
     def model_loaded(self, model: str) -> None:
@@ -251,11 +251,11 @@ class EdgeTelemetry:
         self._metrics.counter(MODEL_EVICTIONS).add(1, self.labels.of(model))
 
     def forget_model(self, model: str) -> None:
-        """A model is not loaded any more: gauges do not tell of it."""
+        """Drop the gauges of a model that is no longer loaded."""
         self.labels.forget(model)
 
     def detached(self, count: int) -> None:
-        """`count` chats go on without their clients."""
+        """Record the number of chats that continue without their clients."""
         self._metrics.gauge(DETACHED_CHATS).set(count)
 
     def early_data(self, num_bytes: int) -> None:

@@ -12,8 +12,8 @@ from outrider.telemetry.metrics import Metrics
 MODEL_LABEL: Final = "model"
 OTHER_MODELS: Final = "other"
 MAX_LABELS: Final = 256
-"""Names of models that the metrics tell apart in the life of an edge; those beyond count as
-OTHER_MODELS. A counter keeps a row for every name there ever was."""
+"""Most model names that the metrics distinguish in the life of an edge; further ones count as
+OTHER_MODELS. A counter keeps a row for every name it ever had."""
 
 Labels: TypeAlias = dict[str, str]
 
@@ -38,7 +38,7 @@ class ModelLabels:
         return {MODEL_LABEL: model}
 
     def gauge(self, name: Family, labels: Mapping[str, str], value: float) -> None:
-        """Set the gauge of a model, and of further labels if there are any."""
+        """Set the gauge of a model, with any further labels."""
         with self._lock:
             rows = self._gauges.setdefault(name, {}).setdefault(labels[MODEL_LABEL], {})
             rows[tuple(labels.items())] = value

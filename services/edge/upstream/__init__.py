@@ -1,1 +1,2 @@
-"""The regions' routers: which there are, their health, and which one takes the next session."""
+"""The regions' routers: their addresses, their health, and the choice of one for the next
+session."""

@@ -1,4 +1,4 @@
-"""Vectors of texts, by way of a router: asked of another one if it is lost."""
+"""Gets vectors of texts from a router; if it is lost, another router is asked."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from services.edge.upstream.link import RouterLink
 from services.edge.upstream.pool import RouterPool
 
 MAX_ATTEMPTS: Final = 3
-"""Routers that are asked, one after the other."""
+"""Most routers that are asked, one after the other."""
 _MAX_FRAME_INPUTS: Final = 256
 _MAX_FRAME_BYTES: Final = 1 << 20
-"""Of texts in one message; a single longer one goes by itself."""
+"""Most bytes of texts in one message; a single longer text has a message of its own."""
 _BYTES_PER_TOKEN: Final = 3
 _AGAIN_S: Final = 0.1
-"""Between two looks for a router, while none can be reached."""
+"""Time between two attempts to find a router, while none can be reached."""
 
 MAX_CALLS_IN_ALL: Final = 768
-"""Of all tenants: what a connection has beyond the streams that the server allows
-(outrider.rpc.server.MAX_STREAMS) gRPC may refuse as if the connection had broken."""
+"""Most calls of all tenants at once: gRPC may refuse calls beyond the streams that the server
+allows (outrider.rpc.server.MAX_STREAMS) as if the connection had broken."""
 MAX_CALLS: Final = 256
-"""Of one tenant at once. Thousands of calls that begin together keep a router busy for seconds, in
-which it answers nobody; this many are enough for full engine calls."""
+"""Most calls of one tenant at once. Thousands of calls that begin together keep a router busy for
+seconds, in which it answers no one; this many are enough for full engine calls."""
 
 Content = str | bytes
 """A text, or token ids as little-endian u32."""
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddingWish:
-    """What a client asks for."""
+class EmbeddingQuery:
+    """A client's request for vectors."""
 
     request_id: str
     model: str
@@ -54,20 +54,20 @@ class EmbeddingWish:
     priority: Priority
     residency: Sequence[str]
     dimensions: int = 0
-    """0: all."""
+    """First values of each vector to return; 0: all."""
     truncate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """What it gets."""
+    """The vectors of a query, and what they cost."""
 
     vectors: npt.NDArray[np.float32]
     """[n, d] in the order of the inputs."""
     num_tokens: int
     cost: Cost | None
     model_identity: bytes
-    """What computed them."""
+    """Model identity of the replicas that computed them."""
 
 
 class InputError(Exception):
@@ -79,24 +79,24 @@ class InputError(Exception):
         self.error = error
 
 
-class EmbeddingTurns:
+class TenantCallQueue:
     """A tenant's requests beyond MAX_CALLS wait for its own earlier ones, in the order in which
-    they came, and those of all tenants beyond MAX_CALLS_IN_ALL for any. How many may wait is the
-    listener's bound: each has a connection, or a stream."""
+    they came, and those of all tenants beyond MAX_CALLS_IN_ALL for any. The listener bounds how
+    many may wait: each has a connection, or a stream."""
 
     def __init__(self, most: int = MAX_CALLS, most_in_all: int = MAX_CALLS_IN_ALL) -> None:
         self._most = most
         self._all = asyncio.Semaphore(most_in_all)
         self._tenants: dict[str, tuple[asyncio.Semaphore, list[None]]] = {}
-        """With one entry of the list for each request."""
+        """Each tenant's semaphore, and a list with one entry for each of its requests."""
 
     def __len__(self) -> int:
-        """Tenants that have requests."""
+        """Number of tenants with requests."""
         return len(self._tenants)
 
     @asynccontextmanager
     async def turn(self, tenant: str) -> AsyncIterator[None]:
-        """Wait for it, and have it for as long as the context lasts."""
+        """Wait for a place, and hold it while the context lasts."""
         semaphore, asking = self._tenants.setdefault(tenant, (asyncio.Semaphore(self._most), []))
         asking.append(None)
         try:
@@ -108,14 +108,14 @@ class EmbeddingTurns:
                 del self._tenants[tenant]
 
 
-async def embedded(upstream: RouterPool, wish: EmbeddingWish) -> Embedded:
-    """All vectors. Without a router it waits for one that was lost a moment ago. Raises InputError
-    for the first input without one, and OutriderError."""
+async def embedded(upstream: RouterPool, query: EmbeddingQuery) -> Embedded:
+    """All vectors of a query. Without a router it waits for one that was lost a moment ago. Raises
+    InputError for the first input without a vector, and OutriderError."""
     avoided: list[str] = []
     while True:
         link = await _picked(upstream, avoided)
         try:
-            return await _Asking(wish, link).ask()
+            return await _RouterCall(query, link).ask()
         except UnavailableError:
             avoided.append(link.address)
             if len(avoided) >= MAX_ATTEMPTS:
@@ -132,22 +132,22 @@ async def _picked(upstream: RouterPool, avoided: Sequence[str]) -> RouterLink:
         await asyncio.sleep(_AGAIN_S)
 
 
-class _Asking:
-    """One router is asked for all vectors of a request. What a lost one had answered is asked for
-    again: which model identity had computed it, its last frame would have told."""
+class _RouterCall:
+    """One router's answers to a query. Those of a router that was lost are dropped: only its last
+    frame would have given the model identity that computed them."""
 
-    def __init__(self, wish: EmbeddingWish, link: RouterLink) -> None:
-        self._wish = wish
+    def __init__(self, query: EmbeddingQuery, link: RouterLink) -> None:
+        self._query = query
         self._link = link
         self._rows: dict[int, npt.NDArray[np.float32]] = {}
         self._num_tokens = 0
-        self._num_bytes = sum(map(_num_bytes, wish.inputs))
+        self._num_bytes = sum(map(_num_bytes, query.inputs))
 
     async def ask(self) -> Embedded:
-        """Raises what `embedded` raises, and UnavailableError where another router may know
-        better."""
+        """Ask the router. Raises what `embedded` raises, and UnavailableError if another router may
+        succeed."""
         router = self._link.embedding
-        num_inputs = len(self._wish.inputs)
+        num_inputs = len(self._query.inputs)
         try:
             if num_inputs <= MAX_AT_ONCE_INPUTS and self._num_bytes <= _MAX_FRAME_BYTES:
                 done = await self._ask_at_once(router)
@@ -174,7 +174,7 @@ class _Asking:
         self, router: embedding_pb2_grpc.EmbeddingRouterServiceAsyncStub
     ) -> embedding_pb2.EmbedDone:
         request = embedding_pb2.EmbedAtOnceRequest(open=self._opening())
-        for index in range(len(self._wish.inputs)):
+        for index in range(len(self._query.inputs)):
             self._put(request.inputs.add(id=index), index)
         answered = await router.EmbedAtOnce(request)
         self._link.heard()
@@ -200,14 +200,14 @@ class _Asking:
             await asyncio.gather(writer, return_exceptions=True)
 
     def _take(self, answer: embedding_pb2.EmbedResponse) -> embedding_pb2.EmbedDone | None:
-        """What the last frame says; None of another one."""
+        """Take an answer; returns the last frame, or None for any other."""
         kind = answer.WhichOneof("kind")
         if kind == "error":
             raise error_from_proto(answer.error)
         if kind == "failed":
             raise InputError(answer.failed.id, error_from_proto(answer.failed.error))
         if kind == "done":
-            if len(self._rows) < len(self._wish.inputs):
+            if len(self._rows) < len(self._query.inputs):
                 raise MalformedFrameError("the router left inputs without an answer")
             return answer.done
         told = answer.vectors
@@ -218,14 +218,14 @@ class _Asking:
         if len(rows) != len(told.ids) or len(told.num_tokens) != len(told.ids):
             raise MalformedFrameError("the router sends vectors of other inputs")
         for index, row, num_tokens in zip(told.ids, rows, told.num_tokens, strict=True):
-            if index in self._rows or index >= len(self._wish.inputs):
-                raise MalformedFrameError("the router answers what was not asked")
+            if index in self._rows or index >= len(self._query.inputs):
+                raise MalformedFrameError("the router answered an input that was not sent")
             self._rows[index] = row
             self._num_tokens += num_tokens
         return None
 
     async def _write(self, call: Any) -> None:
-        # What is wrong with the call is told by its answers.
+        # Errors of the call come with its answers.
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await call.write(embedding_pb2.EmbedRequest(open=self._opening()))
             for frame in self._frames():
@@ -233,22 +233,22 @@ class _Asking:
             await call.done_writing()
 
     def _opening(self) -> embedding_pb2.OpenEmbed:
-        wish = self._wish
+        query = self._query
         return embedding_pb2.OpenEmbed(
-            request_id=wish.request_id,
-            model=wish.model,
-            priority=priority_to_proto(wish.priority),
+            request_id=query.request_id,
+            model=query.model,
+            priority=priority_to_proto(query.priority),
             format=embedding_pb2.VECTOR_FORMAT_F32,
-            dimensions=wish.dimensions,
-            truncate=wish.truncate,
-            tenant=wish.tenant,
-            residency=wish.residency,
-            estimated_tokens=self._num_bytes // _BYTES_PER_TOKEN + 2 * len(wish.inputs),
+            dimensions=query.dimensions,
+            truncate=query.truncate,
+            tenant=query.tenant,
+            residency=query.residency,
+            estimated_tokens=self._num_bytes // _BYTES_PER_TOKEN + 2 * len(query.inputs),
         )
 
     def _frames(self) -> Iterator[embedding_pb2.EmbedRequest]:
         made, num_bytes = embedding_pb2.EmbedInputs(), 0
-        for index, content in enumerate(self._wish.inputs):
+        for index, content in enumerate(self._query.inputs):
             size = _num_bytes(content)
             is_full = len(made.inputs) >= _MAX_FRAME_INPUTS or num_bytes + size > _MAX_FRAME_BYTES
             if made.inputs and is_full:
@@ -259,7 +259,7 @@ class _Asking:
         yield embedding_pb2.EmbedRequest(inputs=made)
 
     def _put(self, message: embedding_pb2.EmbedInput, index: int) -> None:
-        content = self._wish.inputs[index]
+        content = self._query.inputs[index]
         if isinstance(content, str):
             message.text = content
         else:

@@ -35,14 +35,15 @@ from services.edge.upstream.table import RouterTable
 log = structlog.get_logger()
 
 _FRAMES_PER_TURN: Final = 64
-"""Nearly all are commits, of some 0.1 ms each; those of a turn share packets."""
+"""Most frames handled in one turn of the loop. Nearly all are commits, of some 0.1 ms each; those
+of a turn share packets."""
 
 _RouteCall = grpc.aio.StreamStreamCall[router_pb2.RouteRequest, router_pb2.RouteResponse]
 _RouteOutbox = Outbox[inference_pb2.SessionUp]
 
 
 class Sink(Protocol):
-    """Where a session's frames go."""
+    """Receiver of a session's frames."""
 
     def region_frame(self, frame: inference_pb2.SessionDown) -> None:
         """A frame of this session came."""
@@ -55,7 +56,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LinkPolicy:
-    """What the operator decides."""
+    """Limits and intervals of a link to a router."""
 
     max_queued_frames: int
     """Frames that may wait for the router."""
@@ -101,9 +102,9 @@ class RouterLink:
         """Sessions without a token through this router."""
         self._last_session_id = 0
         self._heard_at = 0.0
-        """When the router last said anything, on the link's clock."""
+        """When the router last sent anything, on the link's clock."""
         self.prompts = PromptMemory(0)
-        """What the router knows of this edge's prompts: of those that went over this stream."""
+        """This edge's prompts that the router has, because they were sent on this stream."""
 
     @property
     def num_sessions(self) -> int:
@@ -143,14 +144,14 @@ class RouterLink:
 
     @property
     def embedding(self) -> embedding_pb2_grpc.EmbeddingRouterServiceAsyncStub:
-        """The router's service for vectors; whoever begins a call ends it. Raises
+        """The router's service for vectors; the caller ends the calls that it begins. Raises
         UnavailableError."""
         if self._embedding is None:
             raise UnavailableError(f"the router at {self.address} cannot be reached")
         return self._embedding
 
     def heard(self) -> None:
-        """The router said something, on the stream or in answer to a call: it is not silent, though
+        """The router sent something, on the stream or in answer to a call: it is not silent, though
         the answer to a probe may wait behind thousands of others, there or here."""
         self._heard_at = self._clock()
 
@@ -261,7 +262,7 @@ class RouterLink:
     async def _ask(
         self, stub: router_pb2_grpc.RouterServiceAsyncStub
     ) -> tuple[router_pb2.GetRouterResponse, float]:
-        """Who the router is, and the round trip in milliseconds."""
+        """The router's self-description, and the round trip in milliseconds."""
         sent_s = time.monotonic()
         said = await stub.GetRouter(router_pb2.GetRouterRequest())
         return said, (time.monotonic() - sent_s) * 1000.0

@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class RouterPoolPolicy:
-    """What the operator decides."""
+    """Which routers an edge uses, and how it judges them."""
 
     targets: tuple[Target, ...]
     link: LinkPolicy
@@ -34,7 +34,7 @@ class RouterPoolPolicy:
 
 
 class RouterPool:
-    """The routers of this edge. `pick` says which one takes the next session."""
+    """The routers of this edge. `pick` chooses the one for the next session."""
 
     def __init__(
         self,
@@ -85,8 +85,8 @@ class RouterPool:
         await self._connected.wait()
 
     def pick(self, avoid: Collection[str] = ()) -> RouterLink:
-        """The link for the next session; RouterTable.pick says which. Raises UnavailableError if
-        there is none, and has all links connect without further delay."""
+        """The link for the next session, by RouterTable.pick. Raises UnavailableError if none is
+        available, and has all links connect without further delay."""
         router = self.table.pick(avoid)
         if router is not None:
             return self._links[router.address]
@@ -107,7 +107,7 @@ class RouterPool:
         ]
 
     async def stop(self) -> None:
-        """Break every stream; open sessions are told."""
+        """Break every stream; open sessions get an error."""
         jobs = [*self._own_jobs, *self._jobs.values()]
         for job in jobs:
             job.cancel()

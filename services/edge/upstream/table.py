@@ -35,10 +35,10 @@ class Router:
     health: PeerHealth
     rtt: RoundTrip
     region: str = ""
-    """As it reported itself; empty: not known."""
+    """Region that it reported; empty: not known."""
     num_sessions: int = 0
     is_serving: bool = True
-    """What it said last of itself; False: it stops."""
+    """Whether it last reported that it serves; False: it stops."""
     is_leaving: bool = False
     """Lookups do not find it any more."""
     lost_at: float | None = None
@@ -46,7 +46,7 @@ class Router:
 
     @property
     def state(self) -> PeerState:
-        """Its health."""
+        """State of its health."""
         return self.health.state
 
 
@@ -101,12 +101,12 @@ class RouterTable:
         del self._routers[address]
 
     def leave(self, address: str, now: float) -> None:
-        """It is not found any more: no new sessions, those it has go on."""
+        """Lookups no longer find it: it gets no new sessions, and running ones continue."""
         self._routers[address].is_leaving = True
         self._signal(address, Signal.NOT_SERVING, "it is not found any more", now)
 
     def stay(self, address: str, now: float) -> None:
-        """It is found again."""
+        """Lookups find it again."""
         self._routers[address].is_leaving = False
         self._signal(address, Signal.SERVING, "it is found again", now)
 
@@ -129,7 +129,7 @@ class RouterTable:
         self._signal(address, signal, "" if is_serving else "it says that it stops", now)
 
     def heard(self, address: str, now: float) -> None:
-        """It did not answer a probe in time, but said something else meanwhile."""
+        """It did not answer a probe in time, but sent something else meanwhile."""
         router = self._routers[address]
         if router.state is PeerState.SUSPECT:
             is_serving = router.is_serving and not router.is_leaving
@@ -137,12 +137,12 @@ class RouterTable:
             self._signal(address, signal, "it is heard", now)
 
     def unanswered(self, address: str, now: float) -> None:
-        """It did not answer a probe in time, and said nothing else."""
+        """It did not answer a probe in time, and sent nothing else."""
         self._signal(address, Signal.SILENT, "it does not answer", now)
 
     def lost(self, address: str, why: str, now: float, *, is_own: bool = False) -> None:
-        """Its stream broke, or an attempt to reach it failed. It is no failure of the router if it
-        was draining, or if this edge itself was suspended (`is_own`)."""
+        """Its stream broke, or an attempt to reach it failed. That is no failure of the router if
+        it was draining, or if this edge itself was suspended (`is_own`)."""
         router = self._routers[address]
         health = router.health
         if health.is_up:
@@ -154,7 +154,7 @@ class RouterTable:
             self._note(address, health.condemn(now), why)
 
     def expire(self, now: float) -> None:
-        """Apply what follows from time alone."""
+        """Apply changes that depend only on time."""
         for router in self:
             self._note(router.address, router.health.expire(now), "time")
 
@@ -166,7 +166,7 @@ class RouterTable:
     # --- sessions ---
 
     def pick(self, avoid: Collection[str] = ()) -> Router | None:
-        """The router for the next session: none of `avoid` while there is another. If all are
+        """The router for the next session, preferring routers that are not in `avoid`. If all are
         silent, which is more likely a fault of this edge or its network, one whose stream is up."""
         able = [router for router in self if router.health.takes_sessions]
         able = able or [router for router in self if router.state is PeerState.SUSPECT]

@@ -1,5 +1,5 @@
-"""What clients send an edge, in frames, and what an edge says of itself; invalid frames raise typed
-errors. What a client is told of its chat: `outrider.session.client_wire`."""
+"""Reads clients' frames, and writes an edge's self-description; invalid frames raise typed errors.
+`outrider.session.client_wire` writes the events of a chat."""
 
 from __future__ import annotations
 
@@ -45,10 +45,11 @@ class TokenArrived:
 def read(
     payload: bytes, admit: Callable[[Credential], None] = lambda credential: None
 ) -> ChatAsked | CancelAsked | TokenArrived:
-    """One ClientFrame. `admit` is called with a chat's credential before anything else of the chat
-    is read, and raises if it is refused. A chat's `model` is what the client calls it, "" for none;
-    `Offer.check` is for when it is known. Raises MalformedFrameError for bytes that are no frame
-    (text that is not UTF-8 included), InvalidRequestError for a chat that cannot be served."""
+    """Read one ClientFrame. `admit` is called with a chat's credential before anything else of the
+    chat is read, and raises if it is refused. A chat's `model` is the client's name for it, "" for
+    none; `ModelLimits.check` is for when the model is known. Raises MalformedFrameError for bytes
+    that are no frame (text that is not UTF-8 included), InvalidRequestError for a chat that cannot
+    be served."""
     try:
         frame = edge_pb2.ClientFrame.FromString(payload)
     except DecodeError as error:
@@ -68,17 +69,17 @@ def read(
 
 @dataclass(frozen=True, slots=True)
 class TypedText:
-    """What a user has typed so far."""
+    """A user's unfinished input."""
 
     before: tuple[Message, ...]
     """The conversation before it; empty if it came earlier."""
     text: str
     credential: Credential
-    """Of the first frame."""
+    """Credential of the first frame."""
     model: str = ""
-    """Of the first frame; empty: the one that a chat without a model gets."""
+    """Model of the first frame; empty: the default of chats without a model."""
     tools: tuple[str, ...] = ()
-    """Of the first frame."""
+    """Tools of the first frame."""
 
 
 def is_typed_text(payload: bytes) -> bool:
@@ -105,14 +106,14 @@ def read_typed_text(
 
 @dataclass(frozen=True, slots=True)
 class ListedModel:
-    """A model as clients are told of it."""
+    """A model's properties for clients."""
 
     name: str
     vocabulary_digest: bytes
     """Empty until the edge has loaded it once."""
     max_context_tokens: int
     suggested: SuggestedSampling | None = None
-    """What conversations begin with."""
+    """Sampling with which conversations begin."""
     is_suggested_by_definition: bool = False
     """And not by the model's own files."""
 

@@ -39,7 +39,7 @@ from services.edge.session.events import (
 )
 
 NOTHING_KNOWN = PromptMemory(0)
-"""Of a router that is to get whole prompts."""
+"""For a router that must get whole prompts."""
 
 RegionInput = Commit | RegionOpened | RegionMoved | RegionDone | RegionFailed
 
@@ -64,7 +64,7 @@ class RegionWire:
         rewriter: Rewriter | None = None,
         region_codec: RegionCodec | None = None,
     ) -> None:
-        """`region_codec` is that of all sessions with the model. `rewriter`: puts the operator's
+        """`region_codec` is shared by all sessions with the model. `rewriter` puts the operator's
         prefix before messages that the region tokenizes; the region shortens what is too long."""
         self._coder = coder
         self._digest = vocabulary_digest
@@ -137,7 +137,7 @@ class RegionWire:
         return inference_pb2.SessionUp(draft=draft_to_proto(draft, self._coder, self._codec))
 
     def read(self, frame: inference_pb2.SessionDown) -> RegionInput:
-        """What the region says. Raises MalformedFrameError and BadTokenBlockError."""
+        """Read a frame from the region. Raises MalformedFrameError and BadTokenBlockError."""
         kind = frame.WhichOneof("kind")
         if kind == "commit":
             return commit_from_proto(frame.commit, self._coder)

@@ -165,7 +165,7 @@ class EmbeddingReplica:
         self._health.set_serving(False)
         self.service.set_drained(drained=True)
         await self.service.idle(self._config.drain_s)
-        await self.pipeline.stop(UnavailableError("this replica shut down; go elsewhere"))
+        await self.pipeline.stop(UnavailableError("this replica shut down; ask another"))
         self._health.close()
         self.service.close()
         await self._server.stop(grace=0.5)

@@ -1,7 +1,7 @@
-"""The threads of a replica that embeds: tokenizers fill the token buffer, engines empty it.
+"""The threads of an embedding replica: tokenizers fill the token buffer, engines empty it.
 
 All of them share the queue under one lock, which is held for microseconds; tokenizers and engines
-release Python's lock while they work. What is done is posted to the event loop, an engine call at a
+release Python's lock while they work. Results are posted to the event loop, an engine call at a
 time; the loop waits for no thread.
 """
 
@@ -38,7 +38,7 @@ _FIRST_TOKEN_MS: Final = 0.5
 _log = structlog.get_logger()
 
 Outcome: TypeAlias = "tuple[Vectors, int] | OutriderError"
-"""A vector [d] and the number of its text's tokens, or why there is none."""
+"""A vector [d] and the number of its text's tokens, or the error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +59,12 @@ class EmbeddingInput:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingLoad:
-    """What the pipeline has to do, for routers and metrics."""
+    """Waiting and running work of the pipeline, for routers and metrics."""
 
     num_inputs: int
     num_tokens: int
     token_ms: float
-    """Of one token, padding included, while all engines compute."""
+    """Time per token, padding included, while all engines compute."""
 
 
 @dataclass(slots=True)
@@ -72,18 +72,18 @@ class EmbeddingCounts:
     """Since the start."""
 
     tokens: int = 0
-    """That engines computed, without padding."""
+    """Tokens that engines computed, without padding."""
     padding: int = 0
     busy_s: float = 0.0
-    """That engines computed."""
+    """Seconds that engines computed."""
     waited_s: float = 0.0
-    """That engines waited for a tokenizer: texts were there and no tokens."""
+    """Seconds that engines waited for a tokenizer: texts were waiting, but no tokens."""
     vectors: int = 0
     failed: int = 0
 
 
 class EmbeddingPipeline:
-    """Of one replica. Its methods are called on the event loop."""
+    """The pipeline of one replica. Its methods are called on the event loop."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class EmbeddingPipeline:
 
     @property
     def load(self) -> EmbeddingLoad:
-        """What there is to do now."""
+        """The present load."""
         with self._changed:
             return EmbeddingLoad(len(self._queue), self._queue.num_tokens, self._token_ms)
 
@@ -140,7 +140,7 @@ class EmbeddingPipeline:
         self._expiry = asyncio.create_task(self._expiring())
 
     async def stop(self, error: OutriderError) -> None:
-        """End the threads after what they compute; inputs that are left end with `error`."""
+        """End the threads after their present work; remaining inputs end with `error`."""
         if self._expiry is not None:
             self._expiry.cancel()
         with self._changed:
@@ -177,15 +177,15 @@ class EmbeddingPipeline:
         return key
 
     def cancel(self, keys: Sequence[int]) -> None:
-        """Nobody wants these any more; those that have no answer get one."""
-        error = CancelledError("the client wants it no more")
+        """Drop inputs that are no longer wanted; those without an answer get one."""
+        error = CancelledError("the client cancelled the input")
         self._answer([(key, error) for key in keys if key in self._inputs])
 
     # On the threads.
 
     def _run(self, name: str, work: Callable[[], None]) -> None:
-        """A thread that ends too soon leaves inputs that nobody answers: the replica has to be
-        started again."""
+        """Run a thread's body. A thread that ends too soon leaves inputs without answer: the
+        replica must be restarted."""
         try:
             work()
         except BaseException as failure:
@@ -245,7 +245,7 @@ class EmbeddingPipeline:
             )
 
     def _next_batch(self) -> tuple[EmbeddingBatch, bool] | None:
-        """Waits for one; with whether there is no other input. None: the end."""
+        """Wait for a batch; returns it with whether no other input is left. None: the end."""
         with self._changed:
             batch = self._take()
             while batch is None and not self._is_stopping:
@@ -315,7 +315,7 @@ class EmbeddingPipeline:
             self._on_change()
 
     async def _expiring(self) -> None:
-        error = DeadlineError("the deadline passed before the input had its turn")
+        error = DeadlineError("the deadline passed before the input was computed")
         while True:
             await asyncio.sleep(_EXPIRY_S)
             with self._changed:

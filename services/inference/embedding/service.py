@@ -43,14 +43,15 @@ _LOAD_INTERVAL_MS: Final = 50
 _MAX_WAITING: Final = 64
 """Answers that wait for a peer to read them; meanwhile nothing more is read of it."""
 MAX_UNREAD_BYTES: Final = 8 << 20
-"""Of the vectors of a request's inputs, from when they come until the peer reads their answers."""
+"""Most bytes of vectors for a request's inputs, from their arrival until the peer reads the
+answers."""
 _MAX_INPUTS: Final = 1 << 16
-"""Of one request."""
+"""Most inputs of one request."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingContract:
-    """What the replica serves, for routers."""
+    """The replica's properties, for routers."""
 
     model: str
     replica: str
@@ -93,7 +94,7 @@ class _Request:
         if opened.model_identity not in (b"", contract.model_identity):
             raise VocabularyMismatchError(
                 f"this replica is {short_form(contract.model_identity)}, the request is of "
-                f"{short_form(opened.model_identity)}: their vectors differ"
+                f"{short_form(opened.model_identity)}; their vectors differ"
             )
         if opened.dimensions > contract.dimensions:
             raise InvalidRequestError(
@@ -123,13 +124,13 @@ class _Request:
         self._most_unread = max(1, MAX_UNREAD_BYTES // (4 * self._dimensions))
         self._was_read = asyncio.Event()
         self._answer = self._answered
-        """One object, by which the pipeline tells the inputs of a request."""
+        """A single object, by which the pipeline recognises the inputs of a request."""
         self._is_whole = False
         self._num_tokens = 0
 
     async def next(self) -> embedding_pb2.EmbedResponse | None:
-        """The next answer for the peer; None: every input has its answer. Raises what `broken` was
-        told."""
+        """The next answer for the peer; None: every input has its answer. Raises the error given to
+        `broken`."""
         answer = await self._answers.get()
         if isinstance(answer, Exception):
             raise answer
@@ -151,7 +152,7 @@ class _Request:
             await self._was_read.wait()
 
     async def take(self, frame: embedding_pb2.EmbedRequest) -> None:
-        """A frame of the peer, its inputs as there is room. Raises MalformedFrameError."""
+        """Take a frame from the peer, its inputs as there is room. Raises MalformedFrameError."""
         kind = frame.WhichOneof("kind")
         if kind == "inputs":
             for given in frame.inputs.inputs:
@@ -182,7 +183,7 @@ class _Request:
         self._end_if_done()
 
     def broken(self, error: Exception) -> None:
-        """Nothing more can be read of the peer."""
+        """The peer's stream broke."""
         self._answers.put_nowait(error)
 
     def leave(self) -> None:
@@ -258,8 +259,8 @@ class _Request:
 
 
 class EmbeddingReplicaService(EmbeddingServiceServicer, InferenceServiceServicer):
-    """Requests over one pipeline, and what every replica tells routers. Sessions are refused: there
-    are no replies here."""
+    """Requests over one pipeline, and the reports of every replica to routers. Sessions are
+    refused: this replica makes no replies."""
 
     def __init__(self, contract: EmbeddingContract, pipeline: EmbeddingPipeline) -> None:
         self._contract = contract
@@ -314,9 +315,9 @@ class EmbeddingReplicaService(EmbeddingServiceServicer, InferenceServiceServicer
 
     def _check(self) -> None:
         if self._is_closed:
-            raise UnavailableError("this replica is shutting down; go elsewhere")
+            raise UnavailableError("this replica is shutting down; ask another")
         if self._is_drained:
-            raise DrainingError("this replica takes nothing new; go elsewhere")
+            raise DrainingError("this replica takes no new requests; ask another")
 
     async def EmbedAtOnce(
         self, request: embedding_pb2.EmbedAtOnceRequest, context: Any
@@ -340,7 +341,7 @@ class EmbeddingReplicaService(EmbeddingServiceServicer, InferenceServiceServicer
 
     @contextlib.contextmanager
     def _serving(self, request: _Request) -> Iterator[None]:
-        """Count it while the context lasts; what it still waits for then, nobody wants."""
+        """Count a request while the context lasts; its remaining inputs are then cancelled."""
         self._num_requests += 1
         try:
             yield
@@ -352,7 +353,7 @@ class EmbeddingReplicaService(EmbeddingServiceServicer, InferenceServiceServicer
     async def _answers(
         self, request: _Request, frames: AsyncIterator[embedding_pb2.EmbedRequest]
     ) -> AsyncGenerator[embedding_pb2.EmbedResponse, None]:
-        """All that there are. Raises OutriderError for frames that are none."""
+        """All answers. Raises OutriderError for malformed frames."""
         with self._serving(request):
             reader = asyncio.create_task(_read(frames, request))
             try:
@@ -401,7 +402,7 @@ class EmbeddingReplicaService(EmbeddingServiceServicer, InferenceServiceServicer
     async def WatchKv(
         self, request: inference_pb2.WatchKvRequest, context: Any
     ) -> AsyncIterator[inference_pb2.WatchKvResponse]:
-        """There is no KV: the stream ends at once."""
+        """The replica has no KV, so the stream ends at once."""
         nothing: tuple[inference_pb2.WatchKvResponse, ...] = ()
         for response in nothing:
             yield response

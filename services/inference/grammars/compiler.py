@@ -29,15 +29,14 @@ WHITESPACE: Final = {
     "item_separator": ", ",
     "key_separator": ": ",
 }
-"""JSON as Python writes it. A model that may put whitespace anywhere can go on with it for ever,
-and where only one way is allowed more of the text is forced. `x-guidance` in a schema overrides
-it."""
+"""JSON as Python writes it. A model that may put whitespace anywhere can continue it for ever, and
+with only one way allowed, more of the text is forced. `x-guidance` in a schema overrides this."""
 
 _log = structlog.get_logger()
 _BODY: Final = "body"
 _ASCII: Final = (*b"\t\n\r", *range(0x20, 0x7F))
 _ESCAPE: Final = re.compile(r"\\[uUxpPN0-9]")
-"""Of a character, by number or class."""
+"""Matches escapes for characters by number or class."""
 _PROBLEMS: Final = (
     (
         "oneOf constraints",
@@ -62,7 +61,7 @@ _PROBLEMS: Final = (
     ("limit", "the grammar is too complex; simplify it, above all repetitions with large bounds"),
     ("regex", "a regular expression in the grammar is not valid"),
 )
-"""Parts of llguidance's messages, and what is said instead: theirs quote the grammar."""
+"""Parts of llguidance's messages, and our messages instead: theirs quote the grammar."""
 _KEYWORDS: Final = (
     "$anchor", "$dynamicAnchor", "$dynamicRef", "$id", "$ref", "additionalItems",
     "additionalProperties", "allOf", "anyOf", "const", "contains", "contentEncoding",
@@ -103,11 +102,11 @@ class CompiledGrammar:
         return GrammarMatcher(self._table, self, can_roll_back=self._can_roll_back)
 
     def sharing(self) -> LLMatcher:
-        """As FreshMatchers."""
+        """A matcher that shares the lexer; see FreshMatchers."""
         return self._fresh.deep_copy()
 
     def alone(self) -> LLMatcher | None:
-        """As FreshMatchers."""
+        """A matcher with a lexer of its own; see FreshMatchers."""
         self.is_worn_out = True
         return self._made() if self._took_s <= MOST_ALONE_S else None
 
@@ -120,8 +119,9 @@ class _Refused(Exception):
 
 
 def compile_grammar(table: TokenTable, grammar: Grammar) -> CompiledGrammar:
-    """Takes milliseconds, up to two seconds for schemas of thousands of properties, and releases
-    Python's lock meanwhile. Raises InvalidSamplingError, whose message has nothing of the text."""
+    """Compile a grammar: takes milliseconds, up to two seconds for schemas of thousands of
+    properties, and releases Python's lock meanwhile. Raises InvalidSamplingError, whose message
+    quotes nothing of it."""
     text = definition(table, grammar)
     try:
         compiled = CompiledGrammar(table, text)
@@ -139,11 +139,11 @@ def compile_grammar(table: TokenTable, grammar: Grammar) -> CompiledGrammar:
 def definition(table: TokenTable, grammar: Grammar) -> str:
     """The grammar in llguidance's form.
 
-    Nothing is forced where the vocabulary may lack bytes of it.
+    Nothing is forced if the vocabulary may have no token for some of its bytes.
 
-    Of some vocabularies the text of a reply lacks the space that its ids begin with. There the ids
-    may begin with one before JSON, as the model is used to; before a text that may begin with
-    spaces of its own they have to.
+    With some vocabularies the text of a reply omits the space that its ids begin with. There the
+    ids may begin with one before JSON, as the model is used to; before a text that may begin with
+    spaces of its own they must.
     """
     body = _body(grammar)
     may_force = not table.missing_bytes or _is_written(table.missing_bytes, grammar)
@@ -175,9 +175,9 @@ def _body(grammar: Grammar) -> dict[str, Any]:
 
 
 def _is_written(missing: frozenset[int], grammar: Grammar) -> bool:
-    """Whether what the grammar can force has none of these bytes. It is made of the grammar's own
-    characters, and of ASCII: JSON's, and those of formats. In expressions an escape or a range may
-    stand for any other character."""
+    """Whether text that the grammar can force has none of these bytes. It consists of the grammar's
+    own characters and of ASCII, for JSON and formats. In expressions an escape or a range may stand
+    for any other character."""
     if not missing.isdisjoint(_ASCII):
         return False
     text, has_expressions = grammar.text, grammar.kind in (GrammarKind.REGEX, GrammarKind.LARK)
@@ -192,7 +192,7 @@ def _is_written(missing: frozenset[int], grammar: Grammar) -> bool:
 
 
 def problem(kind: GrammarKind, message: str) -> str:
-    """What is wrong, in words that have nothing of the grammar's."""
+    """A message for the fault, which quotes nothing of the grammar."""
     if "Unimplemented keys" in message:
         named = [word for word in _KEYWORDS if f'"{word}"' in message]
         which = f": {', '.join(named)}" if named else ""
@@ -208,8 +208,8 @@ def problem(kind: GrammarKind, message: str) -> str:
 
 
 def _can_roll_back(table: TokenTable, fresh: LLMatcher) -> bool:
-    """Some of Lark's extensions (stop, max_tokens) cannot be undone: told by trying it with any
-    first id."""
+    """Whether the grammar can be rolled back. Some of Lark's extensions (stop, max_tokens) cannot:
+    found out by trying any first id."""
     trial = fresh.deep_copy()
     words = -(-table.size // 32)
     bits = trial.compute_bitmask()[: words * 4]

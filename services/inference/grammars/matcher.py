@@ -20,10 +20,10 @@ _SMOOTHING = 0.1
 
 
 class FreshMatchers(Protocol):
-    """Where matchers of one grammar come from, which have seen nothing (CompiledGrammar)."""
+    """Source of new matchers for one grammar (CompiledGrammar)."""
 
     def sharing(self) -> LLMatcher:
-        """One with the lexer of all others: what they learnt and spent is learnt and spent."""
+        """A matcher that shares the lexer of all others, with its cache and its limits."""
         ...
 
     def alone(self) -> LLMatcher | None:
@@ -35,14 +35,14 @@ class FreshMatchers(Protocol):
 class GrammarMatcher:
     """A Constraint (outrider.sampling.constraint). One thread uses it.
 
-    Masks are llguidance's: where the text that comes is certain, one id is allowed, that of the
-    model's own way to write it; else all whose bytes the grammar allows. They depend on the
-    committed ids alone. Looking at drafts moves the matcher and rolls it back; where that fails, a
-    fresh one is given the committed ids, and no drafts are looked at any more.
+    Masks are llguidance's: where the text is certain, one id is allowed, the one with which the
+    model itself would write it; else all whose bytes the grammar allows. They depend only on the
+    committed ids. Looking at drafts moves the matcher and rolls it back; if that fails, a fresh one
+    is given the committed ids, and no drafts are looked at any more.
 
-    Replies that share a compiled grammar share llguidance's lexer, which never comes back from an
+    Replies that share a compiled grammar share llguidance's lexer, which never recovers from an
     error: a draft of this reply, or another reply, may have taken it to its limits. So a reply
-    fails only where a lexer that it has for itself fails too.
+    fails only if a lexer of its own fails too.
     """
 
     def __init__(self, table: TokenTable, fresh: FreshMatchers, *, can_roll_back: bool) -> None:
@@ -55,14 +55,14 @@ class GrammarMatcher:
         """The committed ones, but for the end."""
         self._drafts: tuple[int, ...] = ()
         self._masks: list[Mask] = []
-        """Of the position where `_drafts` begin, and of those behind each of them."""
+        """Masks at the position where `_drafts` begin, and behind each of them."""
         self._num_taken = 0
         """Drafts that were committed since."""
         self._mask_s = 0.0
         """CPU time of one mask, smoothed."""
 
     def allowed(self) -> Mask:
-        """As Constraint."""
+        """The mask of allowed ids; see Constraint."""
         if self._num_taken >= len(self._masks):
             self._compute(())
             if not self._masks and self._goes_alone():
@@ -72,8 +72,8 @@ class GrammarMatcher:
         return self._masks[self._num_taken]
 
     def advance(self, token: int) -> None:
-        """As Constraint. The id that ends the reply is not the matcher's: llguidance consumes it in
-        some states and not in others, and nothing is asked behind it."""
+        """Commit an id; see Constraint. The id that ends the reply is not passed to the matcher:
+        llguidance consumes it only in some states, and no mask is needed behind it."""
         if token in self._table.ends:
             if not (self._matcher.is_accepting() or self._matcher.is_stopped()):
                 raise _not_allowed(len(self._ids))
@@ -93,11 +93,11 @@ class GrammarMatcher:
             self._forget_masks()
 
     def prepare(self, drafts: Sequence[int]) -> None:
-        """As Constraint."""
+        """Compute masks ahead of time; see Constraint."""
         self._compute(self._before_end(drafts) if self._is_fast else ())
 
     def num_valid(self, drafts: Sequence[int]) -> int:
-        """As Constraint."""
+        """How many of the drafts are allowed; see Constraint."""
         if not drafts or not self._is_fast:
             return 0
         if self._is_complete():
@@ -107,7 +107,7 @@ class GrammarMatcher:
         return 0 if self._restarted() else num_valid
 
     def forced(self, max_tokens: int) -> tuple[int, ...]:
-        """As Constraint."""
+        """The forced ids; see Constraint."""
         if not self._is_fast:
             return ()
         end = () if self._table.end is None else (self._table.end,)
@@ -138,7 +138,7 @@ class GrammarMatcher:
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     def _before_end(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """As many of them as come before an id that ends the reply."""
+        """The ids in front of the first one that ends the reply."""
         ends = self._table.ends
         at = next((at for at, token in enumerate(ids) if token in ends), len(ids))
         return tuple(ids[:at])
@@ -197,7 +197,7 @@ class GrammarMatcher:
 
 def _not_allowed(num_tokens: int) -> InvalidRequestError:
     return InvalidRequestError(
-        f"token {num_tokens} of the reply is none that its grammar allows; resume only with what "
+        f"token {num_tokens} of the reply is not allowed by its grammar; resume only with what "
         "was committed under the same grammar"
     )
 

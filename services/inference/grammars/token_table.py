@@ -20,8 +20,8 @@ MAX_TOKEN_BYTES = 1000
 UNWRITABLE = "the vocabulary cannot write what the grammar forces"
 
 
-class Words(Protocol):
-    """What is asked of a vocabulary (outrider.models.vocabulary)."""
+class GrammarVocabulary(Protocol):
+    """The part of a vocabulary that is needed here (outrider.models.vocabulary)."""
 
     @property
     def size(self) -> int: ...
@@ -46,14 +46,14 @@ class TokenTable:
     """Made once per vocabulary, in about half a second without releasing Python's lock; shared by
     all threads."""
 
-    def __init__(self, vocabulary: Words) -> None:
+    def __init__(self, vocabulary: GrammarVocabulary) -> None:
         self.size = vocabulary.size
         self.ends = vocabulary.stop_ids
         """Ids that end a reply: allowed where the grammar is complete."""
         self.end = vocabulary.usual_stop_id
         """The likeliest of them."""
         self.strips_space = vocabulary.strips_space
-        """Whether the reply's text lacks a space that its ids begin with."""
+        """Whether the reply's text omits a space that its ids begin with."""
         self.missing_bytes = _missing_bytes(vocabulary)
         """Bytes of UTF-8 without an id of their own: texts that have them may have no ids."""
         self._problem = _problem(vocabulary)
@@ -67,7 +67,7 @@ class TokenTable:
         return self._tokenizer
 
 
-def _missing_bytes(vocabulary: Words) -> frozenset[int]:
+def _missing_bytes(vocabulary: GrammarVocabulary) -> frozenset[int]:
     alone = {
         vocabulary.token_bytes(token)
         for token in range(vocabulary.size)
@@ -76,7 +76,7 @@ def _missing_bytes(vocabulary: Words) -> frozenset[int]:
     return frozenset(byte for byte in _UTF_8 if bytes([byte]) not in alone)
 
 
-def _problem(vocabulary: Words) -> str:
+def _problem(vocabulary: GrammarVocabulary) -> str:
     if not vocabulary.stop_ids:
         return "this model has no token that ends a reply, so none can follow a grammar"
     longest = max(len(vocabulary.token_bytes(token)) for token in range(vocabulary.size))
@@ -86,18 +86,19 @@ def _problem(vocabulary: Words) -> str:
 
 
 class _Tokenizer:
-    """What LLTokenizer reads (llguidance's TokenizerWrapper), and how it cuts forced text.
+    """The vocabulary in the form that LLTokenizer reads (llguidance's TokenizerWrapper), and how it
+    tokenizes forced text.
 
     The ids of a text stand for exactly its bytes, whatever the vocabulary's own way of writing
-    them: an encoder may drop, rewrite or add characters. Where it does, the longest tokens are
-    taken. A text that cannot be written is an error, which ends the reply: llguidance would take
-    its other characters for the whole (compiler.definition keeps it from asking).
+    them: an encoder may drop, rewrite or add characters. If it does, the longest tokens are taken.
+    A text that cannot be written is an error, which ends the reply: llguidance would take its other
+    characters for the whole (compiler.definition keeps it from asking).
     """
 
     is_tokenizer_wrapper = True
     bos_token_id = None
 
-    def __init__(self, vocabulary: Words) -> None:
+    def __init__(self, vocabulary: GrammarVocabulary) -> None:
         self._vocabulary = vocabulary
         self.eos_token_id = vocabulary.usual_stop_id
         self.tokens = [vocabulary.token_bytes(token) for token in range(vocabulary.size)]
@@ -130,7 +131,7 @@ class _Tokenizer:
         return longest
 
 
-def _ll_tokenizer(vocabulary: Words) -> LLTokenizer:
+def _ll_tokenizer(vocabulary: GrammarVocabulary) -> LLTokenizer:
     wrapper = _Tokenizer(vocabulary)
     usual = vocabulary.usual_stop_id
     ends = sorted(vocabulary.stop_ids, key=lambda token: (token != usual, token))

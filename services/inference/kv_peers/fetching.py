@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -18,6 +17,7 @@ import structlog
 
 from outrider.circuit_breaker import CircuitBreaker, CircuitBreakerPolicy
 from outrider.errors import ConfigError, MalformedFrameError, OutriderError, OverloadedError
+from outrider.lru_map import LruMap
 from outrider.rpc import end_call, from_rpc_error, make_channel
 from outrider.telemetry.metrics import Metrics
 from outrider.tls import PLAINTEXT, Role, Tls
@@ -67,8 +67,7 @@ class KvPeers:
         self._tls = tls
         self._policy = breaker or CircuitBreakerPolicy()
         self._clock = clock
-        self._peers: OrderedDict[str, _Peer] = OrderedDict()
-        """Least recently used first."""
+        self._peers: LruMap[str, _Peer] = LruMap(MAX_PEERS)
         self._failures = metrics.counter(PEER_FAILURES)
         self.num_failures = 0
         """Requests that failed."""
@@ -80,7 +79,7 @@ class KvPeers:
 
     def planner(self, holder: KvHolder) -> LoadPlanner:
         """What is known of fetching from this replica."""
-        peer = self._peers.get(holder.address)
+        peer = self._peers.peek(holder.address)
         return LoadPlanner() if peer is None else peer.planner
 
     async def fetch(
@@ -130,13 +129,13 @@ class KvPeers:
 
     def lied(self, holder: KvHolder) -> None:
         """What it sent is not what it was asked for."""
-        peer = self._peers.get(holder.address)
+        peer = self._peers.peek(holder.address)
         if peer is not None:
             self._failed(holder, peer, MalformedFrameError("a block is not what was asked for"))
 
     async def close(self) -> None:
         """Nothing is fetched any more."""
-        peers = list(self._peers.values())
+        peers = [peer for _, peer in self._peers.items()]
         self._peers.clear()
         for peer in peers:
             await peer.channel.close()
@@ -153,13 +152,7 @@ class KvPeers:
         """None where too many are in use, and for an address that may not be called."""
         peer = self._peers.get(holder.address)
         if peer is not None:
-            self._peers.move_to_end(holder.address)
             return peer
-        idle: str | None = None
-        if len(self._peers) >= MAX_PEERS:
-            idle = next((it for it, peer in self._peers.items() if not peer.num_calls), None)
-            if idle is None:
-                return None
         try:
             channel = make_channel(
                 holder.address,
@@ -171,8 +164,14 @@ class KvPeers:
         except ConfigError as error:
             _log.warning("kv_peer_refused", replica=holder.replica, reason=error.message)
             return None
-        unused = None if idle is None else self._peers.pop(idle)
-        self._peers[holder.address] = peer = _Peer(channel, CircuitBreaker(self._policy))
+        unused = None
+        if self._peers.is_full:
+            unused = self._peers.pop_first(lambda peer: not peer.num_calls)
+            if unused is None:
+                await channel.close()
+                return None
+        peer = _Peer(channel, CircuitBreaker(self._policy))
+        self._peers.put(holder.address, peer)
         if unused is not None:
             await unused.channel.close()
         return peer

@@ -44,7 +44,7 @@ class FrameAssembler:
                 raise MalformedFrameError(f"a block's frame is said to have {num_bytes} bytes")
             self._index, self._num_bytes, self._parts, self._held = index, num_bytes, [], 0
         if (index, num_bytes) != (self._index, self._num_bytes) or not data:
-            raise MalformedFrameError("a piece does not go on with its frame")
+            raise MalformedFrameError("a piece does not continue its frame")
         self._held += len(data)
         if self._held > num_bytes:
             raise MalformedFrameError("a block's frame is longer than announced")

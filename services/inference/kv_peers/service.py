@@ -113,13 +113,13 @@ class KvTransferService(KvTransferServiceServicer):
         if not same_model(request.model_identity, self._model_identity):
             raise UnavailableError(
                 f"this replica computes as {short_form(self._model_identity)}, not as "
-                f"{short_form(request.model_identity[:64])}: compute the KV",
+                f"{short_form(request.model_identity[:64])}; compute the KV",
             )
         if request.vocabulary_digest != self._identity.vocabulary_digest:
-            raise UnavailableError("this replica has another vocabulary: compute the KV")
+            raise UnavailableError("this replica has another vocabulary; compute the KV")
         hashes = request.block_hashes
         if not 0 < len(hashes) <= MAX_BLOCKS:
-            raise InvalidRequestError(f"{len(hashes)} blocks are asked for: ask for 1 to 1,024")
+            raise InvalidRequestError(f"{len(hashes)} blocks are asked for; ask for 1 to 1,024")
         if any(len(name) != HASH_BYTES for name in hashes):
             raise InvalidRequestError(f"a block's hash has to have {HASH_BYTES} bytes")
 

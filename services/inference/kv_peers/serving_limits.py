@@ -37,12 +37,12 @@ class ServingLimits:
         config = self._config
         if self.num_streams >= config.max_streams:
             raise OverloadedError(
-                f"{self.num_streams} requests for KV are being answered: compute it, or ask later",
+                f"{self.num_streams} requests for KV are being answered; compute it, or ask later",
                 retry_delay_ms=_RETRY_MS,
             )
         if self._streams[host] >= config.max_streams_per_peer:
             raise OverloadedError(
-                f"{self._streams[host]} requests of this host for KV are being answered: compute "
+                f"{self._streams[host]} requests of this host for KV are being answered; compute "
                 "it, or ask later",
                 retry_delay_ms=_RETRY_MS,
             )

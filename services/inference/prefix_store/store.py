@@ -157,7 +157,7 @@ def connect(
     except ValueError as error:
         raise ConfigError(f"prefix_store.url: {error}") from error
     if is_cluster and urlsplit(address.url).path not in ("", "/", "/0"):
-        raise ConfigError("prefix_store.url: a Redis Cluster has database 0 alone")
+        raise ConfigError("prefix_store.url: a Redis Cluster only has database 0")
     kind = RedisCluster if is_cluster else Redis
     return kind.from_url(
         address.url,

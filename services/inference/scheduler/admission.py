@@ -1,4 +1,5 @@
-"""Who is let in, when its first token will come, and how far the replica is overloaded."""
+"""Which sessions are admitted, when their first token will come, and the replica's overload
+level."""
 
 from __future__ import annotations
 
@@ -19,13 +20,13 @@ from outrider.session.types import Priority
 from services.inference.scheduler.cost_model import CostModel, attention_work
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.queues import SessionQueues
-from services.inference.scheduler.session import Session, SessionState
+from services.inference.scheduler.session import SchedulingState, Session
 from services.inference.scheduler.types import OpenRequest, OverloadLevel
 
 _MAX_RETRY_DELAY_MS = 30_000
 _LEAST_SHARE = 0.5
 """A deadline counts as out of reach if it comes before this share of the time predicted for a
-session alone on the machine."""
+session that has the machine to itself."""
 _SERVICE_SMOOTHING = 0.1
 _LEVEL_HOLD_S = 1.0
 """An overload level is left only after the pressure has been below it for this long."""
@@ -38,7 +39,7 @@ THRESHOLDS = {
     OverloadLevel.QUEUE_LOW: 0.75,
     OverloadLevel.REFUSE: 1.0,
 }
-"""Pressure from which a level holds."""
+"""Least pressure at which each level applies."""
 
 
 def check_request(request: OpenRequest, info: EngineInfo, context_limit: int) -> None:
@@ -70,7 +71,7 @@ def check_ids(name: str, ids: Sequence[int], info: EngineInfo) -> None:
 
 @dataclass(frozen=True, slots=True)
 class QueueAhead:
-    """What is served before a session that comes now."""
+    """Work that is served before a session that arrives now."""
 
     num_sessions: int
     """Sessions that are admitted before it."""
@@ -83,14 +84,14 @@ class QueueAhead:
 
 
 def queue_ahead(queues: SessionQueues, priority: Priority, rank: tuple[float, int]) -> QueueAhead:
-    """What is served before a session of this class and rank."""
+    """Work that is served before a session of this class and rank."""
     sessions = [s for s in (*queues.waiting, *queues.paused) if s.rank < rank]
-    prompts = [s for s in queues.running if s.state is SessionState.PREFILLING and s.rank < rank]
+    prompts = [s for s in queues.running if s.state is SchedulingState.PREFILLING and s.rank < rank]
     return QueueAhead(
         num_sessions=len(sessions),
         num_free_slots=queues.num_free_slots(priority),
         prompt_tokens=sum(session.num_uncached for session in (*sessions, *prompts)),
-        num_replying=sum(session.state is SessionState.DECODING for session in queues.running),
+        num_replying=sum(session.state is SchedulingState.DECODING for session in queues.running),
     )
 
 
@@ -134,7 +135,7 @@ class Forecast:
 
     def least_s(self, num_tokens: int, past: int = 0) -> float:
         """Least seconds to the next token of a session that has num_tokens to compute behind `past`
-        ones: alone on the machine, and in _LEAST_SHARE of the predicted time."""
+        ones: _LEAST_SHARE of the predicted time with the machine to itself."""
         cost = self._cost
         chunk = min(self._limits.prefill_chunk_tokens, num_tokens)
         middle = past + num_tokens // 2 - chunk // 2
@@ -144,8 +145,9 @@ class Forecast:
         return _LEAST_SHARE * ms / 1e3
 
     def is_late(self, session: Session, now: float, num_cached: int = 0) -> bool:
-        """Whether its deadline comes before its next token can, though it were alone; num_cached
-        tokens of it are in the prefix cache, and what may be loaded need not be computed."""
+        """Whether its deadline comes before its next token can, even with the machine to itself.
+        num_cached of its tokens are in the prefix cache; tokens that may be loaded need not be
+        computed."""
         deadline = session.request.deadline
         if deadline is None or deadline <= now:
             return deadline is not None
@@ -155,10 +157,10 @@ class Forecast:
 
 
 class Overload:
-    """The overload level, from a pressure of 0 (idle) to 1 (no more can be let in) and beyond.
+    """The overload level, from a pressure of 0 (idle) to 1 (no more can be admitted) and beyond.
 
-    It rises at once and falls one level at a time, after _LEVEL_HOLD_S: what is given up relieves
-    the pressure, and would be taken up again too soon otherwise.
+    It rises at once and falls one level at a time, after _LEVEL_HOLD_S: shedding relieves the
+    pressure, so that the level would otherwise fall too soon.
     """
 
     def __init__(self) -> None:
@@ -211,8 +213,8 @@ class Admission:
         num_cached tokens of it need no computing. One that was begun elsewhere has started."""
         if self.forecast.is_late(session, now, num_cached):
             raise DeadlineError(
-                "not even alone could the session have its first token before its deadline; "
-                "leave it more time, or shorten the prompt"
+                "the session could not have its first token before its deadline even on an idle "
+                "replica; leave it more time, or shorten the prompt"
             )
         slo_ms = self._limits.slo_ttft_ms(session.priority)
         if not slo_ms or session.request.resume or session.request.warms_up:
@@ -227,12 +229,12 @@ class Admission:
             )
 
     def update_level(self, rank: tuple[float, int], now: float) -> OverloadLevel:
-        """The overload level from now on; `rank` is that of a MEDIUM session opened now."""
+        """The new overload level; `rank` is that of a MEDIUM session opened now."""
         return self._overload.update(self._pressure(rank), now)
 
     def _pressure(self, rank: tuple[float, int]) -> float:
-        """How near MEDIUM sessions are to being refused, 1 being there. LOW sessions may wait:
-        their number is no pressure."""
+        """How near MEDIUM sessions are to being refused, at 1. LOW sessions may wait, so their
+        number adds no pressure."""
         waiting = sum(session.priority > Priority.LOW for session in self._queues.waiting)
         pressure = 0.0
         if waiting:

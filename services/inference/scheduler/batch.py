@@ -1,4 +1,4 @@
-"""What the next engine call computes: replies, prefill chunks and drafts."""
+"""Lays out the next engine call: replies, prefill chunks and drafts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from services.inference.scheduler.draft_sources import DraftAttempt, EdgeChain
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.prefill_budget import PrefillBudget
 from services.inference.scheduler.queues import SessionQueues
-from services.inference.scheduler.session import Session, SessionState
+from services.inference.scheduler.session import SchedulingState, Session
 from services.inference.scheduler.types import OverloadLevel
 
 _MAX_LEARNED_TOKENS = 512
@@ -59,12 +59,13 @@ class Batch:
     copies: tuple[BlockCopy, ...]
     """For Engine.copy_block."""
     scheduled: tuple[ScheduledSequence, ...]
-    """What each slice is for, in the same order."""
+    """Purpose of each slice, in the same order."""
     scheduled_at: float
     begun: tuple[int, ...] = ()
     """Sessions that no call had before."""
     new_requests: tuple[int, ...] = ()
-    """Request keys of sessions whose prompts are computed: what the call might fail for."""
+    """Request keys of sessions whose prompts are computed: possible causes of the call's
+    failure."""
     num_tokens: int = field(init=False)
     """Tokens of the call, drafts and padding included."""
     is_decode: bool = field(init=False)
@@ -81,7 +82,7 @@ class Batch:
         return engine.step(self.slices, overlapped_work) if self.slices else []
 
     def prepare(self, engine: Engine) -> None:
-        """Tell the engine what has to come before its step. Raises EngineError."""
+        """Make the engine's operations that precede the step. Raises EngineError."""
         for sequence in self.closed:
             engine.close_sequence(sequence)
         for new in self.opened:
@@ -91,12 +92,12 @@ class Batch:
 
     @property
     def attention_work(self) -> float:
-        """What the call reads of contexts, as the cost model counts it."""
+        """The call's reads of contexts, in the cost model's unit."""
         return sum(attention_work(len(part.tokens), part.past) for part in self.slices)
 
 
 class _PlannedSlice(NamedTuple):
-    """What the next call computes of a session that has one token more by then."""
+    """A session's part of the next call, assuming that it commits one token in this one."""
 
     session: Session
     scheduled: ScheduledSequence
@@ -110,7 +111,7 @@ class _Plan(NamedTuple):
     """SessionQueues.version that it holds for."""
     slices: list[_PlannedSlice]
     chains: list[EdgeChain]
-    """It holds as long as these are empty."""
+    """The plan holds as long as these are empty."""
 
 
 class BatchBuilder:
@@ -133,11 +134,11 @@ class BatchBuilder:
         self._draft_budget = DraftBudget(limits, cost, decode_cost, self._min_rows)
         self._plan: _Plan | None = None
         self._was_alone = False
-        """Whether the last call was for one session that has to be alone."""
+        """Whether the last call was for one session that must be alone."""
 
     def plan_ahead(self, in_flight: Batch) -> None:
-        """Plan the call behind this one, which is being computed, where only its tokens are open:
-        everybody goes on with one more, nobody waits, and nobody has drafts of this replica."""
+        """Plan the call behind the present one if only that call's tokens are unknown: each session
+        continues with one more, none waits, and none has drafts of this replica."""
         queues, running = self._queues, self._queues.running
         if not running or len(in_flight.scheduled) != len(running) or not in_flight.is_decode:
             return
@@ -148,7 +149,7 @@ class BatchBuilder:
             sources, past = session.sources, session.num_computed + 1
             if one.session is not session or one.drafts or sources.drafts_here:
                 return
-            if session.state is not SessionState.DECODING or session.priority is Priority.LOW:
+            if session.state is not SchedulingState.DECODING or session.priority is Priority.LOW:
                 return
             if not self._pool.grow(session.sequence, past + 1):
                 return
@@ -189,7 +190,7 @@ class BatchBuilder:
         short = prefill_budget.must_be_short(schedulable, now)
         if short:
             schedulable = prefill_budget.fit_short_call(schedulable, now)
-        if all(s.state is not SessionState.PREFILLING for s in schedulable):
+        if all(s.state is not SchedulingState.PREFILLING for s in schedulable):
             slots = self._allocate_replies(schedulable)
         else:
             max_tokens = prefill_budget.max_prompt_tokens(schedulable, short=short, level=level)
@@ -202,7 +203,7 @@ class BatchBuilder:
         for one in scheduled:
             one.session.last_scheduled_at = now
         opened, closed = queues.take_sequence_changes()
-        new = [one.session for one in scheduled if one.session.state is SessionState.PREFILLING]
+        new = [one.session for one in scheduled if one.session.state is SchedulingState.PREFILLING]
         begun = tuple([session.session_id for session in new if not session.has_begun])
         for session in new:
             session.has_begun = True
@@ -218,7 +219,7 @@ class BatchBuilder:
         )
 
     def _one_or_others(self, schedulable: list[Session]) -> list[Session]:
-        """A session that has to be alone in its call, or all that have not: by turns."""
+        """Either one session that must be alone in its call, or all others: by turns."""
         alone = [session for session in schedulable if session.goes_alone]
         if not alone:
             self._was_alone = False
@@ -230,9 +231,9 @@ class BatchBuilder:
     def _allocate(
         self, schedulable: list[Session], max_prompt_tokens: int, starving: Session | None
     ) -> list[BatchSlot]:
-        """Who takes part, with how many tokens, in order of rank. KV is allocated for these, not
-        yet for drafts; it may be taken from sessions that come later in the list."""
-        prompts = [s for s in schedulable if s.state is SessionState.PREFILLING]
+        """Sessions that take part, with their numbers of tokens, in order of rank. KV is allocated
+        for these, not yet for drafts; it may be taken from sessions later in the list."""
+        prompts = [s for s in schedulable if s.state is SchedulingState.PREFILLING]
         for session in prompts:
             # Others may have computed the same tokens since the last call.
             session.reuse(self._pool.reuse(session.sequence, session.ids, session.num_computed))
@@ -242,12 +243,12 @@ class BatchBuilder:
         slots: list[BatchSlot] = []
         min_rows = self._min_rows
         for session in schedulable:
-            if session.state is SessionState.WAITING:
+            if session.state is SchedulingState.WAITING:
                 continue  # preempted for one before it
             num_computed = session.num_computed
             num_uncomputed = len(session.ids) - num_computed
             count = chunks.get(session.sequence, num_uncomputed) if chunks else num_uncomputed
-            if session.state is SessionState.PREFILLING:
+            if session.state is SchedulingState.PREFILLING:
                 count = self._up_to_loaded(session, count)
             padding = min_rows - count if count < min_rows else 0
             if count and self._queues.grow(session, num_computed + count + padding):
@@ -255,9 +256,9 @@ class BatchBuilder:
         return slots
 
     def _allocate_replies(self, schedulable: list[Session]) -> list[BatchSlot]:
-        """As _allocate, where nobody's prompt is computed: one token of each."""
+        """Like _allocate, if no prompt is computed: one token of each."""
         num_padding, grow = self._min_rows - 1, self._queues.grow
-        waiting = SessionState.WAITING
+        waiting = SchedulingState.WAITING
         return [
             BatchSlot(session, 1, num_padding, True)
             for session in schedulable
@@ -271,8 +272,8 @@ class BatchBuilder:
         return count if begin is None else min(count, begin - session.num_computed)
 
     def _learn_prompts(self, slots: list[BatchSlot]) -> None:
-        """Let suffix drafters learn prompts, bounded per call; the prompt that lacks least comes
-        first. Replies go on drafting meanwhile."""
+        """Let suffix drafters learn prompts, bounded per call; the prompt with the fewest tokens
+        left comes first. Replies continue to get drafts meanwhile."""
         left = _MAX_LEARNED_TOKENS
         sessions = [slot.session for slot in slots if slot.session.sources.has_drafter]
         behind = [one for one in sessions if not one.sources.is_ready(one.ids)]
@@ -301,7 +302,7 @@ class BatchBuilder:
         ]
 
     def _without_drafts(self, slots: list[BatchSlot]) -> list[ScheduledSequence]:
-        """The slots as they are: nobody has anything to propose."""
+        """The slots as they are, if no session has drafts."""
         self.prefill_budget.drafts_scheduled(
             -sum([slot.num_padding for slot in slots if slot.is_last])
         )

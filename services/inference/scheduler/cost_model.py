@@ -18,10 +18,10 @@ _PRIOR_ROWS = (2.0, 64.0)
 _RIDGE = 4.0
 """Pull of the last slopes, rows^2 and attention^2: keeps them while all calls are alike."""
 _REPACKING_ROWS = 24
-"""What reading a sequence's KV once costs, in rows of attention over it: measured on SmolLM2-135M,
+"""Cost of reading a sequence's KV once, in rows of attention over it: measured on SmolLM2-135M,
 contexts of 500 and 1,500 tokens, slices of 1 to 128 rows."""
 _MAX_SURPRISE = 2.0
-"""An observation counts as this many times the prediction at most: what took longer was held up by
+"""An observation counts as at most this many times the prediction: a longer call was delayed by
 something else."""
 
 # DecodeCostModel
@@ -36,8 +36,8 @@ in proportion to their rows, the most that a row can cost."""
 
 
 def attention_work(num_tokens: int, past: int) -> float:
-    """What a slice of num_tokens behind `past` ones reads of its context, in thousands of tokens
-    times rows."""
+    """Work for reading the context of a slice of num_tokens behind `past` ones, in thousands of
+    tokens times rows."""
     return (num_tokens + _REPACKING_ROWS) * (past + num_tokens / 2) / 1e3
 
 
@@ -60,13 +60,13 @@ class CostModel:
             self._moments.add(rows, 0.0, fixed_ms + row_ms * rows)
 
     def predict_ms(self, rows: int, attention: float = 0.0) -> float:
-        """Of the next call; `attention` is the sum of its slices' attention_work()."""
+        """Duration of the next call; `attention` is the sum of its slices' attention_work()."""
         padded = self._sizing.padded(rows)
         return self.fixed_ms + self.row_ms * padded + self.attention_ms * attention
 
     def decode_ms(self, contexts: Iterable[int], slice_rows: int, draft_rows: float = 0.0) -> float:
-        """Of a call with a slice of `slice_rows` behind each of these contexts, lengths in tokens,
-        and `draft_rows` more: after others of its size, so without padding."""
+        """Duration of a call with a slice of `slice_rows` behind each of these contexts, lengths in
+        tokens, and `draft_rows` more: in a series of calls of its size, so without padding."""
         num_slices, attention = 0, 0.0
         for num_tokens in contexts:
             num_slices += 1
@@ -79,7 +79,7 @@ class CostModel:
         return self._sizing.padded(rows)
 
     def observe(self, rows: int, duration_ms: float, attention: float = 0.0) -> None:
-        """One call of this many rows and this attention work took this long."""
+        """Learn from one call with this many rows and this attention work."""
         longest_ms = _MAX_SURPRISE * self.predict_ms(rows, attention)
         self._moments.add(self._sizing.padded(rows), attention, min(duration_ms, longest_ms))
         row_ms, attention_ms = self._moments.slopes(self.row_ms, self.attention_ms, _RIDGE, _RIDGE)
@@ -91,7 +91,7 @@ class CostModel:
 
 
 class _Moments:
-    """Weighted sums of two causes x, z and of what they cost, y."""
+    """Weighted sums of two causes x, z and their cost y."""
 
     def __init__(self) -> None:
         self._n = self._x = self._z = self._y = 0.0
@@ -115,8 +115,8 @@ class _Moments:
     def slopes(
         self, expected_x: float, expected_z: float, ridge_x: float, ridge_z: float
     ) -> tuple[float, float]:
-        """Cost per x and per z, each drawn to the expected one by its ridge, x^2 and z^2; that of z
-        is not negative."""
+        """Cost per x and per z, each drawn to the expected one by its ridge, x^2 and z^2; the cost
+        of z is not negative."""
         x, z, y = self.means()
         xx = self._xx - self._x * x + ridge_x
         zz = self._zz - self._z * z + ridge_z
@@ -135,7 +135,7 @@ class DecodeCostModel:
 
     Separate from CostModel: the rows of a long prompt are cheaper than the first few behind every
     reply, and one line through both makes drafts look cheaper than they are. Contexts are counted
-    apart from rows, and without those of drafts: most of what one more reply costs is reading its
+    apart from rows, and without those of drafts: most of the cost of one more reply is reading its
     context, which its drafts share. Least squares that forget exponentially (Haykin, Adaptive
     Filter Theory, chapter 10).
     """
@@ -165,7 +165,7 @@ class DecodeCostModel:
         return self._sizing.padded(rows)
 
     def reading(self, attention: float) -> DecodeCallCost:
-        """What calls cost that read their contexts with this much attention work."""
+        """Cost of calls that read their contexts with this much attention work."""
         return DecodeCallCost(self, attention)
 
     def least_survival(self, num_sessions: int, attention: float = 0.0) -> float:
@@ -182,8 +182,8 @@ class DecodeCostModel:
         attention: float = 0.0,
         expected_attention_ms: float = 0.0,
     ) -> None:
-        """A call of this many rows, all of them behind replies, took this long. The slopes are
-        drawn to the expected ones while calls that are nearly alike say nothing of them."""
+        """Learn from a call of this many rows, all of them behind replies. The slopes are drawn to
+        the expected ones while calls that are nearly alike do not determine them."""
         if self._smallest:
             longest_ms = _DECODE_MAX_SURPRISE * self.predict_ms(rows, attention)
             duration_ms = min(duration_ms, longest_ms)

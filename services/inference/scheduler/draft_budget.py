@@ -1,4 +1,4 @@
-"""Which drafts go into a call: those that are worth their rows, asked for where asking pays."""
+"""Which drafts go into a call: those worth their rows. Drafters are only asked if asking pays."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class DraftOffer(NamedTuple):
 
 
 class DraftGrant(NamedTuple):
-    """What a session verifies in the call."""
+    """The drafts that a session verifies in the call."""
 
     ids: tuple[int, ...]
     num_drafts: int
@@ -59,7 +59,7 @@ class DraftGrant(NamedTuple):
 
 
 class RowCost(Protocol):
-    """Says what calls of so many rows cost (DecodeCostModel, DecodeCallCost)."""
+    """Predicts the cost of calls by their rows (DecodeCostModel, DecodeCallCost)."""
 
     def predict_ms(self, rows: int) -> float:
         """Duration of a call that needs `rows`."""
@@ -118,7 +118,7 @@ def _gains(survival: Sequence[float], num_padding: int) -> Iterator[float]:
 
 
 class DraftGate:
-    """Says where suffix drafters are asked for drafts, by what attempts gained lately.
+    """Decides when suffix drafters are asked for drafts, by the gains of recent attempts.
 
     Drafts that are not worth their rows are never verified, but finding that out takes time in
     which the engine idles. The profit of an attempt, in tokens: what the session committed beyond
@@ -144,8 +144,8 @@ class DraftGate:
     def attempts(
         self, trackers: Sequence[ProfitTracker], counts: Sequence[int], rows: int, cost: RowCost
     ) -> list[DraftAttempt]:
-        """One for each session of a call, of which `counts` drafts are verified beside `rows` rows
-        without them."""
+        """One attempt for each session of a call; `counts` drafts of each are verified, and the
+        call has `rows` rows without them."""
         num_drafts = sum(counts)
         base_ms = cost.predict_ms(rows)
         draft_ms = (cost.predict_ms(rows + num_drafts) - base_ms) / max(1, num_drafts)

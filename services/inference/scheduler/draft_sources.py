@@ -1,4 +1,4 @@
-"""Where drafts come from, how likely they are to be accepted, and when the drafter is asked."""
+"""Sources of drafts, how likely their drafts are to be accepted, and when the drafter is asked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from outrider.speculation.suffix_drafter import LEAST_SURVIVAL, DraftTokens, Suf
 from outrider.speculation.verification import Verification, common_prefix_length
 
 MAX_UNSEEN_TOKENS = 32
-"""Most committed tokens that the suffix drafter may lack when it drafts; a commit has no more."""
+"""Most committed tokens that the suffix drafter need not have learned when it drafts; a commit has
+no more."""
 
 FORCED_SURVIVAL = 0.99
 """Chance that an id which the grammar forces is accepted. The mask allows no other one, but behind
@@ -47,8 +48,8 @@ class EdgeChain:
     """The edge's drafts beyond the committed reply, of its newest epoch.
 
     An epoch is dead once one of its drafts proved wrong; the edge then starts the next one, and
-    what still arrives of the dead one is dropped. A gap kills it too: had a lost draft been wrong,
-    the edge would have left the epoch, and could not tell what an accepted one behind it was.
+    later arrivals of the dead one are dropped. A gap kills it too: had a lost draft been wrong, the
+    edge would have left the epoch, and the meaning of an accepted one behind it would be unknown.
     """
 
     def __init__(self, epoch: int, max_lead: int) -> None:
@@ -81,7 +82,8 @@ class EdgeChain:
         self._end = max(end, min(drafts.base + len(drafts.ids), num_reply + len(self.ids)))
 
     def _add(self, drafts: Draft, ids: Sequence[int], begin: int) -> bool:
-        """False if the frame, which begins at index `begin` of `ids`, contradicts what is known."""
+        """Add a frame that begins at index `begin` of `ids`; False if it contradicts known
+        tokens."""
         overlap = max(0, len(ids) - begin)
         offset = max(0, begin - len(ids))
         old, new = drafts.ids[:overlap], drafts.ids[overlap:]
@@ -122,7 +124,7 @@ class EdgeAcceptance:
         return [self._accepted, self._tried]
 
     def restore(self, numbers: Numbers) -> None:
-        """Go on from a row of what `numbers` gave; anything else is ignored."""
+        """Continue from a row saved by `numbers`; anything else is ignored."""
         row = row_of(numbers, _EDGE_ACCEPTANCE, 2, 0.0, _MOST_TRIED)
         if row is not None and row[0] <= row[1] and row[1] > 0:
             self._accepted, self._tried = row
@@ -140,8 +142,7 @@ class EdgeAcceptance:
 
 @dataclass(slots=True)
 class ProfitTracker:
-    """What drafting attempts of one kind gained less what they cost, in tokens; forgets
-    exponentially."""
+    """Gain less cost of one kind of drafting attempts, in tokens; forgets exponentially."""
 
     profit: float = _FIRST_PROFIT * _FIRST_WEIGHT
     weight: float = _FIRST_WEIGHT
@@ -156,7 +157,7 @@ class DraftAttempt(NamedTuple):
     """The suffix drafter of one session was asked for drafts in one call."""
 
     tracker: ProfitTracker
-    """Where the outcome is counted."""
+    """Tracker that counts the outcome."""
     cost_tokens: float
     """Tokens that all sessions of the call would commit in the time that the attempt and the rows
     of its drafts take."""
@@ -172,7 +173,7 @@ class DraftBackoff:
     num_skipped: int = 0
     """Calls that are skipped after the last attempt."""
     num_to_skip: int = 0
-    """Those of them that are still to come."""
+    """Attempts of these still to be skipped."""
 
     def is_due(self, tracker: ProfitTracker) -> bool:
         """Whether to ask in a call whose attempts this tracker counts; call once per call."""
@@ -210,8 +211,8 @@ NO_PROPOSAL = Proposal((), ())
 
 
 class DraftSources:
-    """One session's edge chain, suffix drafter and prediction; None for a source that is not to be
-    used. Under a grammar: what it forces, and of the others what it allows."""
+    """One session's edge chain, suffix drafter and prediction; None for a source that is not used.
+    Under a grammar: the tokens that it forces, and those of the sources' drafts that it allows."""
 
     def __init__(
         self,
@@ -229,7 +230,7 @@ class DraftSources:
         self.accepted_prediction_tokens = 0
         """Drafts of the prediction that were accepted."""
         self.rejected_prediction_tokens = 0
-        """Those that were verified and not accepted."""
+        """Drafts of the prediction that were verified and not accepted."""
         self._prediction = prediction
         self._constraint = constraint
         self._drafts_forced = drafts_forced
@@ -242,15 +243,15 @@ class DraftSources:
         self._unseen: Sequence[int] = ()
         """The tokens behind them, if they are few enough for it to draft."""
         self._is_ready = drafter is None
-        """Whether the suffix drafter lacks no more than `_unseen`."""
+        """Whether the suffix drafter has learned all tokens but `_unseen`."""
         self._was_asked = True
         """Whether the suffix drafter was asked for the last proposal."""
         self._was_drafted = False
-        """Whether the last proposal is the suffix drafter's alone."""
+        """Whether the last proposal is only the suffix drafter's."""
         self._was_predicted = False
-        """Whether the last proposal is the prediction's alone."""
+        """Whether the last proposal is only the prediction's."""
         self._edge_offer: tuple[int, ...] = ()
-        """What the chain had at the last proposal."""
+        """The chain's drafts at the last proposal."""
 
     @property
     def has_drafter(self) -> bool:
@@ -267,7 +268,7 @@ class DraftSources:
 
     @property
     def may_propose(self) -> bool:
-        """Whether there is anything that a proposal could have drafts from."""
+        """Whether any source may have drafts to propose."""
         return self.drafts_here or (self.chain is not None and bool(self.chain.ids))
 
     @property
@@ -292,9 +293,9 @@ class DraftSources:
         return 0 if self._drafter is None else len(ids) - self._num_seen
 
     def is_ready(self, ids: Sequence[int]) -> bool:
-        """Note the session's `ids`, all so far, and say whether the suffix drafter can draft behind
-        them. It can if it has not learned the last few: update_estimates() does that later. It
-        cannot where they are more, as in a prompt: then learn_prompt() is needed."""
+        """Note the session's `ids`, all so far, and return whether the suffix drafter can draft
+        behind them. It can if only the last few are not learned: update_estimates() learns them
+        later. It cannot if more are missing, as in a prompt: then learn_prompt() is needed."""
         num_seen = self._num_seen
         self._is_ready = self._drafter is None or 0 < num_seen >= len(ids) - MAX_UNSEEN_TOKENS
         self._unseen = ids[num_seen:] if self._is_ready and self._drafter is not None else ()
@@ -311,8 +312,8 @@ class DraftSources:
         return count
 
     def update_estimates(self) -> None:
-        """Let the suffix drafter learn what was committed. If it is not being asked for drafts, not
-        before there are several tokens: its tables are then fetched from memory once for all."""
+        """Let the suffix drafter learn committed tokens. If it is not being asked for drafts, it
+        waits for several tokens: its tables are then fetched from memory once for all."""
         if self._drafter is not None and (
             self._was_asked or len(self._unseen) >= MAX_UNSEEN_TOKENS // 2
         ):
@@ -334,7 +335,7 @@ class DraftSources:
         max_predicted: int = 0,
     ) -> Proposal:
         """At most max_tokens drafts, or max_predicted of the prediction, as long as they are at
-        least this likely to survive: those of which more are expected to be accepted."""
+        least this likely to survive, from the source of which more are expected to be accepted."""
         self._was_predicted = False
         if not ask_drafter and self._has_none:  # as of most sessions where drafting does not pay
             self._was_asked = self._was_drafted = False
@@ -387,14 +388,14 @@ class DraftSources:
 
     def _edge_chain(self, max_tokens: int, forced: tuple[int, ...]) -> tuple[int, ...]:
         """The edge's drafts, as far as the grammar allows them; none of a chain that contradicts
-        what is forced."""
+        forced tokens."""
         edge = tuple(self.chain.ids[:max_tokens]) if self.chain is not None else ()
         if common_prefix_length(edge, forced) < min(len(edge), len(forced)):
             return ()
         return self._valid(edge)
 
     def _valid(self, ids: tuple[int, ...]) -> tuple[int, ...]:
-        """As much of these drafts as the grammar allows."""
+        """The longest prefix of these drafts that the grammar allows."""
         if self._constraint is None or not ids:
             return ids
         return ids[: self._constraint.num_valid(ids)]
@@ -437,7 +438,7 @@ class DraftSources:
 
 
 class GroupStatistics(NamedTuple):
-    """What the replies of one trust group taught."""
+    """Statistics of the replies of one trust group."""
 
     phrases: NgramStatistics
     edge_acceptance: EdgeAcceptance
@@ -454,17 +455,18 @@ class GroupStatisticsTable:
         self._acceptances: LruMap[bytes, EdgeAcceptance] = LruMap(MAX_SALTS)
 
     def of(self, salt: bytes) -> GroupStatistics:
-        """The group's own. An empty salt is no group: what is learned is dropped with the reply."""
+        """The group's statistics. An empty salt is no group: its statistics are dropped with the
+        reply."""
         return GroupStatistics(self._books.of(salt), self._edge_acceptance(salt))
 
     def version_of(self, group: bytes) -> int:
-        """As learnt.GroupStatistics."""
+        """Number of changes of a group's statistics; see learnt.GroupStatistics."""
         phrases, acceptance = self._books.known(group), self._acceptances.peek(group)
         learnt = phrases.version if phrases is not None else 0
         return learnt + (acceptance.version if acceptance is not None else 0)
 
     def learnt_of(self, group: bytes) -> Learnt:
-        """As learnt.GroupStatistics."""
+        """A group's statistics to keep; see learnt.GroupStatistics."""
         learnt = self._books.of(group).learnt()
         acceptance = self._edge_acceptance(group)
         return Learnt(learnt.tables, {**learnt.numbers, _EDGE_ACCEPTANCE: acceptance.numbers()})

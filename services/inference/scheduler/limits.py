@@ -1,4 +1,4 @@
-"""Bounds of the scheduler, and of what an engine can hold at all."""
+"""Limits of the scheduler, and the longest context that an engine can hold."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class SchedulerLimits:
     draft_attempt_ms: NonNegativeFloat = 0.08
     """CPU time of asking one session's suffix drafter, learning included: bench.tick."""
     slo_ttft_low_ms: NonNegativeFloat = 0.0
-    """LOW sessions whose first token would come later than this are refused; 0: none are."""
+    """LOW sessions whose first token would come later than this are refused; 0: no limit."""
     slo_ttft_medium_ms: NonNegativeFloat = 0.0
     """The same for MEDIUM ones."""
     slo_ttft_high_ms: NonNegativeFloat = 0.0

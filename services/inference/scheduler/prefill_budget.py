@@ -1,6 +1,6 @@
 """How many prompt tokens the next call may hold, and which LOW sessions take part in it.
 
-A call cannot be interrupted: whoever arrives meanwhile waits for its end, and so does the next
+A call cannot be interrupted: sessions that arrive meanwhile wait for its end, and so does the next
 token of every session in it. So its duration is bounded, by the cost model's prediction.
 """
 
@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from outrider.session.types import Priority
 from services.inference.scheduler.cost_model import CostModel, attention_work
 from services.inference.scheduler.limits import SchedulerLimits
-from services.inference.scheduler.session import Session, SessionState
+from services.inference.scheduler.session import SchedulingState, Session
 from services.inference.scheduler.types import OverloadLevel
 
 LEAST_CHUNK = 12
-"""Tokens that prefill advances per call at least, whatever the call already costs."""
+"""Least number of tokens that prefill advances per call, whatever the call already costs."""
 _ABOVE_LOW_MEMORY_S = 60.0
 """After a session above LOW was opened, another one is expected for this long."""
 LEAST_STRETCH = 1.25
-"""Prompts may always lengthen a call by this factor, even where decoding alone exceeds
+"""Prompts may always lengthen a call by this factor, even if decoding already exceeds
 max_tick_ms."""
 _SMALL_CHUNKS_STRETCH = 1.3
 """The same at OverloadLevel.SMALL_CHUNKS, at most."""
@@ -63,15 +63,15 @@ class PrefillBudget:
         if now - self._above_low_at > _ABOVE_LOW_MEMORY_S:
             return False
         above_low = [session for session in schedulable if session.priority is not Priority.LOW]
-        prompts = any(session.state is SessionState.PREFILLING for session in above_low)
+        prompts = any(session.state is SchedulingState.PREFILLING for session in above_low)
         return len(above_low) < len(schedulable) and not prompts
 
     def fit_short_call(self, schedulable: Sequence[Session], now: float) -> list[Session]:
         """The sessions that a short call takes: all prompts, which share what time is left; all
         replies above LOW; the first reply; then LOW replies by how long they waited, as long as the
         call stays below low_tick_ms. One LOW reply that waited for max_pause_ms is always taken."""
-        prompts = [s for s in schedulable if s.state is SessionState.PREFILLING]
-        replies = [s for s in schedulable if s.state is not SessionState.PREFILLING]
+        prompts = [s for s in schedulable if s.state is SchedulingState.PREFILLING]
+        replies = [s for s in schedulable if s.state is not SchedulingState.PREFILLING]
         # The first reply is the one whose memory is sure to suffice.
         chosen = [s for s in replies if s is replies[0] or s.priority is not Priority.LOW]
         chosen_ids = {session.session_id for session in chosen}
@@ -91,7 +91,7 @@ class PrefillBudget:
         return [
             session
             for session in schedulable
-            if session.state is SessionState.PREFILLING or session.session_id in chosen_ids
+            if session.state is SchedulingState.PREFILLING or session.session_id in chosen_ids
         ]
 
     def max_prompt_tokens(
@@ -103,9 +103,9 @@ class PrefillBudget:
             limits.prefill_chunk_tokens,
             limits.max_batch_tokens - len(schedulable) * self._min_rows,
         )
-        prompts = [s for s in schedulable if s.state is SessionState.PREFILLING]
+        prompts = [s for s in schedulable if s.state is SchedulingState.PREFILLING]
         if prompts and (short or len(prompts) < len(schedulable)):
-            replies = [s for s in schedulable if s.state is not SessionState.PREFILLING]
+            replies = [s for s in schedulable if s.state is not SchedulingState.PREFILLING]
             small = short or level >= OverloadLevel.SMALL_CHUNKS
             least = LEAST_CHUNK // 2 if small else LEAST_CHUNK
             decode_ms = self._decode_ms(replies, self._draft_rows)
@@ -173,7 +173,7 @@ class PrefillBudget:
         return session.priority is Priority.HIGH or uncached <= tokens
 
     def _tokens_within(self, spare_ms: float, past: int) -> int:
-        """Tokens of a prompt, `past` of which are computed, that take so long."""
+        """Tokens of a prompt, `past` of which are computed, that take this long."""
         start_ms = self._cost.attention_ms * attention_work(0, past)
         token_ms = self._cost.row_ms + self._cost.attention_ms * past / 1e3
         return int(max(0.0, spare_ms - start_ms) / token_ms)
@@ -192,8 +192,8 @@ def chunk_tokens(num_uncomputed: int, budget: int, min_rows: int) -> int:
 
 
 def _overtaking(prompts: Sequence[Session], budget: int) -> list[Session]:
-    """Prompts far shorter than what the first still lacks, unless that fits this call: they
-    would wait for it out of all proportion. The shortest comes first."""
+    """Prompts far shorter than the rest of the first one, unless that fits this call: waiting for
+    it would delay them out of all proportion. The shortest comes first."""
     if not prompts or prompts[0].num_uncomputed <= budget:
         return []
     first = prompts[0]

@@ -1,4 +1,4 @@
-"""Which sessions wait, run or are paused, and which of them have to give up their KV."""
+"""Which sessions wait, run or are paused, and which of them must give up their KV."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outrider.engines.base import NewSequence
 from outrider.engines.candidates import num_candidates
 from outrider.session.types import Priority
 from services.inference.kv.pool import KvPool
-from services.inference.scheduler.session import Session, SessionInput, SessionState
+from services.inference.scheduler.session import SchedulingState, Session, SessionInput
 
 STARVATION_TURNS = 4
 """All sessions that are left out of the calls together still get this many turns per
@@ -60,17 +60,17 @@ class SessionQueues:
         self._in_flight: frozenset[int] = frozenset()
         """Sequences of the engine call that is under way."""
         self._to_release: list[int] = []
-        """Those of them that were dropped meanwhile."""
+        """Sequences of that call that were dropped meanwhile."""
         self._starvation_turn_at = -math.inf
 
     @property
     def has_sequence_changes(self) -> bool:
-        """Whether the engine has yet to be told of opened or closed sequences."""
+        """Whether opened or closed sequences have not been passed to the engine yet."""
         return bool(self._opened or self._closed)
 
     def num_free_slots(self, priority: Priority) -> int:
-        """Slots that sessions of this class will take at the next admission, memory permitting;
-        those of lower classes give theirs up."""
+        """Slots that sessions of this class can take at the next admission, memory permitting;
+        lower classes give up theirs."""
         taken = sum(s.priority >= priority for s in self.running)
         return max(0, self._max_sessions - taken - sum(s.priority >= priority for s in self.paused))
 
@@ -83,7 +83,7 @@ class SessionQueues:
     def _urgent(self) -> Session | None:
         """The first session above LOW whose prompt is not computed yet: LOW ones yield to it."""
         for session in self.running:
-            if session.priority > Priority.LOW and session.state is SessionState.PREFILLING:
+            if session.priority > Priority.LOW and session.state is SchedulingState.PREFILLING:
                 return session
         return None
 
@@ -91,11 +91,11 @@ class SessionQueues:
         """Give slots to paused and waiting sessions, strictly in order, while there is room, and
         pause those that yield.
 
-        A session may take the place of the last running one if it outranks that. `hold_low`:
-        LOW sessions stay in the queue while others are there that outrank them.
+        A session may take the place of the last running one if it outranks that. `hold_low`: LOW
+        sessions stay in the queue while sessions that outrank them wait or run.
         """
         while (session := self._next(hold_low)) is not None:
-            paused = session.state is SessionState.PAUSED
+            paused = session.state is SchedulingState.PAUSED
             if not (self._resume(session) if paused else self._admit(session, now)):
                 break
         urgent = self._urgent()
@@ -104,7 +104,7 @@ class SessionQueues:
             if len(self.running) < self._max_sessions and not _yields_to(session, urgent):
                 self._resume(session)
         for session in list(self.running) if urgent is not None else ():
-            if session.state is SessionState.DECODING and _yields_to(session, urgent):
+            if session.state is SchedulingState.DECODING and _yields_to(session, urgent):
                 self._pause(session)
 
     def _next(self, hold_low: bool) -> Session | None:
@@ -161,10 +161,10 @@ class SessionQueues:
         return True
 
     def _open(self, session: Session) -> int | None:
-        """Cached tokens of its new table, for which those give up their KV that it outranks. None,
-        and they keep it, if that makes no room for all its tokens, the rows of the next one, a
-        block for each running session, and what prompts before it have yet to take: blocks that
-        are free only until those are computed."""
+        """Open a KV table; returns its number of cached tokens. Sessions that it outranks give up
+        their KV for it. None, and they keep it, if that makes no room for all its tokens, the rows
+        of the next one, a block for each running session, and the blocks that prompts before it
+        still need, which are free only until those are computed."""
         sequence, request = self._last_sequence + 1, session.request
         while True:
             num_cached = self._pool.open(
@@ -174,7 +174,7 @@ class SessionQueues:
             if missing <= self._pool.num_free:
                 return num_cached
             outranked = self._outranked_by(session)
-            num_running = sum(other.state is not SessionState.PAUSED for other in outranked)
+            num_running = sum(other.state is not SchedulingState.PAUSED for other in outranked)
             is_enough = self._suffices(missing - num_running, outranked)
             self._pool.release(sequence)
             if not is_enough:
@@ -190,7 +190,7 @@ class SessionQueues:
         return len(self.running) + sum(
             self._pool.num_owed(prompt.sequence, len(prompt.ids) + self._min_rows - 1)
             for prompt in self.running
-            if prompt.state is SessionState.PREFILLING and prompt.rank < session.rank
+            if prompt.state is SchedulingState.PREFILLING and prompt.rank < session.rank
         )
 
     def _suffices(self, num_blocks: int, others: list[Session]) -> bool:
@@ -199,7 +199,7 @@ class SessionQueues:
         return num_blocks <= num_free + self._pool.num_releasable(sequences)
 
     def _outranked_by(self, session: Session) -> list[Session]:
-        """Those that would give up their KV for a new session, in this order."""
+        """Sessions that would give up their KV for a new session, in this order."""
         with_kv = sorted((*self.running, *self.paused), key=_rank, reverse=True)
         return list(takewhile(lambda other: _outranks(session, other), with_kv))
 
@@ -207,12 +207,12 @@ class SessionQueues:
         return len(self.running) < self._max_sessions or _outranks(session, self.running[-1])
 
     def _take_place(self) -> None:
-        """Of the last running session, if there is no free place: a reply keeps its KV, a prompt
-        what is shared in the prefix tree."""
+        """Take the last running session's place if none is free: a reply keeps its KV, a prompt
+        only what is shared in the prefix tree."""
         if len(self.running) < self._max_sessions:
             return
         last = self.running[-1]
-        if last.state is SessionState.DECODING:
+        if last.state is SchedulingState.DECODING:
             self._pause(last)
         else:
             self.preempt(last)
@@ -253,7 +253,7 @@ class SessionQueues:
         return True
 
     def preempt(self, session: Session) -> None:
-        """Drop its KV and put it back into the queue; it goes on exactly where it was."""
+        """Drop its KV and put it back into the queue; it continues exactly where it was."""
         self.version += 1
         self._queue_of(session).remove(session)
         self._drop(session.sequence)
@@ -265,14 +265,14 @@ class SessionQueues:
         self.version += 1
         del self.sessions[session.session_id]
         self._queue_of(session).remove(session)
-        if session.state is not SessionState.WAITING:
+        if session.state is not SchedulingState.WAITING:
             self._drop(session.sequence)
         session.transition(SessionInput.END)
 
     def _queue_of(self, session: Session) -> list[Session]:
-        if session.state is SessionState.WAITING:
+        if session.state is SchedulingState.WAITING:
             return self.waiting
-        return self.paused if session.state is SessionState.PAUSED else self.running
+        return self.paused if session.state is SchedulingState.PAUSED else self.running
 
     def _drop(self, sequence: int) -> None:
         self._closed.append(sequence)
@@ -307,15 +307,15 @@ class SessionQueues:
         """Raises AssertionError if a session is lost, doubled, or in a list of another state."""
         everyone = self.waiting + self.running + self.paused
         assert sorted(s.session_id for s in everyone) == sorted(self.sessions)
-        assert all(s.state is SessionState.WAITING for s in self.waiting)
-        running = (SessionState.PREFILLING, SessionState.DECODING)
+        assert all(s.state is SchedulingState.WAITING for s in self.waiting)
+        running = (SchedulingState.PREFILLING, SchedulingState.DECODING)
         assert all(s.state in running for s in self.running)
-        assert all(s.state is SessionState.PAUSED for s in self.paused)
+        assert all(s.state is SchedulingState.PAUSED for s in self.paused)
         for queue in (self.waiting, self.running, self.paused):
             assert queue == sorted(queue, key=_rank)
         assert len(self.running) <= self._max_sessions
         for session in everyone:
             assert 0 <= session.num_computed < len(session.ids) or session.num_computed == 0
-            holds = session.state is not SessionState.WAITING
+            holds = session.state is not SchedulingState.WAITING
             covered = len(self._pool.blocks(session.sequence)) if holds else 0
             assert covered * self._pool.block_tokens >= session.num_computed

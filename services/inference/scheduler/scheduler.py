@@ -2,9 +2,9 @@
 
 Every batch takes all ready sessions, together with chunks of waiting prompts: the engine never
 idles while a session is ready. Sessions that share a call do not change each other's text. No timer
-holds a batch back: calls come one after the other, so whoever arrives while the engine is busy
-waits for the call's end anyway and is gathered there with all others. The call itself is the batch
-window; at rest there is none, since one would only delay the first token.
+holds a batch back: calls follow each other, so sessions that arrive while the engine is busy wait
+for the call's end anyway and are gathered there. The call itself is the batch window; an idle
+replica has none, since it would only delay the first token.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from services.inference.scheduler.draft_sources import (
 )
 from services.inference.scheduler.limits import SchedulerLimits, context_limit
 from services.inference.scheduler.queues import SessionQueues
-from services.inference.scheduler.session import Session, SessionState
+from services.inference.scheduler.session import SchedulingState, Session
 from services.inference.scheduler.types import (
     ClassLoad,
     Event,
     Failed,
     Finished,
     KvHits,
-    Load,
     Opened,
     OpenRequest,
+    SchedulerLoad,
     SessionCommit,
 )
 
@@ -103,11 +103,11 @@ class Scheduler:
         self._num_stored = num_stored
         self._num_opened = 0
         self._num_prompt_tokens = self._num_cached_tokens = 0
-        """Of sessions that have ended."""
+        """Counts of sessions that have ended."""
         self._num_held = 0
         self._in_flight: Batch | None = None
         self._untold: list[tuple[ScheduledSequence, Commit, Batch]] = []
-        """What the last call committed, for take_committed()."""
+        """Commits of the last call, for take_committed()."""
         self._verified_at = 0.0
         self._timed: tuple[Batch, float] | None = None
         """The last call and its milliseconds, until the cost models have learned from them."""
@@ -126,9 +126,9 @@ class Scheduler:
         return batch
 
     def overlapped_work(self) -> None:
-        """Learn from the last call, what it committed and how long it took; prepare for the rows of
-        this one, noise and the masks of grammars; plan the next one. To be called while the engine
-        computes (Engine.step)."""
+        """Learn from the last call's commits and duration; prepare noise and grammar masks for the
+        rows of this one; plan the next one. To be called while the engine computes
+        (Engine.step)."""
         self._update_cost()
         if self._in_flight is not None:
             for one, part in zip(self._in_flight.scheduled, self._in_flight.slices, strict=True):
@@ -142,8 +142,8 @@ class Scheduler:
         return [*self.verify(batch, rows, now), *self.take_committed()]
 
     def verify(self, batch: Batch, rows: Sequence[LogitsRows], now: float) -> list[Event]:
-        """Take the engine's answer, one LogitsRows per slice: what the next call depends on. What
-        was committed to sessions that go on is left for take_committed()."""
+        """Verify the engine's answer, one LogitsRows per slice; returns the events that the next
+        call depends on. Commits of sessions that continue are left for take_committed()."""
         events = self.take_committed()
         if len(rows) != len(batch.slices):
             wrong = f"the engine answered {len(batch.slices)} slices with {len(rows)}"
@@ -156,7 +156,7 @@ class Scheduler:
         choices = _choose_together(batch, rows)
         for index, (one, answer) in enumerate(zip(batch.scheduled, rows, strict=True)):
             session = one.session
-            if session.state is SessionState.ENDED:
+            if session.state is SchedulingState.ENDED:
                 continue  # while the engine computed
             end = session.num_computed + one.num_tokens
             if end < len(session.ids):
@@ -167,16 +167,16 @@ class Scheduler:
         return events
 
     def take_committed(self) -> list[Event]:
-        """What the last verify() committed, but for what it told itself. It can be asked for while
-        the engine computes; until then nobody is told."""
+        """Commits of the last verify() that it did not return itself. Can be called while the
+        engine computes; until then they are not sent."""
         if not self._untold:
             return []
         untold, self._untold = self._untold, []
         return [self._committed(*entry) for entry in untold]
 
     def fail(self, batch: Batch, error: OutriderError) -> list[Event]:
-        """The engine call failed: the sessions in it, and those it was to open or to copy blocks
-        for, end with this error, which says how many they are; the others go on."""
+        """The engine call failed: the sessions in it, and those it was to open or copy blocks for,
+        end with this error, which has their number; the others continue."""
         events = self.take_committed()
         self._end_in_flight(batch)
         lost = {part.sequence for part in batch.slices} | {new.sequence for new in batch.opened}
@@ -201,7 +201,7 @@ class Scheduler:
         events: list[Event],
     ) -> None:
         session, before = one.session, one.session.num_computed
-        has_begun = session.state is SessionState.DECODING
+        has_begun = session.state is SchedulingState.DECODING
         try:
             commit = session.verify(rows, one.drafts, one.num_drafts, choices)
         except OutriderError as error:
@@ -304,21 +304,21 @@ class Scheduler:
     def is_waiting(self, session: int) -> bool:
         """Whether it has no KV table yet, or none at the moment."""
         live = self._queues.sessions.get(session)
-        return live is not None and live.state is SessionState.WAITING
+        return live is not None and live.state is SchedulingState.WAITING
 
     def add_loaded(self, session: int, index: int, *, from_peer: bool = False) -> int | None:
-        """The physical block for the KV of the session's block `index`, which has to be written
-        before the next call; None where it is not needed, or there is no room. It counts as
-        computed once all tokens before it are."""
+        """The physical block for the KV of the session's block `index`, which must be written
+        before the next call; None if it is not needed or there is no room. It counts as computed
+        once all tokens before it are."""
         live = self._queues.sessions.get(session)
-        if live is None or live.state is not SessionState.PREFILLING:
+        if live is None or live.state is not SchedulingState.PREFILLING:
             return None
         return self._pool.add_loaded(live.sequence, index, live.ids, from_peer=from_peer)
 
     def drop_loaded(self, session: int, index: int) -> None:
         """The block of add_loaded() could not be written."""
         live = self._queues.sessions.get(session)
-        if live is not None and live.state is SessionState.PREFILLING:
+        if live is not None and live.state is SchedulingState.PREFILLING:
             self._pool.drop_loaded(live.sequence, index)
 
     def hold_prefix(self, ids: Sequence[int], salt: bytes) -> tuple[int, Ids]:
@@ -329,7 +329,7 @@ class Scheduler:
         return -self._num_held, self._pool.hold(-self._num_held, ids, salt)
 
     def hold_named(self, hashes: Sequence[bytes]) -> tuple[int, list[NamedBlock]]:
-        """As hold_prefix(), by the hashes of blocks; with no block nothing is held."""
+        """Like hold_prefix(), by the hashes of blocks; if none is cached, nothing is held."""
         self._num_held += 1
         return -self._num_held, self._pool.hold_named(-self._num_held, hashes)
 
@@ -345,7 +345,7 @@ class Scheduler:
         return [*self.take_committed(), self._finish(live, FinishReason.CANCELLED, now)]
 
     def expire(self, now: float) -> list[Event]:
-        """End the sessions whose deadline has come, or comes before their next token can."""
+        """End the sessions whose deadline has passed, or comes before their next token can."""
         late = [s for s in self._queues.sessions.values() if self._is_late(s, now)]
         if not late:
             return []
@@ -403,7 +403,7 @@ class Scheduler:
         )
 
     def _finish(self, session: Session, reason: FinishReason, now: float) -> Finished:
-        if session.num_reply and session.state is not SessionState.WAITING:
+        if session.num_reply and session.state is not SchedulingState.WAITING:
             self._admission.forecast.observe_service(session.service_ms(now))
         self._queues.end(session)
         usage = session.usage()
@@ -423,10 +423,10 @@ class Scheduler:
 
     # What others are told.
 
-    def load(self) -> Load:
+    def load(self) -> SchedulerLoad:
         """A snapshot for routers."""
         queues = self._queues
-        return Load(
+        return SchedulerLoad(
             running_sessions=len(queues.running),
             queued_sessions=len(queues.waiting),
             queued_prompt_tokens=_prompt_tokens(queues.sessions.values()),
@@ -454,16 +454,17 @@ class Scheduler:
         return ClassLoad(len(found), _prompt_tokens(found)) if found else ClassLoad()
 
     def take_learnt(self) -> list[tuple[bytes, Learnt]]:
-        """A copy of what may be kept of the next group that learnt something since its last one,
-        if there is one: the next call waits for it, some milliseconds where its tables are full."""
+        """A copy of what may be kept of the next group with new statistics, if any. The next call
+        waits for it: some milliseconds if its tables are full."""
         return list(islice(self._kept.changed(self._statistics), 1))
 
     def record_blocks(self) -> None:
-        """From now on take_block_events() tells what is cached, and the caller takes them."""
+        """Record changes of the prefix cache from now on; the caller must take them by
+        take_block_events()."""
         self._pool.record()
 
     def take_block_events(self) -> tuple[BlockEvent, ...]:
-        """What changed in the prefix cache since the last take."""
+        """Changes of the prefix cache since the last take."""
         return self._pool.take_events()
 
     def check_invariants(self) -> None:
@@ -473,15 +474,14 @@ class Scheduler:
 
 
 def _prompt_tokens(sessions: Iterable[Session]) -> int:
-    """Those still to be computed; the next token of a reply is none."""
+    """Prompt tokens still to be computed; the next token of a reply is not one."""
     return sum([s.num_uncached for s in sessions if s.num_uncomputed > 1])
 
 
 def _choose_together(batch: Batch, rows: Sequence[LogitsRows]) -> dict[int, list[int]]:
-    """What is chosen at the rows of each slice, by the slice's place in the batch, for the sessions
-    of which that can be told together. Rows behind a draft that turns out wrong are chosen from in
-    vain, so nothing is told for a session that is alone: it goes only as far as drafts are right.
-    """
+    """Choices for the rows of each slice, by the slice's place in the batch, for the sessions whose
+    choices can be made together. Choices behind a wrong draft are wasted, so a single session is
+    left out: it is chosen for only as far as drafts are right."""
     sampled = [
         (index, one.session, answer)
         for index, (one, answer) in enumerate(zip(batch.scheduled, rows, strict=True))

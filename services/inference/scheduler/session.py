@@ -21,7 +21,7 @@ _INTERVAL_SMOOTHING = 0.25
 """Weight of the last commit interval in the average."""
 
 
-class SessionState(IntEnum):
+class SchedulingState(IntEnum):
     """All but WAITING and ENDED sessions hold KV."""
 
     WAITING = auto()
@@ -36,7 +36,7 @@ class SessionState(IntEnum):
 
 
 class SessionInput(IntEnum):
-    """What can happen to a session."""
+    """Inputs of a session's state machine."""
 
     ADMIT = auto()
     """It gets a KV table."""
@@ -52,29 +52,29 @@ class SessionInput(IntEnum):
     """It finished, failed, was cancelled or reached its deadline."""
 
 
-TRANSITIONS: dict[SessionState, dict[SessionInput, SessionState]] = {
-    SessionState.WAITING: {
-        SessionInput.ADMIT: SessionState.PREFILLING,
-        SessionInput.END: SessionState.ENDED,
+TRANSITIONS: dict[SchedulingState, dict[SessionInput, SchedulingState]] = {
+    SchedulingState.WAITING: {
+        SessionInput.ADMIT: SchedulingState.PREFILLING,
+        SessionInput.END: SchedulingState.ENDED,
     },
-    SessionState.PREFILLING: {
-        SessionInput.COMMIT: SessionState.DECODING,
-        SessionInput.PREEMPT: SessionState.WAITING,
-        SessionInput.END: SessionState.ENDED,
+    SchedulingState.PREFILLING: {
+        SessionInput.COMMIT: SchedulingState.DECODING,
+        SessionInput.PREEMPT: SchedulingState.WAITING,
+        SessionInput.END: SchedulingState.ENDED,
     },
-    SessionState.DECODING: {
-        SessionInput.COMMIT: SessionState.DECODING,
-        SessionInput.PAUSE: SessionState.PAUSED,
-        SessionInput.PREEMPT: SessionState.WAITING,
-        SessionInput.END: SessionState.ENDED,
+    SchedulingState.DECODING: {
+        SessionInput.COMMIT: SchedulingState.DECODING,
+        SessionInput.PAUSE: SchedulingState.PAUSED,
+        SessionInput.PREEMPT: SchedulingState.WAITING,
+        SessionInput.END: SchedulingState.ENDED,
     },
-    SessionState.PAUSED: {
-        SessionInput.COMMIT: SessionState.PAUSED,  # a starvation turn
-        SessionInput.RESUME: SessionState.DECODING,
-        SessionInput.PREEMPT: SessionState.WAITING,
-        SessionInput.END: SessionState.ENDED,
+    SchedulingState.PAUSED: {
+        SessionInput.COMMIT: SchedulingState.PAUSED,  # a starvation turn
+        SessionInput.RESUME: SchedulingState.DECODING,
+        SessionInput.PREEMPT: SchedulingState.WAITING,
+        SessionInput.END: SchedulingState.ENDED,
     },
-    SessionState.ENDED: {},
+    SchedulingState.ENDED: {},
 }
 
 
@@ -91,9 +91,9 @@ class _SessionTimes:
         """Between commits, smoothed; without what drafts of the edge added."""
 
     def committed(self, started_at: float, now: float, drafts_ms: float) -> None:
-        """Of the first commit there is no interval yet: the duration of its call, which began at
-        `started_at`, stands in until the second. The edge's drafts made the call longer by
-        `drafts_ms`, an estimate, which is not counted: by no more than half of the interval."""
+        """The first commit has no interval yet: the duration of its call, which began at
+        `started_at`, stands in until the second. The edge's drafts made the call longer by an
+        estimated `drafts_ms`, which is subtracted, up to half of the interval."""
         interval_ms = (now - self._last_commit_at) * 1e3
         interval_ms -= min(drafts_ms, interval_ms / 2)
         if self.first_commit_at == math.inf:
@@ -138,7 +138,7 @@ class Session:
         self.priority = request.priority
         self.rank = rank
         self.is_sampled = request.sampling.temperature > 0.0
-        self.state = SessionState.WAITING
+        self.state = SchedulingState.WAITING
         self.sequence = 0
         """The engine's number of this stay in the pool; a new one after every preemption."""
         self.ids = list(request.prompt)
@@ -150,11 +150,11 @@ class Session:
         """Tokens of `ids` whose KV was in the prefix cache when the session was opened."""
         holder = request.kv_holder
         self.num_loadable = 0 if holder is None else holder.num_tokens
-        """Leading tokens of `ids` whose KV may come from elsewhere; the rest has to be computed."""
+        """Leading tokens of `ids` whose KV may come from elsewhere; the rest must be computed."""
         self.last_scheduled_at = now
         """When it last took part in a call, or got its KV table."""
         self.has_begun = False
-        """Whether it took part in any."""
+        """Whether it has taken part in a call."""
         self.sources = sources
         self.finished: FinishReason | None = None
         self._num_prompt = len(request.prompt)
@@ -185,7 +185,7 @@ class Session:
 
     @property
     def goes_alone(self) -> bool:
-        """Whether it is to be alone in its next call: until it has a token from here."""
+        """Whether it must be alone in its next call: until it has a token from here."""
         return self.request.goes_alone and self._times.first_commit_at == math.inf
 
     @property
@@ -195,7 +195,7 @@ class Session:
 
     @property
     def num_uncomputed(self) -> int:
-        """Tokens whose KV has to be computed before the next one can be chosen."""
+        """Tokens whose KV must be computed before the next one can be chosen."""
         return len(self.ids) - self.num_computed
 
     @property
@@ -230,7 +230,7 @@ class Session:
         self.reuse(num_cached)
 
     def reuse(self, num_cached: int) -> None:
-        """The pool holds the KV of the first num_cached tokens, whoever computed it."""
+        """The pool holds the KV of the first num_cached tokens, whichever session computed it."""
         if num_cached <= self.num_computed:
             return
         if self._times.first_commit_at == math.inf:
@@ -252,8 +252,8 @@ class Session:
             self.request.constraint.prepare(drafts)
 
     def rivals(self, rows: LogitsRows) -> list[Rivals]:
-        """Of the rows of a call, from the first on, as far as the choices can be made together with
-        others' (`whole_rows.choose`)."""
+        """Rivals of a call's rows, from the first on, as far as the choices can be made together
+        with other sessions' (`whole_rows.choose`)."""
         found: list[Rivals] = []
         if rows.ids is None:
             for position, logits in enumerate(rows.logits, len(self.ids)):
@@ -270,17 +270,17 @@ class Session:
         num_drafts: int,
         choices: Sequence[int] = (),
     ) -> Commit:
-        """Commit what the rows of a call choose, whose slice ended with `drafts` behind ids[-1].
+        """Commit the choices at the rows of a call whose slice ended with `drafts` behind ids[-1].
 
-        The first num_drafts of them are drafts, the rest is padding. `choices` is what was chosen
-        among rivals(). Sets `finished` when the reply is over. Raises EngineError.
+        The first num_drafts of them are drafts, the rest is padding. `choices` are those made among
+        rivals(). Sets `finished` when the reply is over. Raises EngineError.
         """
         position = len(self.ids)
         base = position - self._num_prompt
         verdict = verify(
             self._sampler, rows.logits, rows.ids, drafts, position, self._append, choices
         )
-        if self.state is not SessionState.DECODING:
+        if self.state is not SchedulingState.DECODING:
             self.transition(SessionInput.COMMIT)
         self.num_computed = min(position + verdict.accepted, len(self.ids) - 1)
         sources = self.sources
@@ -316,8 +316,8 @@ class Session:
         now: float,
         drafts_ms: float = 0.0,
     ) -> SessionCommit:
-        """What others are told of verify(), whose call began at `started_at`, was over at `now`,
-        and took `drafts_ms` longer for the drafts. Once for each, before the next."""
+        """The commit of verify() as an event. The call began at `started_at`, ended at `now`, and
+        took `drafts_ms` longer for the drafts. Call it once for each commit, before the next."""
         self._times.committed(started_at, now, drafts_ms if self._had_edge_drafts else 0.0)
         return SessionCommit(self.session_id, commit, self._times.interval_ms, row_ms)
 
@@ -356,5 +356,5 @@ class Session:
         return max(0.0, now - self._times.admitted_at) * 1e3
 
     def timings(self, now: float) -> Timings:
-        """What has not happened yet lasts until now."""
+        """Timings so far; unfinished phases last until now."""
         return self._times.timings(now)

@@ -1,4 +1,4 @@
-"""What goes into the scheduler and what comes out of it."""
+"""Input and output types of the scheduler."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outrider.session.types import FinishReason, Priority, Timings, Usage
 
 
 class OverloadLevel(IntEnum):
-    """What the replica gives up under load, each level with all those before it. Admitted sessions
+    """What the replica sheds under load, each level including those before it. Admitted sessions
     are never dropped. The numbers are the wire's."""
 
     NORMAL = 0
@@ -29,7 +29,7 @@ class OverloadLevel(IntEnum):
 
 
 class KvHolder(NamedTuple):
-    """Another replica that has KV of a session's beginning, as a router says."""
+    """Another replica that has KV of a session's beginning, as named by a router."""
 
     replica: str
     region: str
@@ -50,7 +50,7 @@ class OpenRequest:
     deadline: float | None = None
     """Seconds, on the clock of `now`."""
     resume: tuple[int, ...] = ()
-    """Reply tokens committed before; generation goes on after them."""
+    """Reply tokens committed before; generation continues after them."""
     epoch: int = 0
     drafts: Draft | None = None
     edge_drafts: bool = True
@@ -60,24 +60,25 @@ class OpenRequest:
     cache_salt: bytes = b""
     """The trust group: equal salts share cached prefixes and drafting statistics."""
     static_salts: tuple[bytes, ...] = ()
-    """Of the static prefixes that the session may use."""
+    """Salts of the static prefixes that the session may use."""
     warms_up: bool = False
     """Computed before the replica serves: no objective holds for it."""
     group_lasts: bool = False
-    """The group's name is the same after a restart of its edges: what it learns may be kept."""
+    """Whether the group's name is the same after a restart of its edges: its statistics may then be
+    kept."""
     shared_prefix_tokens: int = 0
-    """So many leading tokens of the prompt are wanted at other replicas too."""
+    """Number of leading tokens of the prompt that other replicas want too."""
     prediction: tuple[int, ...] = ()
-    """What the reply is expected to be: the region copies drafts from it."""
+    """Expected text of the reply: the region copies drafts from it."""
     kv_holder: KvHolder | None = None
-    """Who may be asked for KV that is not here; None: nobody."""
+    """Replica to ask for KV that is not cached here; None: none."""
     request_key: int = 0
-    """Names the request in what is recorded of engine calls (outrider.engine_calls); 0: it is not
+    """Identifies the request in records of engine calls (outrider.engine_calls); 0: not
     recorded."""
     goes_alone: bool = False
     """A replica was lost with it: it is alone in its calls until its first token."""
     constraint: Constraint | None = field(default=None, compare=False)
-    """Of the sampling's grammar, at the reply's beginning; the session owns it from now on."""
+    """Constraint of the sampling's grammar, at the reply's beginning; the session owns it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class Opened:
     session_id: int
     prompt_tokens: int
     cached_tokens: int
-    """Prompt tokens whose KV is cached now; Usage has what was reused in the end."""
+    """Prompt tokens whose KV is cached now; Usage has the number finally reused."""
 
 
 class Begun(NamedTuple):
@@ -143,15 +144,15 @@ class KvHits(NamedTuple):
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """That were not computed by the session itself."""
+    """Prompt tokens that the session did not compute itself."""
     loaded_tokens: int = 0
-    """Of these: loaded from elsewhere."""
+    """Part of these: loaded from elsewhere."""
     peer_tokens: int = 0
-    """Of these: from other replicas."""
+    """Part of these: from other replicas."""
 
     def tiers(self) -> dict[str, int]:
-        """All of them by tier. What is loaded counts as soon as it is of use, the rest when its
-        session ends: "device" lacks what was loaded for sessions that have not ended."""
+        """Prompt tokens by tier. Loaded ones count as soon as they are used, the others when their
+        session ends: until then "device" does not include them."""
         return {
             "device": self.cached_tokens - self.loaded_tokens,
             "peer": self.peer_tokens,
@@ -164,8 +165,8 @@ NO_HITS = KvHits()
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """Load of a scheduler, as routers are told it."""
+class SchedulerLoad:
+    """Load of a scheduler, as reported to routers."""
 
     running_sessions: int
     queued_sessions: int

@@ -73,14 +73,14 @@ class StaticPrefixes:
             return
         if info.kv_layout is None:
             raise ConfigError(
-                f"the engine {info.name} keeps its KV to itself, so no prefix can be pinned: leave "
+                f"the engine {info.name} keeps its KV to itself, so no prefix can be pinned; leave "
                 "out [[inference.prefixes]]"
             )
         for prefix in prefixes:
             if len(prefix.padded(info.block_tokens)) >= context_limit:
                 raise ConfigError(
                     f"prefix {prefix.name} has {len(prefix.ids)} tokens, and prompt and reply have "
-                    f"room for {context_limit}: shorten it, or raise max_context_tokens"
+                    f"room for {context_limit}; shorten it, or raise max_context_tokens"
                 )
         self._check_room(info, max_share, context_limit)
 

@@ -11,11 +11,12 @@ from outrider.v1 import inference_pb2
 from services.inference.kv.events import BlockEvent, BlockLedger, Snapshot, Stored
 
 _MAX_EVENTS = 64
-"""Of one response, each of up to kv.events.MAX_EVENT_BLOCKS blocks: far below gRPC's limit."""
+"""Most events of one response, each of up to kv.events.MAX_EVENT_BLOCKS blocks: far below gRPC's
+limit."""
 _INTERVAL_S = 0.5
-"""Between two responses with events: a message costs its reader as much as ten commits. A router
-expects the prompts that it sent here in the cache without being told, and what a reply added is
-asked for with the chat's next turn, not sooner."""
+"""Time between two responses with events: a message costs its reader as much as ten commits. A
+router already expects the prompts that it sent here to be cached, and the tokens of a reply are
+needed only with the chat's next turn."""
 _PART_BLOCKS = 8192
 """A part of a snapshot ends with the chain that brings it to at least this many blocks."""
 
@@ -51,7 +52,7 @@ class BlockFeed:
     async def watch(
         self, request: inference_pb2.WatchKvRequest
     ) -> AsyncGenerator[inference_pb2.WatchKvResponse, None]:
-        """What the watcher has not seen, until it closes the stream."""
+        """Events that the watcher has not seen, until it closes the stream."""
         wanted = request.next_sequence if request.log == self._log else 0
         while not self._ended.is_set():
             changed = self._changed
@@ -72,7 +73,7 @@ class BlockFeed:
                 await changed.wait()
 
     async def _pause(self) -> None:
-        """More events gather meanwhile; nobody waits for a feed that is closed."""
+        """Let more events gather; returns at once when the feed is closed."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_INTERVAL_S):
                 await self._ended.wait()
@@ -82,7 +83,7 @@ class BlockFeed:
         self._changed = asyncio.Event()
 
     def _parts(self, snapshot: Snapshot) -> Iterator[inference_pb2.WatchKvResponse]:
-        """Of bounded size, made one by one as the watcher reads them."""
+        """A snapshot in parts of bounded size, made one by one as the watcher reads them."""
         chains = list(reversed(snapshot.chains))
         first = True
         while chains or first:

@@ -37,10 +37,10 @@ from services.inference.scheduler.types import (
     Event,
     Failed,
     Finished,
-    Load,
     Opened,
     OpenRequest,
     OverloadLevel,
+    SchedulerLoad,
     SessionCommit,
 )
 from services.inference.streaming import wire
@@ -67,11 +67,11 @@ DRAFTS_DROPPED: Final = Family(
 _log = structlog.get_logger()
 _DRAIN_RETRY_MS = 1000
 _MAX_EARLY_DRAFTS = 64
-"""Frames of drafts kept of a session whose grammar is being compiled."""
+"""Most frames of drafts kept for a session whose grammar is being compiled."""
 
 
 class ConstraintSource(Protocol):
-    """Where the constraints of grammars come from (grammars.service.Grammars)."""
+    """Source of constraints for grammars (grammars.service.Grammars)."""
 
     def kept(self, group: bytes, grammar: Grammar) -> Constraint | None: ...
 
@@ -104,8 +104,8 @@ class Peer(Protocol):
 
 
 RequestName: TypeAlias = tuple[str, str]
-"""Tenant and request id. Edges bind request ids to trust groups: those of different tenants never
-collide."""
+"""Tenant and request id. Edges bind request ids to trust groups, so those of different tenants
+never collide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +115,11 @@ class _RunningRequest:
 
 
 class RunningRequests:
-    """The requests that run and were not cancelled, each in one session only.
+    """The running requests that were not cancelled, each in one session only.
 
     A request that is opened again under the same name comes from its client, or from a router on
-    its behalf: edges derive ids from a secret of the client. Whatever the earlier session was for
-    is gone then, noticed or not, and the newer one takes its place. For another prompt the name
+    its behalf: edges derive ids from a secret of the client. The recipient of the earlier session
+    is then gone, noticed or not, and the newer session takes its place. For another prompt the name
     proves nothing.
     """
 
@@ -143,7 +143,7 @@ class RunningRequests:
         return running.engine_session_id
 
     def claim(self, name: RequestName, request: OpenRequest) -> None:
-        """It runs from now on, instead of any earlier one."""
+        """Mark the request as running, instead of any earlier one of its name."""
         self._running[name] = _RunningRequest(request.session_id, request)
 
     def release(self, name: RequestName, engine_session_id: int) -> None:
@@ -158,7 +158,7 @@ class LiveSession:
     """One session of one peer."""
 
     engine_session_id: int
-    """What the model thread knows it by."""
+    """The session's id in the model thread."""
     upstream_session_id: int
     """The peer's number for it, on its stream."""
     peer: Peer
@@ -166,12 +166,12 @@ class LiveSession:
     codec: TokenCodec
     telemetry: SessionTelemetry
     opened_echo: wire.Echo
-    """What SessionOpened returns."""
+    """Number that SessionOpened returns."""
     commit_echo: wire.Echo = wire.NO_ECHO
-    """What the next Commit returns."""
+    """Number that the next Commit returns."""
     is_waiting: bool = False
-    """Whether its peer was told that no call computes it yet."""
-    told_pace: wire.ToldPace | None = None
+    """Whether its peer knows that no call computes it yet."""
+    sent_pace: wire.SentPace | None = None
     """None: no drafts of the edge are used, so it need not know the replica's pace."""
     sends_accepted_ids: bool = False
     """Whether commits repeat the ids of accepted drafts."""
@@ -180,10 +180,10 @@ class LiveSession:
     request: OpenRequest | None = None
     """Until it is opened, where its prompt may be in a store."""
     checksum: int = 0
-    """Of the tokens committed so far."""
+    """Checksum of the tokens committed so far."""
     has_token: bool = False
     early_drafts: list[Draft] | None = None
-    """What came before the model thread knew the session; None: it knows it."""
+    """Drafts that came before the model thread knew the session; None: it knows it."""
     number_bytes: bytes = field(init=False)
     """`upstream_session_id` as frames to the peer begin with it."""
 
@@ -209,11 +209,12 @@ class SessionTable:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """At most `max_sessions` share an engine call; `clock` is the model thread's. Without
-        `grammars`, requests with one are refused. `static_salts`: of the static prefixes that a
-        tenant's sessions may use. `preparations` records whose grammar is being compiled."""
+        `grammars`, requests with one are refused. `static_salts`: salts of the static prefixes that
+        a tenant's sessions may use. `preparations` records requests whose grammar is being
+        compiled."""
         self.contract = contract
         self.clock = clock
-        self.load: Load | None = None
+        self.load: SchedulerLoad | None = None
         """The latest; None before the first tick."""
         self.load_changed = asyncio.Event()
         """Set, and replaced by a fresh one, when `load` or `draining` changes."""
@@ -231,11 +232,12 @@ class SessionTable:
         self._kv_tokens = metrics.counter(KV_TOKENS)
         self._kv_hits = NO_HITS
         self._counted_tokens = NO_HITS.tiers()
-        """Of each tier, what the counter has."""
+        """For each tier, the value already counted."""
         self._max_sessions = max_sessions
         self._live: dict[int, LiveSession] = {}
         self._awaiting_usage: dict[int, SessionTelemetry] = {}
-        """Of sessions that were ended on this side, until the model thread reports their usage."""
+        """Telemetry of sessions that were ended on this side, until the model thread reports their
+        usage."""
         self._refused = RefusalLog("sessions")
         self._running = RunningRequests()
         self._grammars = grammars
@@ -243,7 +245,7 @@ class SessionTable:
         self._prefixes = prefixes
         self._static_salts = static_salts
         self._compiling: set[asyncio.Task[None]] = set()
-        """Of sessions that the model thread does not know yet."""
+        """Tasks of sessions that the model thread does not know yet."""
         self._engine_session_ids = itertools.count(1)
         self._idle = asyncio.Event()
         self._idle.set()
@@ -296,7 +298,7 @@ class SessionTable:
                 num_resumed=len(request.resume),
             ),
             opened_echo=wire.Echo(frame.echo, now),
-            told_pace=wire.ToldPace() if request.edge_drafts else None,
+            sent_pace=wire.SentPace() if request.edge_drafts else None,
             sends_accepted_ids=frame.echo_accepted,
             early_drafts=None if grammar is None else [],
             request=request if self._prefixes is not None else None,
@@ -306,7 +308,7 @@ class SessionTable:
         self._running.claim(name, request)
         self._idle.clear()
         if earlier is not None:
-            taken = DuplicateSessionError("the request was opened again, and goes on there")
+            taken = DuplicateSessionError("the request was opened again and continues there")
             self.fail(self._live[earlier], taken)
         if grammar is not None:
             task = asyncio.create_task(self._open_compiled(session, request, grammar))
@@ -320,7 +322,7 @@ class SessionTable:
         if grammar is None:
             return request
         if self._grammars is None:
-            raise InvalidSamplingError("this replica follows no grammars; leave it out")
+            raise InvalidSamplingError("this replica supports no grammars; leave the grammar out")
         return replace(request, constraint=self._grammars.kept(request.cache_salt, grammar))
 
     async def _open_compiled(
@@ -366,16 +368,17 @@ class SessionTable:
             self._metrics.counter(DRAFTS_DROPPED).add(1)
 
     def cancel(self, session: LiveSession) -> None:
-        """The peer asked to stop; its last frame will say how far the session came.
+        """The peer asked to stop; its last frame will have the session's usage.
 
-        The model thread is told once: a peer that goes on asking fills no memory."""
+        The model thread is told once, so that a peer that keeps asking fills no memory.
+        """
         if not session.cancelled:
             session.cancelled = True
             self._running.release(session.request_name, session.engine_session_id)
             self._model.cancel(session.engine_session_id)
 
     def fail(self, session: LiveSession, error: OutriderError) -> None:
-        """End a session from this side, if it lives: free its KV, tell its peer."""
+        """End a live session from this side: free its KV, tell its peer."""
         if session.engine_session_id in self._live:
             self._give_up(session)
             self._end(session, error)
@@ -437,11 +440,11 @@ class SessionTable:
             self.fail(session, error)
 
     def announce(self) -> None:
-        """Wake those who watch the load."""
+        """Wake watchers of the load."""
         self.load_changed.set()
         self.load_changed = asyncio.Event()
 
-    def _emit(self, session: LiveSession, event: Event, load: Load) -> None:
+    def _emit(self, session: LiveSession, event: Event, load: SchedulerLoad) -> None:
         if isinstance(event, SessionCommit):
             commit = event.commit
             if self._prefixes is not None and not session.has_token:
@@ -451,9 +454,9 @@ class SessionTable:
             session.checksum = self.contract.coder.checksum(ids, session.checksum)
             session.telemetry.committed(commit)
             pace = None
-            if session.told_pace is not None:
+            if session.sent_pace is not None:
                 echo, session.commit_echo = session.commit_echo, wire.NO_ECHO
-                pace = session.told_pace.news(event, load, self.contract, echo, self.clock())
+                pace = session.sent_pace.update(event, load, self.contract, echo, self.clock())
             frame = commit_bytes(
                 commit,
                 self.contract.coder,

@@ -71,8 +71,8 @@ class SessionTelemetry:
         self._span.end()
 
     def record_usage(self, event: Finished) -> None:
-        """Tokens and time per token of a session. Part of finished(); called alone for a session
-        that failed() while the model thread still worked on it."""
+        """Tokens and time per token of a session. Part of finished(); called separately for a
+        session that failed() while the model thread still worked on it."""
         usage, timings = event.usage, event.timings
         num_generated = self._num_generated(event)
         self._metrics.record_verification(usage.draft_tokens, usage.accepted_tokens)

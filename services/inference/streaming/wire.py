@@ -41,10 +41,10 @@ from services.inference.prefix_store.exchange import TransferCounts
 from services.inference.scheduler.types import (
     Finished,
     KvHolder,
-    Load,
     Opened,
     OpenRequest,
     OverloadLevel,
+    SchedulerLoad,
     SessionCommit,
 )
 from services.inference.static_prefixes.prefixes import StaticPrefix
@@ -56,12 +56,13 @@ MAX_REQUEST_ID_CHARS = 128
 MAX_SALT_BYTES = 64
 _OWN_SALT_BYTES = 16
 MAX_DRAFT_TOKENS = 1024
-"""Of one frame: many times what is kept, and thousands of frames may wait for the model thread."""
+"""Most drafts of one frame: many times what is kept, and thousands of frames may wait for the model
+thread."""
 MAX_PREDICTION_TOKENS = 1 << 17
 LONG_CALL_MS: Final = 1000.0
 """Calls of this length are reported while they run."""
 MAX_HOLDER_CHARS = 256
-"""Of a replica's name, region and address."""
+"""Longest name, region and address of a replica."""
 
 _SPECULATION = {
     Speculation.ON: (True, True),
@@ -73,7 +74,7 @@ _SPECULATION = {
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """What this replica serves: a session has to agree with it."""
+    """This replica's properties, which a session must agree with."""
 
     model: str
     replica: str
@@ -91,9 +92,9 @@ class Contract:
     max_drafts: int
     """Most drafts of one session in one call."""
     prefill_limits: inference_pb2.PrefillLimits | None = None
-    """What routers are told of the prompt tokens of a call."""
+    """Limits of a call's prompt tokens, for routers."""
     tokens_digest: bytes = b""
-    """Of the vocabulary's ids alone, whatever its chat template."""
+    """Digest of the vocabulary's ids, independent of its chat template."""
     static_prefixes: tuple[StaticPrefix, ...] = ()
 
 
@@ -102,34 +103,34 @@ class Echo:
     """A number that a peer sent to measure the round trip, and wants back."""
 
     number: int = 0
-    """0: there is none."""
+    """0: none."""
     came_at: float = 0.0
 
     def delay_s(self, now: float) -> float:
-        """Since it came; 0 where there is none."""
+        """Seconds since it arrived; 0 without one."""
         return now - self.came_at if self.number else 0.0
 
 
 NO_ECHO = Echo()
 
 _PACE_CHANGE: Final = 0.05
-"""Share by which a time has to change before the edge is told: its predictions are no finer."""
+"""Share by which a time must change before it is sent to the edge: its predictions are no finer."""
 
 
-class ToldPace:
-    """What the edge of a session knows of the replica's pace."""
+class SentPace:
+    """The replica's pace as last sent to a session's edge."""
 
     __slots__ = ("_interval_ms", "_overload_level", "_row_ms")
 
     def __init__(self) -> None:
         self._interval_ms = self._row_ms = 0.0
         self._overload_level = -1
-        """-1: the edge was told nothing yet."""
+        """-1: nothing was sent to the edge yet."""
 
-    def news(
-        self, event: SessionCommit, load: Load, contract: Contract, echo: Echo, now: float
+    def update(
+        self, event: SessionCommit, load: SchedulerLoad, contract: Contract, echo: Echo, now: float
     ) -> Pace | None:
-        """What the edge is told with this commit. None: it knows, and wants no number back."""
+        """The pace to send with this commit. None: the edge knows it, and waits for no number."""
         interval_ms, row_ms, level = event.interval_ms, event.row_ms, load.overload_level
         if not (
             echo.number
@@ -196,7 +197,7 @@ def open_request(
 
 
 def _kv_holder(frame: inference_pb2.OpenSession, contract: Contract) -> KvHolder | None:
-    """None where nobody else has KV of the session. It is a hint: one that says nothing is no
+    """The replica that has KV of the session; None without one. It is a hint: an empty one is no
     reason to refuse the session."""
     said = frame.kv_holder
     has_names = max(len(said.replica), len(said.region), len(said.address)) <= MAX_HOLDER_CHARS
@@ -340,11 +341,11 @@ _STATES: Final = (
 )
 _ESTIMATES: Final = ("fixed_ms", "row_ms", "service_ms", "peer_block_ms", "peer_first_ms")
 _LEAST_MOVE: Final = 0.1
-"""Of an estimate, and of the pool in free blocks."""
+"""Least relative change of an estimate, and of the free blocks in the pool."""
 
 
 def load_response(
-    load: Load,
+    load: SchedulerLoad,
     transfers: TransferCounts = NO_TRANSFERS,
     *,
     draining: bool = False,
@@ -388,7 +389,7 @@ def load_response(
 
 
 def call_to_proto(call: EngineCall) -> inference_pb2.EngineCall:
-    """As routers are told of it."""
+    """An engine call as reported to routers."""
     return inference_pb2.EngineCall(
         requests=sorted(call.requests),
         num_sessions=call.num_sessions,
@@ -397,9 +398,9 @@ def call_to_proto(call: EngineCall) -> inference_pb2.EngineCall:
 
 
 def is_news(report: inference_pb2.WatchLoadResponse, told: inference_pb2.WatchLoadResponse) -> bool:
-    """Whether a router that was told `told` has to hear of `report` now: it would place sessions
-    otherwise. Estimates and free blocks move with every call: by less than _LEAST_MOVE they, and
-    counters (kv) anyway, come along with the next report."""
+    """Whether a router with the report `told` needs `report` now, because it would place sessions
+    differently. Estimates and free blocks move with every call: changes below _LEAST_MOVE, and
+    counters (kv), wait for the next report."""
     if any(getattr(report, name) != getattr(told, name) for name in _STATES):
         return True
     if any(_has_moved(getattr(report, name), getattr(told, name)) for name in _ESTIMATES):
@@ -413,7 +414,7 @@ def _has_moved(now: float, before: float) -> bool:
 
 
 def model_response(contract: Contract, record: CallRecord) -> inference_pb2.GetModelResponse:
-    """What this replica serves, for routers, and how its earlier processes crashed."""
+    """This replica's properties for routers, and crashes of its earlier processes."""
     return inference_pb2.GetModelResponse(
         model=contract.model,
         vocabulary_digest=contract.vocabulary_digest,

@@ -203,7 +203,7 @@ class Admission:
             deadline_at = session.request.deadline_at
             if deadline_at is not None and deadline_at <= now:
                 error: OutriderError = DeadlineError(
-                    "The deadline passed before a replica had room: leave the session more time."
+                    "the deadline passed before a replica had room; leave the session more time"
                 )
                 self._refused.append((session.session_id, error))
             else:
@@ -287,8 +287,8 @@ class Admission:
         limit_s = self.policy.max_wait_s(priority)
         if rate.is_known and wait_s > limit_s:
             raise OverloadedError(
-                f"About {wait_s:.1f} s would pass before a replica had room, and "
-                f"{priority.name} sessions wait {limit_s:g} s at most: try again later.",
+                f"about {wait_s:.1f} s would pass before a replica had room, and "
+                f"{priority.name} sessions wait {limit_s:g} s at most; try again later",
                 retry_delay_ms=delay_ms(rate.retry_delay_s(wait_s - limit_s, now)),
                 metadata={"cause": "slo"},
             )
@@ -303,9 +303,9 @@ class Admission:
         victim = self._queue.victim(model, shed, session.queue_priority, session.flow)
         if victim is None:
             raise OverloadedError(
-                f"{self._queue.length(model)} sessions wait already for model {model}, and "
-                f"{session.request.priority.name} ones have their share of the queue: try again "
-                "later.",
+                f"{self._queue.length(model)} sessions already wait for model {model}, and "
+                f"{session.request.priority.name} ones have their share of the queue; try again "
+                "later",
                 retry_delay_ms=delay_ms(rate.retry_delay_s(0.0, now)),
                 metadata={"cause": "queue"},
             )
@@ -337,8 +337,8 @@ class Admission:
         rate = self._rates[request.model]
         waited_s = now - session.arrived_at
         error = OverloadedError(
-            f"After {waited_s:.1f} s in the queue no replica had room for this "
-            f"{request.priority.name} session: try again later.",
+            f"after {waited_s:.1f} s in the queue no replica had room for this "
+            f"{request.priority.name} session; try again later",
             retry_delay_ms=delay_ms(rate.retry_delay_s(0.0, now)),
             metadata={"cause": cause},
         )

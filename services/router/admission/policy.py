@@ -61,8 +61,8 @@ class AdmissionPolicy:
         for below, above in (("high", "medium"), ("medium", "low")):
             if self.slo_ms(Priority[below.upper()]) > self.slo_ms(Priority[above.upper()]):
                 raise ConfigError(
-                    f"admission.slo_ttft_{below}_ms is larger than slo_ttft_{above}_ms: promise "
-                    "higher classes shorter times."
+                    f"admission.slo_ttft_{below}_ms is larger than slo_ttft_{above}_ms; promise "
+                    "higher classes shorter times"
                 )
 
     def slo_ms(self, priority: Priority) -> float:
@@ -93,8 +93,8 @@ class LengthPolicy:
     def __post_init__(self) -> None:
         if 0 < self.low_above_tokens < self.medium_above_tokens:
             raise ConfigError(
-                "lengths.low_above_tokens is below medium_above_tokens: no prompt would be MEDIUM "
-                "for its length."
+                "lengths.low_above_tokens is below medium_above_tokens; no prompt would be MEDIUM "
+                "for its length"
             )
 
     def highest(self, prompt_tokens: int) -> Priority:

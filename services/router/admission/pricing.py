@@ -9,11 +9,11 @@ from typing import Final
 
 from outrider.cost import MAX_AMOUNT_NANOS, MAX_CURRENCY_CHARS, Cost, is_currency
 from outrider.errors import ConfigError
-from services.router.recent_map import RecentMap
+from outrider.lru_map import LruMap
 
 ANY: Final = "*"
 MAX_CHATS: Final = 4096
-"""Chats whose charge is remembered, twice over in the worst case."""
+"""Chats whose charge is remembered."""
 MAX_PER_MILLION: Final = 1e9
 """Largest price, in units of any currency: at it, nine million tokens cost as much as a Cost can
 hold."""
@@ -39,9 +39,9 @@ class Price:
             value = getattr(self, name)
             what = f"{name} of tenant {self.tenant} and model {self.model} is {value}"
             if not 0 <= value <= MAX_PER_MILLION:
-                raise ConfigError(f"{what}: use 0 to {MAX_PER_MILLION:g}.")
+                raise ConfigError(f"{what}; use 0 to {MAX_PER_MILLION:g}")
             if not _is_whole(_per_token(value)):
-                raise ConfigError(f"{what}: use {DECIMALS} decimals at most.")
+                raise ConfigError(f"{what}; use {DECIMALS} decimals at most")
 
     def nanos(self, prompt_tokens: int, reply_tokens: int) -> int:
         """The price of so many tokens in billionths of a unit: the exact sum, rounded once to the
@@ -63,13 +63,13 @@ class PriceTable:
             key = price.tenant, price.model
             if key in self._rows:
                 raise ConfigError(
-                    f"Two prices are for tenant {price.tenant} and model {price.model}: keep one."
+                    f"two prices are for tenant {price.tenant} and model {price.model}; keep one"
                 )
             self._rows[key] = price
         if (self._rows or currency) and not is_currency(currency):
             raise ConfigError(
-                f"The currency of the prices is {currency!r}: set router.currency to a word of at "
-                f'most {MAX_CURRENCY_CHARS} characters, e.g. "USD".'
+                f"the currency of the prices is {currency!r}; set router.currency to a word of at "
+                f'most {MAX_CURRENCY_CHARS} characters, e.g. "USD"'
             )
 
     def of(self, tenant: str, model: str) -> Price | None:
@@ -98,7 +98,7 @@ class ChatCharges:
     """
 
     def __init__(self, max_chats: int = MAX_CHATS) -> None:
-        self._charged: RecentMap[bytes, int] = RecentMap(max_chats)
+        self._charged: LruMap[bytes, int] = LruMap(max_chats)
 
     def charge(self, chat_digest: bytes, amount_nanos: int) -> int:
         """A run of the chat ended and costs so much; returns the part of it not charged before. An

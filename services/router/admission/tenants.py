@@ -54,15 +54,15 @@ class TenantPolicy:
 
     def __post_init__(self) -> None:
         if not self.name:
-            raise ConfigError('A tenant has no name: set it in [[router.tenants]], "*" for all.')
+            raise ConfigError('a tenant has no name; set it in [[router.tenants]], "*" for all')
         where = f"of tenant {self.name}"
         if self.tier not in TIERS:
-            raise ConfigError(f"tier {where} is {self.tier!r}: use one of {', '.join(TIERS)}.")
+            raise ConfigError(f"tier {where} is {self.tier!r}; use one of {', '.join(TIERS)}")
         for name in ("max_sessions", "tokens_per_minute"):
             if getattr(self, name) < 0:
-                raise ConfigError(f"{name} {where} is {getattr(self, name)}: use 0 for no limit.")
+                raise ConfigError(f"{name} {where} is {getattr(self, name)}; use 0 for no limit")
         if not (math.isfinite(self.weight) and self.weight > 0):
-            raise ConfigError(f"weight {where} is {self.weight}: set it above 0.")
+            raise ConfigError(f"weight {where} is {self.weight}; set it above 0")
 
 
 @dataclass(slots=True)
@@ -127,8 +127,8 @@ class Tenants:
         if not limit or account.num_sessions < limit:
             return
         raise OverloadedError(
-            f"Tenant {tenant or '(none)'} has {limit} sessions open, which is its limit: wait for "
-            "one to end.",
+            f"tenant {tenant or '(none)'} has {limit} sessions open, which is its limit; wait for "
+            "one to end",
             retry_delay_ms=delay_ms(account.duration_s / limit),
             metadata={"cause": "tenant_sessions"},
         )
@@ -169,11 +169,11 @@ def _check_tokens(
     limit = f"{bucket.capacity:.0f} tokens a minute, which is the limit of tenant {tenant}"
     if math.isinf(wait_s):
         raise InvalidRequestError(
-            f"Prompt and max_tokens come to {tokens} tokens, more than {limit}: shorten them."
+            f"prompt and max_tokens come to {tokens} tokens, more than {limit}; shorten them"
         )
     raise OverloadedError(
-        f"The session may need {tokens} tokens and has to wait for them at {limit}: ask for less, "
-        "or come back later.",
+        f"the session may need {tokens} tokens and has to wait for them at {limit}; ask for less, "
+        "or come back later",
         retry_delay_ms=delay_ms(wait_s),
         metadata={"cause": "tenant_tokens"},
     )

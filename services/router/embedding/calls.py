@@ -95,7 +95,7 @@ class Call(ABC):
         except Exception as defect:
             _log.exception("embedding_relay_failed", replica=self._name)
             self._caller.refused(
-                self._name, OutriderError(f"The router failed: {type(defect).__name__}.")
+                self._name, OutriderError(f"the router failed: {type(defect).__name__}")
             )
 
     def _lose(self, loss: Exception) -> None:
@@ -112,7 +112,7 @@ class Call(ABC):
         if answer.HasField("error"):
             raise error_from_proto(answer.error)
         if answer.HasField("done"):
-            raise UnavailableError(f"The replica {self._name} ended its answer.")
+            raise UnavailableError(f"the replica {self._name} ended its answer")
         self._caller.answered(self._name, answer)
 
 
@@ -136,7 +136,7 @@ class CallInFrames(Call):
             self._is_connected = True
             async for answer in call:
                 self._take(answer)
-            raise UnavailableError(f"The replica {self._name} ended its answer.")
+            raise UnavailableError(f"the replica {self._name} ended its answer")
         finally:
             writer.cancel()
             end_call(call)
@@ -166,4 +166,4 @@ class CallAtOnce(Call):
         self._is_connected = True  # or it were a stream
         for answer in (await self._peer.stub.EmbedAtOnce(self._request)).answers:
             self._take(answer)
-        raise UnavailableError(f"The replica {self._name} ended its answer.")
+        raise UnavailableError(f"the replica {self._name} ended its answer")

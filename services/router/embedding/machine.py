@@ -120,7 +120,8 @@ class RequestMachine:
             size = len(given.frame)
             if held.num_inputs >= policy.max_inputs or held.num_bytes + size > policy.max_bytes:
                 raise OverloadedError(
-                    "This router has as many inputs to embed as it may: try again in a moment.",
+                    "this router already has the most inputs to embed that it may hold; try "
+                    "again in a moment",
                     retry_delay_ms=_BUSY_RETRY_MS,
                 )
             tokens = estimated_tokens(given.num_bytes, self._max_tokens)
@@ -160,7 +161,8 @@ class RequestMachine:
         have seen them."""
         anew, spent = self._released(replica, had_them=had_them)
         error = PoisonousRequestError(
-            f"{self._fleet.policy.max_lost_replicas} replicas were lost while they had it."
+            f"{self._fleet.policy.max_lost_replicas} replicas were lost while they computed "
+            "this request; it is not tried again"
         )
         self._fleet.stats.moved(self.model, len(anew))
         return [*self._given_up(spent, error), *self._placed(anew, now), *self._ending()]
@@ -287,7 +289,11 @@ class RequestMachine:
             return
         waited_ms = (now - min((each.sent_at for each in found), default=now)) * 1e3
         self._fleet.autoscale.record_ttft(
-            FleetKey(replica.region, self.model), waited_ms - replica.rtt.smoothed_ms, now
+            FleetKey(replica.region, self.model),
+            waited_ms,
+            now,
+            prompt_ms=0.0,
+            round_trip_ms=replica.rtt.smoothed_ms,
         )
 
     def _ending(self) -> list[Step]:

@@ -134,7 +134,7 @@ class EmbeddingPlacement:
         if not serving:
             names = ", ".join(sorted({it.model_name for it in embedders})) or "none"
             return UnknownModelError(
-                f"No replica embeds with model {model[:100]!r}; those that embed here: {names}."
+                f"no replica embeds with model {model[:100]!r}; those that embed here: {names}"
             )
         is_other = identity and any(
             it.takes_sessions
@@ -145,7 +145,7 @@ class EmbeddingPlacement:
         states = ", ".join(f"{it.name} {it.state.name}" for it in serving)
         what = f", as {short_form(identity)} computes," if is_other else ""
         return NoReplicaError(
-            f"No replica can embed with model {model}{what} now ({states}): try again in a moment.",
+            f"no replica can embed with model {model}{what} now ({states}); try again in a moment",
             retry_delay_ms=_RETRY_MS,
         )
 

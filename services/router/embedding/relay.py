@@ -122,7 +122,7 @@ class EmbeddingRouterService(embedding_pb2_grpc.EmbeddingRouterServiceServicer):
         relayed: _Relayed | None = None
         try:
             if not self._serving():
-                raise UnavailableError("This router is shutting down: ask another.")
+                raise UnavailableError("this router is shutting down; ask another")
             relayed = _Relayed(self._relay, await _opened(frames))
             reader = asyncio.create_task(relayed.read(frames))
             try:
@@ -148,7 +148,7 @@ class EmbeddingRouterService(embedding_pb2_grpc.EmbeddingRouterServiceServicer):
         relayed: _Relayed | None = None
         try:
             if not self._serving():
-                raise UnavailableError("This router is shutting down: ask another.")
+                raise UnavailableError("this router is shutting down; ask another")
             check_at_once(request)
             relayed = _Relayed(self._relay, request.open)
             relayed.take(request.inputs)
@@ -224,7 +224,7 @@ class _Relayed:
                 inputs = [_new_input(given) for given in frame.inputs.inputs]
                 self._do(self._machine.add(inputs, self._relay.clock()))
             else:
-                raise MalformedFrameError("A request is opened once, and inputs follow.")
+                raise MalformedFrameError("a request is opened once, and inputs follow")
         self._do(self._machine.no_more_inputs())
 
     async def close(self) -> None:
@@ -284,7 +284,7 @@ class _Relayed:
         else:
             told = answer.vectors
             if len(told.num_tokens) != len(told.ids):
-                raise MalformedFrameError(f"The replica {replica} does not count all tokens.")
+                raise MalformedFrameError(f"the replica {replica} does not count all tokens")
             num_tokens = sum(told.num_tokens)
             steps = self._machine.answered(replica, told.ids, num_tokens, self._relay.clock())
         self._put(answer)
@@ -365,9 +365,9 @@ def _only_model(registry: Registry) -> str:
     """Of a request that names none. Raises UnknownModelError, InvalidRequestError."""
     found = sorted({it.model.name for it in registry if it.model and it.model.dimensions})
     if not found:
-        raise UnknownModelError("No replica here embeds texts.")
+        raise UnknownModelError("no replica here embeds texts")
     if len(found) > 1:
-        raise InvalidRequestError(f"Several models embed here: name one of {', '.join(found)}.")
+        raise InvalidRequestError(f"several models embed here; name one of {', '.join(found)}")
     return found[0]
 
 
@@ -376,4 +376,4 @@ async def _opened(frames: AsyncIterator[embedding_pb2.EmbedRequest]) -> embeddin
         if frame.WhichOneof("kind") == "open":
             return frame.open
         break
-    raise MalformedFrameError("A request begins with its open.")
+    raise MalformedFrameError("a request begins with its open")

@@ -55,9 +55,9 @@ class EmbeddingRequest:
     def add(self, number: int, frame: bytes, num_tokens: int) -> PendingInput:
         """One more. Raises MalformedFrameError for a number that was there."""
         if number in self._seen:
-            raise MalformedFrameError(f"Two inputs have the number {number}.")
+            raise MalformedFrameError(f"two inputs have the number {number}")
         if len(self._seen) >= self._max_inputs:
-            raise MalformedFrameError(f"A request has at most {self._max_inputs} inputs.")
+            raise MalformedFrameError(f"a request has at most {self._max_inputs} inputs")
         self._seen.add(number)
         made = self._pending[number] = PendingInput(number, frame, num_tokens)
         return made
@@ -74,7 +74,7 @@ class EmbeddingRequest:
         if len(set(numbers)) != len(numbers) or any(
             each is None or each.replica != replica for each in found
         ):
-            raise MalformedFrameError(f"The replica {replica} answers inputs that it has not got.")
+            raise MalformedFrameError(f"the replica {replica} answered inputs that it was not sent")
         return [self._pending.pop(number) for number in numbers]
 
     def given_up(self, number: int) -> PendingInput | None:

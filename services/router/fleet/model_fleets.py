@@ -32,14 +32,16 @@ class ModelFleet(NamedTuple):
     """By name."""
 
 
-class Load(NamedTuple):
+class PredictedLoad(NamedTuple):
     """What a session would find at a replica."""
 
     num_sessions: int
     predicted_wait_ms: float
 
 
-def model_fleets(replicas: Iterable[Replica], load: Callable[[str], Load]) -> list[ModelFleet]:
+def model_fleets(
+    replicas: Iterable[Replica], load: Callable[[str], PredictedLoad]
+) -> list[ModelFleet]:
     """By name of the model; `load` by name of the replica. Replicas whose model is not known yet
     are left out."""
     by_model: dict[str, dict[str, list[Replica]]] = {}
@@ -51,7 +53,7 @@ def model_fleets(replicas: Iterable[Replica], load: Callable[[str], Load]) -> li
 
 
 def _model_fleet(
-    model: str, by_region: dict[str, list[Replica]], load: Callable[[str], Load]
+    model: str, by_region: dict[str, list[Replica]], load: Callable[[str], PredictedLoad]
 ) -> ModelFleet:
     digests = Counter(
         replica.model.vocabulary_digest
@@ -63,7 +65,9 @@ def _model_fleet(
     return ModelFleet(model, tuple(digest for digest, _ in digests.most_common()), regions)
 
 
-def _region_fleet(region: str, replicas: list[Replica], load: Callable[[str], Load]) -> RegionFleet:
+def _region_fleet(
+    region: str, replicas: list[Replica], load: Callable[[str], PredictedLoad]
+) -> RegionFleet:
     loads = {replica.name: load(replica.name) for replica in replicas}
     waits = [loads[it.name].predicted_wait_ms for it in replicas if it.takes_sessions]
     return RegionFleet(

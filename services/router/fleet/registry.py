@@ -119,8 +119,8 @@ class Registry:
         replica = self._replicas[name]
         if identity.region not in ("", replica.region):
             raise UnavailableError(
-                f"it says that it stands in {identity.region}, and is configured as in "
-                f"{replica.region}: nothing is sent there until both are the same"
+                f"it reports region {identity.region} and is configured in {replica.region}; "
+                "nothing is sent there until both are the same"
             )
         if replica.source and self._claim_name(replica, identity.name or replica.address):
             # Another replica than before at the same address: what was known is void.
@@ -323,7 +323,7 @@ class Registry:
         if other is not None:
             if other.health.is_up or other.is_attached or not other.source:
                 raise UnavailableError(
-                    f"it calls itself {name}, as the replica at {other.address} does: give every "
+                    f"it calls itself {name}, as the replica at {other.address} does; give every "
                     "replica a name of its own"
                 )
             self._rename(other, other.address)

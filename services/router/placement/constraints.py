@@ -90,8 +90,8 @@ def refusal(
         return _outside_residency(request, fitting)
     if rows := np.flatnonzero(in_reach(table, request, exclude)).tolist():
         return OverloadedError(
-            f"Every replica of model {request.model} is full ({_occupancy(table, rows)}): "
-            "try again later.",
+            f"every replica of model {request.model} is full ({_occupancy(table, rows)}); try "
+            "again later",
             retry_delay_ms=RETRY_DELAY_MS,
         )
     if request.identity is not None and not in_reach(table, request).any():
@@ -99,8 +99,8 @@ def refusal(
         if others:
             return _other_identities(request, others)
     return NoReplicaError(
-        f"No replica can serve model {request.model} now ({_states(allowed, exclude)}): "
-        "try again in a moment.",
+        f"no replica can serve model {request.model} now ({_states(allowed, exclude)}); try again "
+        "in a moment",
         retry_delay_ms=RETRY_DELAY_MS,
     )
 
@@ -114,10 +114,10 @@ def _other_identities(request: SessionRequest, others: list[Replica]) -> Outride
     counts = Counter(short_form(replica.model_identity) for replica in others)
     listed = ", ".join(f"{count} as {it}" for it, count in counts.most_common(_MAX_LISTED))
     return NoReplicaError(
-        f"The reply was begun by a replica of model {request.model} that computes as "
-        f"{short_form(request.identity or b'')}, and none of these is in service; the others "
-        f"compute differently ({listed}), so their text would not be its continuation: ask again "
-        "for a new reply, or set allow_inexact_failover in [[router.tenants]].",
+        f"the reply was begun by a replica of model {request.model} that computes as "
+        f"{short_form(request.identity or b'')} and is not in service, and the others compute "
+        f"differently ({listed}), so their text would not continue it; ask again for a new reply, "
+        "or set allow_inexact_failover in [[router.tenants]]",
         retry_delay_ms=RETRY_DELAY_MS,
         metadata={"cause": _OTHER_IDENTITY},
     )
@@ -125,17 +125,17 @@ def _other_identities(request: SessionRequest, others: list[Replica]) -> Outride
 
 def _unknown_model(request: SessionRequest, known: list[Replica]) -> OutriderError:
     if not known:
-        return NoReplicaError("This router has no replicas: list them in [[router.replicas]].")
+        return NoReplicaError("this router has no replicas; list them in [[router.replicas]]")
     names = ", ".join(sorted({replica.model_name for replica in known}))
-    return UnknownModelError(f"No replica serves model {request.model}: use one of {names}.")
+    return UnknownModelError(f"no replica serves model {request.model}; use one of {names}")
 
 
 def _wrong_vocabulary(request: SessionRequest, found: list[Replica]) -> OutriderError:
     ours = sorted({r.model.vocabulary_digest.hex() for r in found if r.model})
     theirs = request.vocabulary_digest.hex()
     return VocabularyMismatchError(
-        f"The ids are of vocabulary {theirs or '(none)'} but model {request.model} has "
-        f"{', '.join(ours)}: send messages, or use that vocabulary.",
+        f"the ids are of vocabulary {theirs or '(none)'} but model {request.model} has "
+        f"{', '.join(ours)}; send messages, or use that vocabulary",
         metadata={"ours": ",".join(ours), "theirs": theirs},
     )
 
@@ -143,8 +143,8 @@ def _wrong_vocabulary(request: SessionRequest, found: list[Replica]) -> Outrider
 def _outside_residency(request: SessionRequest, fitting: list[Replica]) -> OutriderError:
     held = ", ".join(sorted({replica.region for replica in fitting}))
     return NoReplicaError(
-        f"Model {request.model} has no replica in {', '.join(request.residency)}, where the "
-        f"prompt may be held, only in {held}: widen the residency."
+        f"model {request.model} has no replica in {', '.join(request.residency)}, where the "
+        f"prompt may be held, only in {held}; widen the residency"
     )
 
 

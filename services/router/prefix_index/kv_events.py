@@ -107,12 +107,14 @@ class KvEventFollower:
         num_full, rest = divmod(event.num_tokens, self._block_tokens)
         if num_full + (rest > 0) != len(event.blocks) or len(event.parent) != HASH_BYTES:
             raise MalformedFrameError(
-                f"A replica stored {len(event.blocks)} blocks of {self._block_tokens} tokens with "
-                f"{event.num_tokens} tokens in all, which cannot be."
+                f"a replica stored {len(event.blocks)} blocks of {self._block_tokens} tokens with "
+                f"{event.num_tokens} tokens in all, which cannot be"
             )
         # No block follows one that is not full, and a prompt that ends in it saves little.
         self._index.store(self._owner, event.parent, event.blocks[:num_full])
 
     def _check(self, blocks: Sequence[bytes]) -> None:
         if any(len(block) != HASH_BYTES for block in blocks):
-            raise MalformedFrameError(f"A replica named a block by other than {HASH_BYTES} bytes.")
+            raise MalformedFrameError(
+                f"a replica named a block by a hash that has not {HASH_BYTES} bytes"
+            )

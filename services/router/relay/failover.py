@@ -247,7 +247,7 @@ class Failover:
 def replica_lost_error(replica: str, what: str) -> ReplicaLostError:
     """Why sessions leave a replica."""
     return ReplicaLostError(
-        f"Replica {replica} {what} while it served the session: open it again.",
+        f"replica {replica} {what} while it served the session; open it again",
         retry_delay_ms=RETRY_DELAY_MS,
     )
 
@@ -256,6 +256,6 @@ def _given_up(why: OutriderError) -> OutriderError:
     if is_other_identity(why):
         return why
     return ReplicaLostError(
-        f"No other replica could take the session in time; before: {why.message}",
+        f"no other replica could take the session in time; before: {why.message}",
         retry_delay_ms=RETRY_DELAY_MS,
     )

@@ -82,7 +82,7 @@ def renew_deadline(session: RelayedSession, now: float) -> None:
         return
     left_ms = round((deadline_at - now) * 1000.0)
     if left_ms <= 0:
-        raise DeadlineError("The deadline passed before a replica could be found.")
+        raise DeadlineError("the deadline passed before a replica was found")
     session.open_frame.open.deadline_ms = left_ms
 
 
@@ -103,7 +103,7 @@ def open_for_replica(session: RelayedSession) -> Up:
         opening.MergeFromString(bytes(session.replay.committed))
     except DecodeError as error:
         raise MalformedFrameError(
-            "A replica committed bytes that are no token block: open the session again."
+            "a replica committed bytes that are no token block; open the session again"
         ) from error
     opening.model_identity = b"" if session.request.allows_inexact else session.model_identity
     opening.echo = 0  # the time since then is not that of one way

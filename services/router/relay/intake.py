@@ -130,7 +130,7 @@ class Intake:
         """A new session in state PLACING; its frame names its model. Raises UnavailableError,
         DuplicateSessionError, OverloadedError, MalformedFrameError."""
         if self._is_draining:
-            raise DrainingError("This router is stopping: use another.", retry_delay_ms=1000)
+            raise DrainingError("this router is stopping; use another", retry_delay_ms=1000)
         tenant = self._admission.tenants.policy(frame.open.tenant)
         request = frames.read_request(frame.open, now, allows_inexact=tenant.allow_inexact_failover)
         return self._table.open(edge_stream, edge_session_id, request, frame, frame.ByteSize(), now)
@@ -187,7 +187,13 @@ class Intake:
             fleet = FleetKey(replica.region, replica.model_name)
             ttft_ms = (now - session.opened_at) * 1000.0
             self._recent.first_token(fleet, ttft_ms, now)
-            self._autoscale.record_ttft(fleet, ttft_ms - replica.rtt.smoothed_ms, now)
+            self._autoscale.record_ttft(
+                fleet,
+                ttft_ms,
+                now,
+                prompt_ms=session.prompt_ms,
+                round_trip_ms=replica.rtt.smoothed_ms,
+            )
 
     def done(self, session: RelayedSession, usage: common_pb2.Usage, now: float) -> None:
         """A session has its whole reply."""
@@ -211,7 +217,7 @@ class Intake:
         for a reply."""
         num_tokens = request.prompt_tokens
         if not num_tokens:
-            raise EmptyPromptError("The session has no prompt: send messages or token ids.")
+            raise EmptyPromptError("the session has no prompt; send messages or token ids")
         if num_tokens <= _SHORT_TOKENS:
             return
         longest = self._registry.longest_context(request.model)

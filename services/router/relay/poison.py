@@ -70,8 +70,8 @@ class LossRecord:
 def poisonous_request_error(record: LossRecord) -> PoisonousRequestError:
     """Why a session is not opened again."""
     return PoisonousRequestError(
-        f"{len(record.crashes)} engine calls failed with this request in them, one of them with it "
-        "alone. It is not tried again: change it, and report it.",
+        f"{len(record.crashes)} engine calls failed with this request in them, one of them with "
+        "no other request; change it, and report it",
     )
 
 

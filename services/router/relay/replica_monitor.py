@@ -110,7 +110,7 @@ class ReplicaMonitor:
         self._hangs.detached(stream)
         self._hangs_open.pop(replica, None)  # its next process says what became of this one
         sessions = self._table.detach_replica(stream)
-        cancelled = CancelledError("The session was cancelled.")
+        cancelled = CancelledError("the session was cancelled")
         departures = [
             Departure(session, SessionInput.LOST, cancelled)
             for session in sessions

@@ -216,6 +216,9 @@ class Session(Generic[FrameT]):
     heard_at: float = 0.0
     """When its replica last sent a frame of it."""
     first_token_at: float | None = None
+    prompt_ms: float = 0.0
+    """What its replica would take for the uncached part of its prompt if it had nothing else to do;
+    0: not placed yet."""
     replica_left_at: float | None = None
     """Since when it has had no token for want of a replica."""
     num_moves: int = 0
@@ -310,8 +313,8 @@ class SessionTable(Generic[FrameT]):
         sessions = self._edges[edge_stream]
         if edge_session_id in sessions:
             raise DuplicateSessionError(
-                f"Session {edge_session_id} is already open on this stream: number every session "
-                "once."
+                f"session {edge_session_id} is already open on this stream; number every session "
+                "once"
             )
         if self._num_sessions >= self._limits.max_sessions:
             raise _overloaded(f"This router relays {self._num_sessions} sessions")
@@ -531,5 +534,5 @@ class SessionTable(Generic[FrameT]):
 
 def _overloaded(found: str) -> OverloadedError:
     return OverloadedError(
-        f"{found}, which is the limit: try again later.", retry_delay_ms=RETRY_DELAY_MS
+        f"{found}, which is the limit; try again later", retry_delay_ms=RETRY_DELAY_MS
     )

@@ -169,7 +169,7 @@ class Switch:
         self._end(((session, frames.cancelled()) for session in self._table.expire(now)), now)
         self._depart(self._monitor.check(now), now)
         for session in self._prompts.expire(now):
-            error = MalformedFrameError("The whole prompt was asked for and did not come.")
+            error = MalformedFrameError("the whole prompt was asked for but did not arrive")
             self._advance(session, SessionInput.ABORT, now, error=error)
         self._end(self._untokenized(now), now)
         self._end(self._intake.expire(now), now)
@@ -188,7 +188,7 @@ class Switch:
         for frame in received:
             edge_session_id = frame.session
             if not edge_session_id:
-                raise MalformedFrameError("A frame names no session: number sessions from 1.")
+                raise MalformedFrameError("a frame names no session; number sessions from 1")
             kind = frame.WhichOneof("kind")
             if kind == "open":
                 # A copy of its own: it is kept, and the rest of its message is not.
@@ -213,7 +213,7 @@ class Switch:
             self._prompt_came(session, frame.prompt, now)
         else:
             error = MalformedFrameError(
-                "A frame is neither open, draft, cancel nor prompt: send one."
+                "a frame is neither open, draft, cancel nor prompt; send one"
             )
             self._advance(session, SessionInput.ABORT, now, error=error)
 
@@ -274,7 +274,7 @@ class Switch:
         """The whole prompt of a session that left out what was not known here."""
         opening = session.open_frame.open if session.replay else None
         if not self._prompts.came(session) or prompt.prefix_tokens or opening is None:
-            error = MalformedFrameError("A prompt came that is not whole, or was not asked for.")
+            error = MalformedFrameError("a prompt is incomplete, or was not asked for")
             self._advance(session, SessionInput.ABORT, now, error=error)
             return
         opening.ids.CopyFrom(prompt)
@@ -493,7 +493,7 @@ class Switch:
         outbox = self._edges[session.edge_stream].outbox
         if not outbox.offer(frame, last=is_last) and not is_last:
             error = OverloadedError(
-                "This stream is not read and its buffer is full: read faster or open less.",
+                "this stream is not read and its buffer is full; read faster or open less",
                 retry_delay_ms=RETRY_DELAY_MS,
             )
             self._advance(session, SessionInput.ABORT, now, error=error)
@@ -547,8 +547,8 @@ class Switch:
 def _no_ids(session: RelayedSession, now: float) -> OutriderError:
     deadline_at = session.request.deadline_at
     if deadline_at is not None and deadline_at <= now:
-        return DeadlineError("The deadline passed before the messages became token ids.")
+        return DeadlineError("the deadline passed before the messages became token ids")
     return UnavailableError(
-        "No tokenizer answered in time: send token ids, or try again.",
+        "no tokenizer answered in time; send token ids, or try again",
         retry_delay_ms=RETRY_DELAY_MS,
     )

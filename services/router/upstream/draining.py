@@ -28,4 +28,4 @@ async def drain_replica(replica: Replica, asked: inference_pb2.DrainRequest, tls
             await stub.Drain(asked, timeout=_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             why = from_rpc_error(error).message
-            raise UnavailableError(f"The replica {replica.name} does not answer: {why}") from error
+            raise UnavailableError(f"the replica {replica.name} does not answer: {why}") from error

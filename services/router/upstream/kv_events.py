@@ -92,7 +92,7 @@ class KvEventSubscriber:
         async for response in stub.WatchKv(request):
             if not await _take(follower, response):
                 if asked_anew:
-                    raise MalformedFrameError("Its events do not begin with a snapshot.")
+                    raise MalformedFrameError("its events do not begin with a snapshot")
                 follower.reset()
                 return False
             asked_anew = False

@@ -141,7 +141,7 @@ class TokenizerStream:
             # that this side ended, that the write was cancelled. Its reader sees that too once it
             # gets a turn, and the next request opens a new stream.
             await asyncio.wait([reader])
-            raise UnavailableError(f"Tokenizer {self.address} ended its stream.") from error
+            raise UnavailableError(f"tokenizer {self.address} ended its stream") from error
         finally:
             self._waiting.pop(number, None)
             if answer.done() and not answer.cancelled():
@@ -210,7 +210,7 @@ class TokenizerStream:
             self._call = None
             for answer in self._waiting.values():
                 if not answer.done():
-                    answer.set_exception(UnavailableError(f"Tokenizer {self.address}: {lost}."))
+                    answer.set_exception(UnavailableError(f"tokenizer {self.address}: {lost}"))
 
     async def _watch(self, call: _EncodeCall) -> None:
         """End the stream when the tokenizer's certificate is good no more."""
@@ -304,8 +304,8 @@ class TokenizerPool:
         own, free = self._num_waiting[tenant], self._max_waiting - self._num_waiting.total()
         if own >= _TENANT_SHARE * free:
             raise OverloadedError(
-                f"Too many prompts wait for a tokenizer, {own} of them yours: try again, or send "
-                "token ids.",
+                f"too many prompts wait for a tokenizer, {own} of them yours; try again, or send "
+                "token ids",
                 retry_delay_ms=500,
             )
         self._num_waiting[tenant] += 1
@@ -408,7 +408,7 @@ class PromptTokenization:
         except Exception:
             # A defect fails this session alone; unanswered it would wait for its ids for ever.
             _log.exception("tokenization_failed")
-            failure = OutriderError("The router failed on this session: see its log.")
+            failure = OutriderError("the router failed on this session; see its log")
             switch.fail(session, failure, self._clock())
         else:
             switch.tokenized(session, answer.ids, answer.vocabulary_digest, self._clock())
@@ -471,7 +471,7 @@ def _seen(write: asyncio.Task[None]) -> None:
 
 def _none_answers(failures: Sequence[str]) -> UnavailableError:
     return UnavailableError(
-        "No tokenizer answers, so messages cannot be served "
-        f"({'; '.join(failures) or 'none is configured'}): send token ids, or try again.",
+        "no tokenizer answers, so messages cannot be served "
+        f"({'; '.join(failures) or 'none is configured'}); send token ids, or try again",
         retry_delay_ms=500,
     )

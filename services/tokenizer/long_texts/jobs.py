@@ -55,7 +55,8 @@ class PendingPart(Generic[PayloadT]):
 
 
 class TextJob(Generic[PayloadT, ResultT]):
-    """One text: parts numbered as they are added, results taken in that order, whoever made them.
+    """One text: parts numbered as they are added, results taken in that order, whichever worker
+    made them.
 
     Holds at most `window` parts and results together, and drops each part when its result comes.
     """
@@ -91,7 +92,7 @@ class TextJob(Generic[PayloadT, ResultT]):
     def add(self, payload: PayloadT) -> int:
         """Queue a new part; returns its number."""
         if self.is_complete or not self.has_room:
-            raise ValueError("the job is complete or full: ask has_room first")
+            raise ValueError("the job is complete or full; ask has_room first")
         sequence = self._next_sequence
         self._next_sequence += 1
         self.parts[sequence] = PendingPart(payload)
@@ -197,10 +198,10 @@ class PartDispatcher(Generic[PayloadT, ResultT]):
     # Calls for the owners of jobs.
 
     def open(self) -> int:
-        """A new job's number. Raises OverloadedError when there are too many."""
+        """Open a job; returns its number. Raises OverloadedError when there are too many."""
         if len(self._jobs) >= self._limits.max_jobs:
             raise OverloadedError(
-                f"{len(self._jobs)} long texts are being tokenized: try again in a moment.",
+                f"{len(self._jobs)} long texts are being tokenized; try again in a moment",
                 retry_delay_ms=500,
             )
         self._last_job += 1
@@ -295,7 +296,7 @@ class PartDispatcher(Generic[PayloadT, ResultT]):
 
     @property
     def stats(self) -> DispatcherStats:
-        """Its load now."""
+        """The present load."""
         return DispatcherStats(
             num_jobs=len(self._jobs),
             num_queued=sum(job.num_queued for job in self._jobs.values()),
@@ -321,5 +322,5 @@ class PartDispatcher(Generic[PayloadT, ResultT]):
 
 def _poisonous(part: PartId, num_deaths: int) -> PoisonousRequestError:
     return PoisonousRequestError(
-        f"{num_deaths} workers died at part {part.sequence} of the text: do not send it again."
+        f"{num_deaths} workers died at part {part.sequence} of the text; do not send it again"
     )

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import structlog
@@ -14,6 +15,7 @@ import structlog
 from outrider.codec.tokens import negotiate
 from outrider.errors import EmptyPromptError, InvalidRequestError, UnavailableError
 from outrider.rpc import incoming
+from outrider.shared_calls import SharedCalls
 from outrider.telemetry.metrics import Metrics
 from outrider.tokenization.cut_proofs import UnprovenError, prove
 from outrider.tokenization.cuts import CutRule, Cutter
@@ -39,27 +41,21 @@ _log = structlog.get_logger()
 
 
 _MAX_RULES: Final = 256
-"""Vocabularies whose rules are remembered."""
+"""Most vocabularies whose rules are remembered."""
 
 
 class CutRules:
-    """Where texts may be cut, by vocabulary: found out in a thread when a vocabulary's first long
+    """Rules for cutting texts, by vocabulary: found out in a thread when a vocabulary's first long
     text comes, and remembered."""
 
     def __init__(self) -> None:
-        self._rules: dict[bytes, asyncio.Future[CutRule | None]] = {}
+        self._rules: SharedCalls[bytes, CutRule | None] = SharedCalls(_MAX_RULES)
         """By digest of the vocabulary."""
 
     async def of(self, served: ServedVocabulary) -> CutRule | None:
         """The rule of a vocabulary; None if its texts may not be cut."""
-        digest = served.vocabulary.digest
-        found = self._rules.get(digest)
-        if found is None:
-            while len(self._rules) >= _MAX_RULES:
-                del self._rules[next(iter(self._rules))]
-            found = asyncio.ensure_future(asyncio.to_thread(_rule, served))
-            self._rules[digest] = found
-        return await asyncio.shield(found)
+        found_out = partial(asyncio.to_thread, _rule, served)
+        return await self._rules.result(served.vocabulary.digest, found_out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +96,7 @@ class LongTexts:
     async def blocks(
         self, requests: TokenizeRequests
     ) -> AsyncGenerator[tuple[ServedVocabulary, common_pb2.TokenBlock], None]:
-        """The blocks of one text, in order, each as soon as it and all before it are there.
+        """The blocks of one text, in order, each as soon as all up to it are there.
 
         Text is read while there is room for parts; taking blocks makes room. Raises
         EmptyPromptError, what `ServedModels.using` raises, BadTokenBlockError, FrameTooLargeError
@@ -110,7 +106,7 @@ class LongTexts:
         messages = incoming(requests)
         first = await anext(messages, None)
         if first is None:
-            raise EmptyPromptError("There is nothing to tokenize: send text.")
+            raise EmptyPromptError("the request has no text; send some")
         async with self.models.using(first.model, first.vocabulary_digest) as served:
             codec = negotiate(first.codecs, served.coder.supported)
             self._check_workers()
@@ -129,7 +125,7 @@ class LongTexts:
     def _check_workers(self) -> None:
         self.processes.start()
         if not self.processes.count and not self.workers.num_workers:
-            raise UnavailableError("No worker is there: start one, or set worker_processes.")
+            raise UnavailableError("no worker is connected; start one, or set worker_processes")
 
     async def _write(
         self,
@@ -214,7 +210,7 @@ class LongDetokenizer:
         messages = incoming(requests)
         message = await anext(messages, None)
         if message is None:
-            raise InvalidRequestError("There is nothing to detokenize: send a token block.")
+            raise InvalidRequestError("the request has no tokens; send a token block")
         async with self.models.using(message.model, message.vocabulary_digest) as served:
             async for piece in self._texts(served, message, messages):
                 yield piece

@@ -20,6 +20,7 @@ import uvloop
 
 from outrider.codec.tokens import TokenCodec
 from outrider.errors import ConfigError, OutriderError, VocabularyMismatchError
+from outrider.lru_map import LruMap
 from outrider.models.chat import check_text
 from outrider.rpc import Outbox, from_rpc_error, make_channel
 from outrider.telemetry.logs import configure_logging
@@ -57,14 +58,14 @@ async def run_once(address: str, name: str, tls: Tls = PLAINTEXT) -> None:
 
 
 def _told_to_stop() -> asyncio.Event:
-    """Set by SIGTERM, also while there is no service to work for."""
+    """Set by SIGTERM, also while the worker has no service."""
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     return stopping
 
 
 async def _work(address: str, name: str, tls: Tls, stopping: asyncio.Event) -> None:
-    """Work for a service until it is lost, or until `stopping` is set and what is begun is done."""
+    """Work for a service until it is lost, or until `stopping` is set and begun parts are done."""
     outbox: Outbox[tokenizer_pb2.WorkRequest] = Outbox(2 * SLOTS)
     hello = tokenizer_pb2.WorkerHello(name=name, slots=SLOTS)
     outbox.put_nowait(tokenizer_pb2.WorkRequest(hello=hello))
@@ -128,7 +129,7 @@ async def _result(
     except Exception:
         # A defect fails this text alone; the log has the stack, the peer has no use for it.
         _log.exception("part_failed", job=part.job, sequence=part.sequence)
-        failure = OutriderError("A tokenizer worker failed on this text: see its log.")
+        failure = OutriderError("a tokenizer worker failed on this text; see its log")
         result.error.CopyFrom(error_to_proto(failure))
     return result
 
@@ -146,7 +147,7 @@ class _VocabularyCache:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub
         self._stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
-        self._by_digest: dict[bytes, ServedVocabulary] = {}
+        self._by_digest: LruMap[bytes, ServedVocabulary] = LruMap(_MAX_VOCABULARIES)
 
     async def find(
         self, part: tokenizer_pb2.WorkResponse, pool: ThreadPoolExecutor
@@ -167,9 +168,7 @@ class _VocabularyCache:
                 raise
             loop = asyncio.get_running_loop()
             found = await loop.run_in_executor(pool, received_vocabulary, answers)
-            while len(self._by_digest) >= _MAX_VOCABULARIES:
-                del self._by_digest[next(iter(self._by_digest))]
-            self._by_digest[found.vocabulary.digest] = found
+            self._by_digest.put(found.vocabulary.digest, found)
         return found
 
 

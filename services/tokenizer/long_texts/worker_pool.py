@@ -42,7 +42,7 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class PartPayload:
-    """What a worker needs to tokenize a part."""
+    """A part and all that a worker needs to tokenize it."""
 
     model: str
     vocabulary_digest: bytes
@@ -175,7 +175,7 @@ class WorkerPool:
         outbox = self._outboxes.pop(name, None)
         if outbox is None:
             return
-        outbox.close(UnavailableError("This worker was given up: join again."))
+        outbox.close(UnavailableError("this worker was given up; join again"))
         self._dispatcher.leave(name, died=died)
         _log.info("worker_left", worker=name, died=died, workers=self.num_workers)
         for job in self._jobs.values():
@@ -215,10 +215,10 @@ def _now() -> float:
 
 def _checked(message: tokenizer_pb2.WorkRequest | None) -> tokenizer_pb2.WorkerHello:
     if message is None or not message.HasField("hello"):
-        raise InvalidRequestError("A worker says hello first.")
+        raise InvalidRequestError("a worker's first message must be its hello")
     hello = message.hello
     if not 0 < len(hello.name) <= 200 or not 0 < hello.slots <= MAX_SLOTS:
         raise InvalidRequestError(
-            f"A worker has a name of 1 to 200 characters and 1 to {MAX_SLOTS} slots."
+            f"a worker has a name of 1 to 200 characters and 1 to {MAX_SLOTS} slots"
         )
     return hello

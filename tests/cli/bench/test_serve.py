@@ -17,7 +17,12 @@ import pytest
 from bench.harness.local_mesh import LocalMesh, outrider
 from outrider.cli.bench.report import Reply
 from outrider.cli.bench.serve import read_goals, read_rate
-from outrider.cli.bench.targets import Asked, Endpoint, RequestFailedError, endpoint_target
+from outrider.cli.bench.targets import (
+    Endpoint,
+    RequestFailedError,
+    RequestSettings,
+    endpoint_target,
+)
 from outrider.errors import InvalidRequestError
 from outrider.testing import free_tcp_port, free_udp_port
 
@@ -105,7 +110,7 @@ def test_where_nothing_listens_it_says_so_at_once() -> None:
         (("--goodput", "itl:3"), "a name of ttft, tpot, e2e"),
         (("--plot", "x.gif"), "--plot takes a .png"),
         (("--url", "ftp://x/v1"), "--url takes http"),
-        (("--url", "http://h/v1", "--edge", "h:1"), "give one of --url"),
+        (("--url", "http://h/v1", "--edge", "h:1"), "give either --url"),
     ],
 )
 def test_flags_that_make_no_sense_are_said(flags: tuple[str, ...], told: str) -> None:
@@ -180,6 +185,9 @@ async def _answered(answer: bytes) -> Reply:
     server = await asyncio.start_server(handle, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     reply = Reply(0.0)
-    async with server, endpoint_target(Endpoint.parse(f"http://127.0.0.1:{port}"), Asked()) as it:
+    async with (
+        server,
+        endpoint_target(Endpoint.parse(f"http://127.0.0.1:{port}"), RequestSettings()) as it,
+    ):
         await it.ask("hello", reply, lambda: 1.0)
     return reply

@@ -140,7 +140,7 @@ async def test_it_is_saved_as_messages_once(
         {"role": "user", "content": "one"},
         {"role": "assistant", "content": "answer 1"},
     ]
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
 
 
 async def test_stats_tell_the_settings_and_the_last_reply(

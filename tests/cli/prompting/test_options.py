@@ -30,7 +30,7 @@ def test_what_is_piped_in_is_one_prompt(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("grüß\nGott\n".encode())))
     assert options.piped_prompt() == "grüß\nGott"
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b" \n")))
-    with pytest.raises(InvalidRequestError, match="nothing to ask"):
+    with pytest.raises(InvalidRequestError, match="no prompt was given"):
         options.piped_prompt()
 
 
@@ -124,7 +124,7 @@ def test_a_key_is_read_from_a_file_or_the_environment(
     file = tmp_path / "key"
     with pytest.raises(InvalidRequestError, match="cannot be read"):
         edge_choice.given_key(file, None)
-    with pytest.raises(InvalidRequestError, match="one of --api-key and --key-file"):
+    with pytest.raises(InvalidRequestError, match="either --api-key or --key-file"):
         edge_choice.given_key(file, "x")
     file.write_text("\n")
     with pytest.raises(InvalidRequestError, match="holds no API key"):

@@ -56,7 +56,7 @@ def part(value: object) -> str:
 def test_each_algorithm_verifies(algorithm: str) -> None:
     issuer = Issuer(jwk(algorithm, "k"))
     assert issuer.verifier.check(token(algorithm), NOW) == GOOD
-    assert "not good" in issuer.refused(token(algorithm, number=1))
+    assert "not valid" in issuer.refused(token(algorithm, number=1))
 
 
 @pytest.mark.parametrize(
@@ -65,12 +65,12 @@ def test_each_algorithm_verifies(algorithm: str) -> None:
         ({"exp": NOW + 1}, NOW + 30.9, ""),
         ({"exp": NOW + 1}, NOW + 31.0, "expired"),
         ({"exp": None}, NOW, "no exp"),
-        ({"exp": "soon"}, NOW, "not good"),
-        ({"exp": True}, NOW, "not good"),
-        ({"exp": 10**400}, NOW, "not good"),
+        ({"exp": "soon"}, NOW, "not valid"),
+        ({"exp": True}, NOW, "not valid"),
+        ({"exp": 10**400}, NOW, "not valid"),
         ({"nbf": NOW + 30}, NOW, ""),
-        ({"nbf": NOW + 31}, NOW, "not good yet"),
-        ({"iat": NOW + 31}, NOW, "not good yet"),
+        ({"nbf": NOW + 31}, NOW, "not valid yet"),
+        ({"iat": NOW + 31}, NOW, "not valid yet"),
         ({"iss": "https://login.example/"}, NOW, "another issuer"),
         ({"iss": None}, NOW, "another issuer"),
         ({"aud": "others"}, NOW, "another audience"),
@@ -137,8 +137,8 @@ def test_nothing_is_verified_with_a_public_key_as_a_secret() -> None:
     )
     issuer = Issuer(jwk("RS256", "k"), jwk("ES256", "e"))
     for secret in (pem, pem.strip(), json.dumps(jwk("RS256", "k")).encode()):
-        assert "not good" in issuer.refused(forged({"alg": "HS256", "kid": "k"}, secret))
-        assert "not good" in issuer.refused(forged({"alg": "RS256", "kid": "k"}, secret))
+        assert "not valid" in issuer.refused(forged({"alg": "HS256", "kid": "k"}, secret))
+        assert "not valid" in issuer.refused(forged({"alg": "RS256", "kid": "k"}, secret))
     assert issuer.num_wanted == 0
 
 
@@ -146,9 +146,9 @@ def test_nothing_is_verified_with_a_public_key_as_a_secret() -> None:
 def test_algorithms_are_pinned(algorithm: object) -> None:
     issuer = Issuer()
     header = {"alg": algorithm, "kid": "k"}
-    assert "not good" in issuer.refused(forged(header))
+    assert "not valid" in issuer.refused(forged(header))
     unsigned = f"{part(header)}.{token().split('.')[1]}."
-    assert "not good" in issuer.refused(unsigned)
+    assert "not valid" in issuer.refused(unsigned)
     assert issuer.verifier.num_verified == 0
 
 
@@ -168,11 +168,11 @@ def test_a_key_verifies_its_own_algorithms_alone() -> None:
     ],
 )
 def test_keys_that_a_token_brings_along_are_not_looked_at(header: dict[str, Any]) -> None:
-    assert "not good" in Issuer().refused(token("ES256", "k", 1, header))
+    assert "not valid" in Issuer().refused(token("ES256", "k", 1, header))
 
 
 def test_what_is_critical_is_not_understood() -> None:
-    assert "not good" in Issuer().refused(token(headers={"crit": ["exp"], "exp": 1}))
+    assert "not valid" in Issuer().refused(token(headers={"crit": ["exp"], "exp": 1}))
 
 
 @pytest.mark.parametrize(

@@ -10,17 +10,17 @@ import pytest
 from outrider.errors import InvalidRequestError
 from outrider.session.client import Accepted, Committed, Done
 from outrider.session.types import FinishReason, Timings, Usage
-from services.edge.http.api import Asked, ChatApi, PlannedReply
+from services.edge.http.api import ApiRequest, ChatApi, PlannedReply
 from services.edge.session.events import ClientEvent
 
 IDENTITY = b"\x0a" * 32
 USER = {"role": "user", "content": "hello"}
 
 
-def asked(body: object, **options: Any) -> Asked:
+def asked(body: object, **options: Any) -> ApiRequest:
     """A request as it comes."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return Asked(
+    return ApiRequest(
         data, now_s=1_700_000_000, random_seed=77, max_choices=options.pop("most", 8), **options
     )
 

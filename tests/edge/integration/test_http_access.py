@@ -145,7 +145,7 @@ async def test_tokens_and_texts(mesh: Running, caller: AsyncClient) -> None:
     found = answer.json()
     assert found["count"] == len(found["tokens"]) == len(found["token_strs"])
     assert found["token_strs"][0] == "<|im_start|>"
-    assert found["max_model_len"] == mesh.model.offer.max_context_tokens
+    assert found["max_model_len"] == mesh.model.limits.max_context_tokens
     back = await caller.post("/detokenize", json={"tokens": found["tokens"]})
     assert back.json() == {"prompt": text}
     chat = await caller.post("/tokenize", json={"messages": CHAT["messages"]})

@@ -105,7 +105,7 @@ async def test_the_tokens_of_a_stream_wake_no_task(
             had += piece
             if len(CHAT.text_of(had)) >= region.hold_at and not region.gate.is_set():
                 num_stops += 1
-                (reply,) = mesh.http._door.replies
+                (reply,) = mesh.http._frontend.replies
                 await eventually(partial(_waits, reply))
                 region.gate.set()  # the session goes on...
                 if region.hold_at + 3 < len(REPLY):

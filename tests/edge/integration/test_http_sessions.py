@@ -28,7 +28,7 @@ from outrider.testing import eventually
 from services.edge.chat.chat import Chat
 from services.edge.chat.resumption_table import ResumeLimits
 from services.edge.http import exchange
-from services.edge.http.api import Asked
+from services.edge.http.api import ApiRequest
 from services.edge.http.config import HttpConfig
 from services.edge.http.exchange import Exchange
 from services.edge.http.openai_reply import OpenAiWriter
@@ -203,7 +203,7 @@ async def test_the_body_of_a_request_is_not_kept_while_its_reply_is_under_way(
     mesh.region.stop_after = 4
     request = await RawRequest.chat(mesh)
     await eventually(lambda: len(mesh.region.live) == 1)
-    assert not [it for it in gc.get_objects() if isinstance(it, Asked)]
+    assert not [it for it in gc.get_objects() if isinstance(it, ApiRequest)]
     request.close()
 
 

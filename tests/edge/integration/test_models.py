@@ -26,6 +26,7 @@ from outrider.errors import (
     UnavailableError,
     UnknownModelError,
 )
+from outrider.load_table import LoadLimits
 from outrider.models.definitions import ModelSpec
 from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.params import SamplingParams
@@ -36,7 +37,6 @@ from outrider.tokenization.backends.selection import select_backend
 from services.edge.access.identity import TenantConfig
 from services.edge.app import LIVE_KEYS
 from services.edge.config import EdgeConfig
-from services.edge.models.table import LoadLimits
 from tests.api_keys import key_of, text_of
 from tests.edge.integration.region import Region, small_vocabulary
 from tests.edge.integration.running import REPLY, Running, running, settings_of
@@ -376,7 +376,7 @@ async def test_models_are_for_those_who_may_use_them(mesh: Running) -> None:
         closed = replace(config, tenants=(replace(allowed, models=()),), anonymous_models=())
         mesh.edge.set_models(closed, catalog_of(*REPLIES))
         for client in (acme, anybody):
-            with pytest.raises(UnknownModelError, match="no model here for this client"):
+            with pytest.raises(UnknownModelError, match="may use none of the models here"):
                 await text(client)
         assert (await anybody.describe()).models == ()
 

@@ -58,7 +58,7 @@ def test_who_holds_nothing_is_forgotten_first_and_who_does_never() -> None:
         shares.spend("999", Rate.HANDSHAKES, 20, 0.0)
     shares.hold("999", CHATS, 0.0)
     shares.hold("998", CHATS, 0.0)
-    with pytest.raises(OverloadedError, match="too many others"):
+    with pytest.raises(OverloadedError, match="too many other clients"):
         shares.hold("new", CHATS, 0.0)
     shares.release("busy", CHATS)
     shares.hold("new", CHATS, 0.0)

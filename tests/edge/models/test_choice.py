@@ -32,7 +32,7 @@ def test_who_may_use_none_is_told_of_none(
     served: tuple[str, ...], allowed: tuple[str, ...]
 ) -> None:
     for asked in ("", "a"):
-        with pytest.raises(UnknownModelError, match="no model here for this client"):
+        with pytest.raises(UnknownModelError, match="may use none of the models here"):
             choose(asked, served, allowed)
 
 

@@ -23,20 +23,20 @@ from outrider.testing import eventually
 from outrider.v1 import embedding_pb2, embedding_pb2_grpc
 from outrider.wire import MAX_AT_ONCE_INPUTS, error_to_proto
 from services.edge.upstream.embedding import (
-    EmbeddingTurns,
-    EmbeddingWish,
+    EmbeddingQuery,
     InputError,
+    TenantCallQueue,
     embedded,
 )
 from services.edge.upstream.pool import RouterPool
 from tests.embedding_frames import frames_of
 
 Answer = embedding_pb2.EmbedResponse
-WISH = EmbeddingWish(
+QUERY = EmbeddingQuery(
     "r", "e", [f"text {i}" for i in range(300)] + [b"\1\0\0\0"], "t", Priority.LOW, ()
 )
 """In frames."""
-SHORT = EmbeddingWish("r", "e", WISH.inputs[-MAX_AT_ONCE_INPUTS:], "t", Priority.LOW, ())
+SHORT = EmbeddingQuery("r", "e", QUERY.inputs[-MAX_AT_ONCE_INPUTS:], "t", Priority.LOW, ())
 """In one message."""
 DONE = Answer(done=embedding_pb2.EmbedDone(model="e"))
 
@@ -119,44 +119,44 @@ async def pool_of(*routers: Router) -> AsyncIterator[RouterPool]:
             await server.stop(None)
 
 
-either_way = pytest.mark.parametrize("wish", [WISH, SHORT], ids=["frames", "at once"])
+either_way = pytest.mark.parametrize("query", [QUERY, SHORT], ids=["frames", "at once"])
 
 
 @either_way
-async def test_vectors_come_in_the_order_of_the_inputs(wish: EmbeddingWish) -> None:
-    router, count = Router(), len(wish.inputs)
+async def test_vectors_come_in_the_order_of_the_inputs(query: EmbeddingQuery) -> None:
+    router, count = Router(), len(query.inputs)
     async with pool_of(router) as pool:
-        found = await embedded(pool, wish)
+        found = await embedded(pool, query)
         assert cast("Pool", pool).num_heard >= 1, "every answer says that the router is there"
     assert found.vectors[:, 0].tolist() == list(range(count))
     assert (found.num_tokens, found.cost) == (2 * count, None)
     (opened,) = router.opened
     assert (opened.model, opened.tenant, opened.priority) == ("e", "t", 1)
     assert opened.estimated_tokens > count
-    assert router.num_at_once == (wish is SHORT)
+    assert router.num_at_once == (query is SHORT)
 
 
 async def test_few_inputs_with_much_text_go_in_frames() -> None:
     router, texts = Router(), ["a" * (1 << 18)] * 5
     async with pool_of(router) as pool:
-        await embedded(pool, EmbeddingWish("r", "e", texts, "t", Priority.LOW, ()))
+        await embedded(pool, EmbeddingQuery("r", "e", texts, "t", Priority.LOW, ()))
     assert router.num_at_once == 0 and len(router.taken) == 5
 
 
 @either_way
-async def test_another_router_is_asked_for_all_vectors_again(wish: EmbeddingWish) -> None:
+async def test_another_router_is_asked_for_all_vectors_again(query: EmbeddingQuery) -> None:
     """The replica of those that a lost one had answered may have been of another identity."""
-    lost, other, count = Router(20, *[]), Router(), len(wish.inputs)
+    lost, other, count = Router(20, *[]), Router(), len(query.inputs)
     lost.last = (Answer(error=error_to_proto(UnavailableError("it stops"))),)
     async with pool_of(lost, other) as pool:
-        found = await embedded(pool, wish)
+        found = await embedded(pool, query)
     assert found.vectors[:, 0].tolist() == list(range(count))
     assert found.num_tokens == 2 * count
     assert len(other.taken) == count
 
 
 @either_way
-async def test_a_router_whose_channel_is_closed_is_lost(wish: EmbeddingWish) -> None:
+async def test_a_router_whose_channel_is_closed_is_lost(query: EmbeddingQuery) -> None:
     """As its link does once it is silent, and the call is then said to be cancelled."""
     heard, never = asyncio.Event(), asyncio.Event()
 
@@ -167,14 +167,14 @@ async def test_a_router_whose_channel_is_closed_is_lost(wish: EmbeddingWish) -> 
             yield DONE
 
     async with pool_of(Silent(), Router()) as pool:
-        asking = asyncio.create_task(embedded(pool, wish))
+        asking = asyncio.create_task(embedded(pool, query))
         await asyncio.wait_for(heard.wait(), 60)
         await cast("Pool", pool)._channels[0].close()
-        assert len((await asking).vectors) == len(wish.inputs)
+        assert len((await asking).vectors) == len(query.inputs)
 
 
 @either_way
-async def test_who_does_not_want_it_any_more_ends_the_call(wish: EmbeddingWish) -> None:
+async def test_who_does_not_want_it_any_more_ends_the_call(query: EmbeddingQuery) -> None:
     heard, ended, never = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     class Silent(Router):
@@ -187,7 +187,7 @@ async def test_who_does_not_want_it_any_more_ends_the_call(wish: EmbeddingWish) 
             yield DONE
 
     async with pool_of(Silent()) as pool:
-        asking = asyncio.create_task(embedded(pool, wish))
+        asking = asyncio.create_task(embedded(pool, query))
         await asyncio.wait_for(heard.wait(), 60)
         asking.cancel()
         await asyncio.wait_for(ended.wait(), 60)
@@ -208,10 +208,10 @@ async def test_a_router_that_was_lost_a_moment_ago_is_waited_for() -> None:
 
     async with pool_of(Router()) as pool:
         away = Away(cast("Pool", pool)._channels)
-        assert len((await embedded(cast("RouterPool", away), WISH)).vectors) == 301
+        assert len((await embedded(cast("RouterPool", away), QUERY)).vectors) == 301
         away.num_asked, away.may_return = 0, False
         with pytest.raises(UnavailableError):
-            await embedded(cast("RouterPool", away), WISH)
+            await embedded(cast("RouterPool", away), QUERY)
 
 
 @pytest.mark.parametrize(
@@ -227,25 +227,25 @@ async def test_a_router_that_was_lost_a_moment_ago_is_waited_for() -> None:
 )
 @either_way
 async def test_what_routers_may_say_instead(
-    last: Answer, error: type[Exception], wish: EmbeddingWish
+    last: Answer, error: type[Exception], query: EmbeddingQuery
 ) -> None:
     async with pool_of(Router(1, last)) as pool:
         with pytest.raises(error):
-            await embedded(pool, wish)
+            await embedded(pool, query)
 
 
 @either_way
-async def test_an_input_without_a_vector_ends_the_request(wish: EmbeddingWish) -> None:
+async def test_an_input_without_a_vector_ends_the_request(query: EmbeddingQuery) -> None:
     failed = embedding_pb2.InputFailed(id=7, error=error_to_proto(PromptTooLongError("long")))
     async with pool_of(Router(1, Answer(failed=failed))) as pool:
         with pytest.raises(InputError) as raised:
-            await embedded(pool, wish)
+            await embedded(pool, query)
     assert raised.value.index == 7
     assert isinstance(raised.value.error, PromptTooLongError)
 
 
 async def test_a_tenant_waits_for_its_own_calls_and_for_nobody_elses() -> None:
-    turns, order, may_end = EmbeddingTurns(2), list[str](), asyncio.Event()
+    turns, order, may_end = TenantCallQueue(2), list[str](), asyncio.Event()
 
     async def ask(tenant: str, name: str) -> None:
         async with turns.turn(tenant):
@@ -263,7 +263,7 @@ async def test_a_tenant_waits_for_its_own_calls_and_for_nobody_elses() -> None:
 
 
 async def test_so_many_calls_are_under_way_in_all() -> None:
-    turns, order, may_end = EmbeddingTurns(2, 3), list[str](), asyncio.Event()
+    turns, order, may_end = TenantCallQueue(2, 3), list[str](), asyncio.Event()
 
     async def ask(tenant: str) -> None:
         async with turns.turn(tenant):

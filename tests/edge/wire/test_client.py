@@ -42,13 +42,13 @@ from outrider.session.types import (
 )
 from outrider.v1 import common_pb2, edge_pb2
 from services.edge.access.identity import Credential
-from services.edge.models.offer import Offer
+from services.edge.models.model_limits import ModelLimits
 from services.edge.session.events import ChatAsked, ChatRequest, ResumePoint
 from services.edge.session.request_fields import MAX_PREDICTION_CHARS
 from services.edge.wire import client as wire
 
 LOGPROBS = (TokenLogprobs(ScoredToken(2, -0.5, b"\xc3"), (ScoredToken(9, 0.0, b" a"),)),)
-OFFER = Offer("m", 100, 64)
+LIMITS = ModelLimits("m", 100, 64)
 FORMAT = ReplyFormat(CallSyntax.MISTRAL, True, True, ("f", "g"), single_call=True)
 USAGE = Usage(1, 2, 3, 4, 5, Cost(6, "USD"))
 
@@ -197,16 +197,16 @@ def test_progress_that_cannot_be(point: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidRequestError, match=says):
         item = wire.read(edge_pb2.ClientFrame(chat=chat).SerializeToString())
         assert isinstance(item, ChatAsked)
-        OFFER.check(item.request)
+        LIMITS.check(item.request)
 
 
 @pytest.mark.parametrize(
     "sampling", [SamplingParams(stop_ids=(100,)), SamplingParams(logit_bias={100: 1.0})]
 )
 def test_ids_outside_the_models_vocabulary_are_refused(sampling: SamplingParams) -> None:
-    OFFER.check(asked())
+    LIMITS.check(asked())
     with pytest.raises(InvalidSamplingError, match=r"id 100 .* vocabulary of 100 ids"):
-        OFFER.check(asked(sampling=sampling))
+        LIMITS.check(asked(sampling=sampling))
 
 
 def test_a_prediction_arrives_and_is_bounded() -> None:

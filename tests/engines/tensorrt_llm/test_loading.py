@@ -116,7 +116,7 @@ def test_the_context_fits_the_pool() -> None:
 
 def test_a_pool_of_unknown_size_has_to_be_set() -> None:
     silent = {"reports": False, "get_kv_cache_events": lambda timeout: []}
-    with pytest.raises(ConfigError, match="does not tell the size of its KV pool"):
+    with pytest.raises(ConfigError, match="does not report the size of its KV pool"):
         start(share(0.25), **silent)
     assert start(config(num_blocks=100), **silent)[0].info.num_blocks == 100
 

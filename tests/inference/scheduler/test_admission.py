@@ -45,7 +45,7 @@ def numbered(number: int, **changes: object) -> OpenRequest:
 
 def test_a_deadline_that_cannot_be_met_even_alone_is_refused() -> None:
     driver = Driver(OPTIONS, LIMITS)
-    with pytest.raises(DeadlineError, match="not even alone"):
+    with pytest.raises(DeadlineError, match="even on an idle replica"):
         driver.open(numbered(1, deadline=driver.now + 0.04))
     assert not driver.scheduler.has_work
     driver.open(numbered(2, deadline=driver.now + 0.13))
@@ -86,7 +86,7 @@ def test_what_may_be_loaded_needs_less_time(source: str) -> None:
         holder = KvHolder("r2", "here", "127.0.0.1:1", num_tokens)
     else:
         driver.scheduler = Scheduler(driver.engine.info, LIMITS, new_reply, num_stored=num_tokens)
-    with pytest.raises(DeadlineError, match="not even alone"):
+    with pytest.raises(DeadlineError, match="even on an idle replica"):
         driver.open(numbered(1, deadline=driver.now + 0.002, kv_holder=holder))
     peer = driver.open(numbered(2, deadline=driver.now + 0.04, kv_holder=holder))
     driver.take(driver.scheduler.expire(driver.now))

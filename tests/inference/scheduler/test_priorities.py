@@ -12,7 +12,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.session.region import Draft
 from outrider.session.types import Priority
 from services.inference.scheduler.limits import SchedulerLimits
-from services.inference.scheduler.session import SessionState
+from services.inference.scheduler.session import SchedulingState
 from services.inference.scheduler.types import OpenRequest
 from tests.inference.scheduler.driver import Driver, reference
 from tests.inference.scheduler.workload import Arrivals, is_exact, poisson, quantile
@@ -179,12 +179,12 @@ def test_endless_high_prompts_do_not_starve_low_replies_nor_low_prompts() -> Non
     assert is_exact(driver.peers[1000], LOW, OPTIONS)
 
 
-@pytest.mark.parametrize("state", [SessionState.DECODING, SessionState.PREFILLING])
-def test_cancelling_a_session_that_makes_way_frees_everything(state: SessionState) -> None:
+@pytest.mark.parametrize("state", [SchedulingState.DECODING, SchedulingState.PREFILLING])
+def test_cancelling_a_session_that_makes_way_frees_everything(state: SchedulingState) -> None:
     driver = Driver(OPTIONS, replace(LIMITS, prefill_chunk_tokens=20))
     driver.open(LOW)
     driver.tick()
-    while state is SessionState.DECODING and not driver.peers[1000].commits:
+    while state is SchedulingState.DECODING and not driver.peers[1000].commits:
         driver.tick()
     driver.open(replace(HIGH, prompt=(9, *PROMPT)))
     driver.tick()

@@ -14,16 +14,16 @@ from outrider.sampling.sampler import Sampler
 from outrider.session.region import Commit, Draft
 from outrider.session.types import FinishReason
 from services.inference.scheduler.draft_sources import DraftSources, EdgeAcceptance, EdgeChain
-from services.inference.scheduler.session import TRANSITIONS, Session, SessionInput, SessionState
+from services.inference.scheduler.session import TRANSITIONS, SchedulingState, Session, SessionInput
 from services.inference.scheduler.types import OpenRequest, SessionCommit
 from tests.inference.letters import STOP_ID, VOCABULARY_SIZE, new_reply
 
 WAYS = {
-    SessionState.WAITING: (),
-    SessionState.PREFILLING: (SessionInput.ADMIT,),
-    SessionState.DECODING: (SessionInput.ADMIT, SessionInput.COMMIT),
-    SessionState.PAUSED: (SessionInput.ADMIT, SessionInput.COMMIT, SessionInput.PAUSE),
-    SessionState.ENDED: (SessionInput.END,),
+    SchedulingState.WAITING: (),
+    SchedulingState.PREFILLING: (SessionInput.ADMIT,),
+    SchedulingState.DECODING: (SessionInput.ADMIT, SessionInput.COMMIT),
+    SchedulingState.PAUSED: (SessionInput.ADMIT, SessionInput.COMMIT, SessionInput.PAUSE),
+    SchedulingState.ENDED: (SessionInput.END,),
 }
 
 
@@ -68,8 +68,8 @@ def commit(
     )
 
 
-@pytest.mark.parametrize(("state", "what"), list(product(SessionState, SessionInput)))
-def test_every_state_answers_every_input(state: SessionState, what: SessionInput) -> None:
+@pytest.mark.parametrize(("state", "what"), list(product(SchedulingState, SessionInput)))
+def test_every_state_answers_every_input(state: SchedulingState, what: SessionInput) -> None:
     live = session()
     for step in WAYS[state]:
         live.transition(step)
@@ -85,11 +85,11 @@ def test_every_state_answers_every_input(state: SessionState, what: SessionInput
 
 
 def test_the_end_is_final() -> None:
-    assert not TRANSITIONS[SessionState.ENDED]
+    assert not TRANSITIONS[SchedulingState.ENDED]
     assert all(
-        targets[SessionInput.END] is SessionState.ENDED
+        targets[SessionInput.END] is SchedulingState.ENDED
         for state, targets in TRANSITIONS.items()
-        if state is not SessionState.ENDED
+        if state is not SchedulingState.ENDED
     )
 
 

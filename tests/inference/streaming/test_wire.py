@@ -10,12 +10,12 @@ import pytest
 from outrider.codec.tokens import TokenCoder
 from outrider.session.region import Commit
 from services.inference.prefix_store.exchange import TransferCounts
-from services.inference.scheduler.types import ClassLoad, KvHits, Load, SessionCommit
+from services.inference.scheduler.types import ClassLoad, KvHits, SchedulerLoad, SessionCommit
 from services.inference.streaming import wire
 
 
-def load_at(level: int) -> Load:
-    return Load(
+def load_at(level: int) -> SchedulerLoad:
+    return SchedulerLoad(
         running_sessions=0,
         queued_sessions=0,
         queued_prompt_tokens=0,
@@ -43,7 +43,7 @@ def test_a_report_says_whom_an_overloaded_replica_takes(
     )
 
 
-LOAD = Load(
+LOAD = SchedulerLoad(
     running_sessions=2,
     queued_sessions=1,
     queued_prompt_tokens=100,
@@ -95,13 +95,13 @@ def test_draining_and_slower_transfers_are_news() -> None:
 def test_an_edge_is_told_of_a_pace_that_it_does_not_know() -> None:
     coder = TokenCoder(b"digest", 64)
     contract = wire.Contract("m", "r", "", b"", b"", 64, coder, 100, "fake", 16, 32, 8)
-    told = wire.ToldPace()
+    told = wire.SentPace()
 
     def news(
         interval_ms: float, row_ms: float = 1.0, level: int = 0, echo: wire.Echo = wire.NO_ECHO
     ) -> tuple[float, float, int, int, int] | None:
         event = SessionCommit(1, Commit(0, 0, 0, (5,)), interval_ms, row_ms)
-        pace = told.news(event, load_at(level), contract, echo, 2.0)
+        pace = told.update(event, load_at(level), contract, echo, 2.0)
         if pace is None:
             return None
         times = round(pace.interval_s * 1e3, 3), round(pace.row_s * 1e3, 3)

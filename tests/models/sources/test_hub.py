@@ -226,7 +226,7 @@ SHA256 = hashlib.sha256(b"x").hexdigest()
         (_has(index=b"{"), ArtifactCorruptError, "no weight_map"),
         (_has(shard=b"\0" * 99), ArtifactCorruptError, f"{SHARD} is not a whole safetensors file"),
         (_only(pytorch_model__bin=b"x", config__json=b"{}"), UnsupportedModelError, "pickles"),
-        (_only(a__gguf=b"x"), UnsupportedModelError, "one has to be named"),
+        (_only(a__gguf=b"x"), UnsupportedModelError, "name one of them"),
         (_only(**{"\x1b[2J__gguf": b"x"}), UnsupportedModelError, r"PATH/'\\x1b\[2J\.gguf'"),
         (_says(b"<html>"), SourceError, "listing cannot be read"),
         (_says([]), SourceError, "listing cannot be read"),

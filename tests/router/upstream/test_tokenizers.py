@@ -130,8 +130,8 @@ async def test_answers_find_their_requests_in_any_order() -> None:
 
 async def test_what_a_tokenizer_says_of_the_request_is_final() -> None:
     async with running(2) as (first, second), pool_of(first.address, second.address) as pool:
-        first.error = EmptyPromptError("nothing to tokenize")
-        with pytest.raises(EmptyPromptError, match="nothing to tokenize"):
+        first.error = EmptyPromptError("has no text")
+        with pytest.raises(EmptyPromptError, match="has no text"):
             await pool.encode(Request(text="x"))
 
 
@@ -177,7 +177,7 @@ async def test_an_absent_tokenizer_is_passed_over_and_then_asked_last() -> None:
         for text in ("x", "xx"):
             assert (await pool.encode(Request(text=text))).ids.count == len(text)
     async with pool_of(absent) as pool:
-        with pytest.raises(UnavailableError, match=f"No tokenizer answers.*{absent}"):
+        with pytest.raises(UnavailableError, match=f"no tokenizer answers.*{absent}"):
             await pool.encode(Request(text="x"))
 
 

@@ -126,7 +126,7 @@ async def test_a_certificate_for_another_host_is_none(server: RedisServer, tmp_p
         (RedisAddress(f"redis://me:{PASSWORD}@host:1/0"), "holds a user or a password"),
         (RedisAddress(f"redis://:{PASSWORD}@host:1/0"), "holds a user or a password"),
         (RedisAddress("rediss://host:1/0?ssl_cert_reqs=none"), "has options"),
-        (RedisAddress("redis://host:1/0", password=PASSWORD), "as it is"),
+        (RedisAddress("redis://host:1/0", password=PASSWORD), "unencrypted"),
         (RedisAddress("redis://host:1/0", ca=Path("ca.pem")), "no TLS"),
         (RedisAddress("unix:///tmp/redis"), "use redis://"),
         (RedisAddress(f"http://{PASSWORD}"), "use redis://"),

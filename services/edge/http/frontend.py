@@ -1,4 +1,4 @@
-"""What all HTTP requests of one edge share, whichever listener they come from."""
+"""State shared by all HTTP requests of one edge, whichever listener they come from."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from services.edge.limits.listener import ListenerQuotas
 
 
 @dataclass(frozen=True)
-class HttpDoor:
+class HttpFrontend:
     """Made by the edge, handed to its ASGI application."""
 
     context: EdgeContext
     limits: ListenerQuotas
-    """The same as of the QUIC listener: who comes through both doors has the quotas of one."""
+    """The quotas of the QUIC listener: a client that uses both listeners has the quotas of one."""
     config: HttpConfig
     started_s: int = field(default_factory=lambda: int(time.time()))
     """Unix time."""
     replies: set[RunningReply] = field(default_factory=set)
     """Under way."""
     needs_key: bool = True
-    """Whether nobody is served without a key, whoever else the edge serves so."""
+    """Whether requests without a key are refused, even if the edge otherwise serves them."""
     document: bytes = b"{}"
     """OpenAPI, in JSON."""
 
@@ -43,7 +43,8 @@ class HttpDoor:
             raise DrainingError("this edge is shutting down; send the request to another")
 
     def begin_chat(self, prefix: str, client: bytes, now: float) -> Callable[[], None]:
-        """As ListenerQuotas.hold_chat. Raises OverloadedError."""
+        """Count a chat; call the result at its end. Raises OverloadedError. See
+        ListenerQuotas.hold_chat."""
         return self.limits.hold_chat(prefix, client, now)
 
     def fail_replies(self, error: OutriderError) -> None:

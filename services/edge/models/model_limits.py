@@ -1,4 +1,4 @@
-"""What a chat with a model may be (pure)."""
+"""Checks requests against a model's limits (pure)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from services.edge.session.events import ChatRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """Of one model, by its definition and its vocabulary."""
+class ModelLimits:
+    """What one model allows and suggests, from its definition and its vocabulary."""
 
     model: str
     vocabulary_size: int
