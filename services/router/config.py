@@ -88,7 +88,7 @@ class RegionConfig:
 
     def __post_init__(self) -> None:
         if not self.name:
-            raise ConfigError("A region has no name: set it in [[router.regions]].")
+            raise ConfigError("a region has no name; set it in [[router.regions]]")
         check_bounds(self, f"region {self.name}: ")
 
 

@@ -177,7 +177,7 @@ async def test_added_models_are_loaded_and_removed_ones_go(store: Store) -> None
     await eventually(lambda: sorted(names(models)) == ["b", "c"])
 
     assert await use(models, "") == digest_of("b"), "the first is the default"
-    with pytest.raises(UnknownModelError, match="model 'a' here: use b, c"):
+    with pytest.raises(UnknownModelError, match="model 'a' here; use b, c"):
         await use(models, "a")
 
 
