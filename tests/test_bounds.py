@@ -48,17 +48,17 @@ def test_what_lies_on_a_bound_is_within_it() -> None:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        (Settings(port=65536), "port is 65536: use 0 to 65535"),
-        (Settings(count=0), "count is 0: use 1 or more"),
-        (Settings(spare=-1), "spare is -1: use 0 or more"),
-        (Settings(grace_s=-0.5), "grace_s is -0.5: use 0 or more"),
-        (Settings(grace_s=math.nan), "grace_s is nan: use 0 or more"),
-        (Settings(grace_s=math.inf), "grace_s is inf: use 0 or more"),
-        (Settings(bits=7), "bits is 7: use 8 to 32"),
-        (Settings(table=Table(wait_s=0.0)), "table.wait_s is 0: use more than 0"),
-        (Settings(table=Table(share=0.0)), "table.share is 0: use more than 0, at most 1"),
-        (Settings(table=Table(share=1.5)), "table.share is 1.5: use more than 0, at most 1"),
-        (Settings(table=Table(least=1.0)), "table.least is 1: use 2 or more"),
+        (Settings(port=65536), "port is 65536; use 0 to 65535"),
+        (Settings(count=0), "count is 0; use 1 or more"),
+        (Settings(spare=-1), "spare is -1; use 0 or more"),
+        (Settings(grace_s=-0.5), "grace_s is -0.5; use 0 or more"),
+        (Settings(grace_s=math.nan), "grace_s is nan; use 0 or more"),
+        (Settings(grace_s=math.inf), "grace_s is inf; use 0 or more"),
+        (Settings(bits=7), "bits is 7; use 8 to 32"),
+        (Settings(table=Table(wait_s=0.0)), "table.wait_s is 0; use more than 0"),
+        (Settings(table=Table(share=0.0)), "table.share is 0; use more than 0, at most 1"),
+        (Settings(table=Table(share=1.5)), "table.share is 1.5; use more than 0, at most 1"),
+        (Settings(table=Table(least=1.0)), "table.least is 1; use 2 or more"),
     ],
 )
 def test_what_lies_beyond_is_refused_by_name(settings: Settings, told: str) -> None:

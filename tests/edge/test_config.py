@@ -63,7 +63,7 @@ def test_a_models_definition_gives_draft_and_context() -> None:
     assert context_tokens(long.spec, 64) == 64
     assert context_tokens(longer, 9000) == 9000
     assert drafts(EdgeConfig()) == {"small": ""}
-    with pytest.raises(UnknownModelError, match="there is small, long, plain"):
+    with pytest.raises(UnknownModelError, match="use one of small, long, plain"):
         EdgeConfig(models=("small", "gpt-9")).edge_models(CATALOG)
 
 
@@ -132,7 +132,7 @@ def test_tenants_are_an_array_of_tables(tmp_path: Path) -> None:
         ({"models": ("a", "a")}, "twice"),
         ({"anonymous_models": ("b",) * 300}, "anonymous_models are 300, at most 256"),
         ({"anonymous_models": ("",)}, "names of 1 to 128"),
-        ({"max_loaded_models": 0}, "max_loaded_models is 0: use 1 or more"),
+        ({"max_loaded_models": 0}, "max_loaded_models is 0; use 1 or more"),
         ({"trust": "user"}, "a tenant's key"),
         ({"trust": "nobody"}, "chat, connection, user, tenant"),
         ({"max_priority": "top"}, "low, medium or high"),

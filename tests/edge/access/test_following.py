@@ -174,7 +174,7 @@ def test_a_server_that_says_nothing_is_left() -> None:
         ({"jwks_url": "https://[a"}, "no URL"),
         ({"jwks_url": "https://a", "algorithms": ()}, "algorithms is empty"),
         ({"jwks_url": "https://a", "required": ("aud",)}, "'aud' is none of"),
-        ({"jwks_url": "https://a", "scopes": ("root",)}, "no scope 'root'"),
+        ({"jwks_url": "https://a", "scopes": ("root",)}, "unknown scope 'root'"),
     ],
 )
 def test_settings_that_cannot_be(settings: dict[str, Any], says: str) -> None:
