@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 
 class Backoff:
     """Pauses between attempts that fail, each twice as long as the one before, within bounds.
@@ -9,7 +11,7 @@ class Backoff:
     Jitter, and when to give up, are the caller's.
     """
 
-    def __init__(self, first_s: float, max_s: float) -> None:
+    def __init__(self, first_s: float, max_s: float = inf) -> None:
         """The first pause and the longest one, in seconds; the first may be the longest."""
         self._first_s = first_s
         self._max_s = max_s

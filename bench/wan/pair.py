@@ -47,7 +47,7 @@ from bench.wan.testbed import RegionEngine, running_testbed
 from outrider.engines.draft_loading import DRAFT_WEIGHT_BITS
 from outrider.engines.openvino.convert import converted
 from outrider.engines.openvino.layouts import LAYOUT_OF_BITS
-from outrider.models.definitions import Place, read_definitions
+from outrider.models.definitions import DefinitionsSource, read_definitions
 from outrider.models.store import ModelStore, default_root
 from outrider.telemetry.logs import configure_logging
 
@@ -103,7 +103,7 @@ def definitions(target: Path, draft: Path) -> dict[str, Mapping[str, object]]:
 
 def _prepare(tables: Mapping[str, Mapping[str, object]]) -> None:
     """Have both models in the store as they will be loaded, which takes minutes the first time."""
-    specs = read_definitions(tables, Place("bench.wan.pair", lambda text: text))
+    specs = read_definitions(tables, DefinitionsSource("bench.wan.pair", lambda text: text))
     target, draft = (next(s for s in specs if s.name == name) for name in (TARGET, DRAFT))
     store = ModelStore(default_root())
     converted(target, store)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from outrider.backoff import Backoff
 from outrider.cli.bulk_progress import shown
 from outrider.cli.embeddings_endpoint import Endpoint
 from outrider.errors import (
@@ -180,11 +181,10 @@ class EndpointAsk:
             raise OutriderError(f"the endpoint answers no vectors: {error}") from error
 
     def _answer(self, body: dict[str, Any]) -> dict[str, Any]:
-        pause_s = _FIRST_PAUSE_S
+        backoff = Backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S)
         for _ in range(_TRIES - 1):
             try:
                 return self._endpoint.ask(body)
             except (OverloadedError, UnavailableError):
-                time.sleep(pause_s)
-                pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+                time.sleep(backoff.next_s())
         return self._endpoint.ask(body)

@@ -14,6 +14,8 @@ from typing import Any
 import structlog
 from aioquic.tls import CipherSuite, SessionTicket
 
+from outrider.lru_map import LruMap
+
 log = structlog.get_logger()
 
 MAX_EDGES = 64
@@ -31,20 +33,19 @@ class SessionTickets:
         """A file that cannot be read, or holds no tickets, counts as empty, and one that cannot be
         written stays as it is: they only save time."""
         self._file = file
-        self._tickets: dict[str, SessionTicket] = {} if file is None else _load(file)
+        self._tickets: LruMap[str, SessionTicket] = LruMap(MAX_EDGES)
+        for edge, ticket in ({} if file is None else _load(file)).items():
+            self._tickets.put(edge, ticket)
 
     def put(self, edge: str, ticket: SessionTicket) -> None:
         """A ticket from `edge`, a name that says how it was trusted; the oldest edge's goes when
         there are too many."""
-        self._tickets.pop(edge, None)
-        self._tickets[edge] = ticket
-        while len(self._tickets) > MAX_EDGES:
-            del self._tickets[next(iter(self._tickets))]
+        self._tickets.put(edge, ticket)
         self._save()
 
     def take(self, edge: str) -> SessionTicket | None:
         """The ticket for `edge`, if there is one that still holds; it is gone from here then."""
-        ticket = self._tickets.pop(edge, None)
+        ticket = self._tickets.pop(edge)
         if ticket is None:
             return None
         self._save()

@@ -22,6 +22,7 @@ from typing import Final
 
 import structlog
 
+from outrider.backoff import Backoff
 from outrider.errors import ModelStoreError, SourceError
 from outrider.mirrors.manifest import (
     MAX_MANIFEST_BYTES,
@@ -166,6 +167,7 @@ class _Download:
         self.fetched_bytes = 0
         self._num_working = self._num_writing = 0
         self._failures = 0
+        self._backoff = Backoff(_FIRST_PAUSE_S)
         self._paused_until = 0.0
         self._is_stopped = False
         self._problem = ""
@@ -290,8 +292,11 @@ class _Download:
         now = time.monotonic()
         with self._changed:
             if has_come or now >= self._paused_until:  # else it is the failure of the pause
-                self._failures = 1 if has_come else self._failures + 1
-                self._paused_until = now + _FIRST_PAUSE_S * 2 ** (self._failures - 1)
+                if has_come:
+                    self._failures = 0
+                    self._backoff.reset()
+                self._failures += 1
+                self._paused_until = now + self._backoff.next_s()
             if self._failures < _MAX_FAILURES:
                 return self._paused_until - now
             self._problem = self._problem or why

@@ -11,6 +11,7 @@ noticed once, when the manifest is made, and such a model is not offered.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
 import socket
@@ -18,13 +19,15 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 from cryptography import x509
 
+from outrider.bounds import NonNegativeFloat, PositiveInt, check_bounds
 from outrider.errors import (
     ConfigError,
     ModelStoreError,
@@ -35,6 +38,7 @@ from outrider.mirrors.manifest import DEFAULT_SHARD_BYTES, Manifest
 from outrider.mirrors.pace import BandwidthCap
 from outrider.mirrors.push import make_manifest
 from outrider.models.store import ModelStore
+from outrider.shared_calls import SharedCalls
 from outrider.tls import Tls
 from outrider.tls.access import MODELS
 from outrider.tls.certificates import subject_alternative_names
@@ -62,16 +66,15 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 7400
     """0: any free one."""
-    max_connections: int = 64
+    max_connections: PositiveInt = 64
     """Most connections, including those in their handshake. Further ones are closed at once; the
     clients ask again, or elsewhere."""
-    max_mb_s: float = 0.0
+    max_mb_s: NonNegativeFloat = 0.0
     """Most megabytes a second, to all clients together; 0: no cap."""
     shard_bytes: int = DEFAULT_SHARD_BYTES
 
     def __post_init__(self) -> None:
-        if self.max_connections < 1 or not 0 <= self.max_mb_s < float("inf"):
-            raise ConfigError("give at least one connection, and a cap of 0 or above")
+        check_bounds(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,8 @@ class ModelServer:
 
     def __init__(self, store: ModelStore, config: ServerConfig, tls: Tls) -> None:
         self._store, self._config, self._tls = store, config, tls
-        self._manifests: dict[str, asyncio.Task[tuple[Manifest, Path]]] = {}
+        self._manifests: SharedCalls[str, tuple[Manifest, Path]] = SharedCalls(math.inf)
+        """Of models in the store."""
         self._pace = BandwidthCap(config.max_mb_s * 1e6, 0.0)
         self._connections = set[asyncio.Task[None]]()
         self._socket: socket.socket | None = None
@@ -147,7 +151,8 @@ class ModelServer:
                 one.cancel()
             await asyncio.gather(*running, return_exceptions=True)
             self._socket.close()
-            tasks = [*self._connections, *self._manifests.values()]
+            tasks: list[asyncio.Future[Any]]
+            tasks = [*self._connections, *self._manifests.running.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -257,7 +262,7 @@ class ModelServer:
         match = _PATH.fullmatch(target)
         if match is None or not await asyncio.to_thread(self._holds, match[1]):
             if match is not None:
-                self._manifests.pop(match[1], None)  # of one that was removed
+                self._manifests.forget(match[1])  # of one that was removed
             return _said(HTTPStatus.NOT_FOUND, "there is no such model here")
         manifest, path = await self._manifest(match[1])
         if match[2] == "manifest.json":
@@ -276,13 +281,10 @@ class ModelServer:
     async def _manifest(self, sha256: str) -> tuple[Manifest, Path]:
         """The manifest of a model, made once by reading all of it; concurrent callers wait for the
         same one. Raises ModelStoreError, OSError."""
-        if sha256 not in self._manifests:
-            made = asyncio.to_thread(self._read, sha256)
-            self._manifests[sha256] = asyncio.create_task(made)
         try:
-            return await asyncio.shield(self._manifests[sha256])
+            made = partial(asyncio.to_thread, self._read, sha256)
+            return await self._manifests.result(sha256, made)
         except (ModelStoreError, OSError) as error:
-            self._manifests.pop(sha256, None)  # it may be mended
             _log.warning("model_not_served", sha256=sha256, why=str(error))
             raise
 

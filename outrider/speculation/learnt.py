@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from math import isfinite
+from math import inf, isfinite
 from typing import Final, Protocol, TypeAlias
 
 import numpy as np
@@ -199,8 +199,10 @@ class KeptGroups:
         self.binding = binding
         self._vocabulary_size = vocabulary_size
         self._max_bytes = max_bytes
-        self._copies: dict[str, bytes] = {}
-        self._num_bytes = 0
+        self._copies: LruMap[str, bytes] = LruMap(
+            inf, max_weight=max_bytes, weigh=lambda name, data: len(data)
+        )
+        """By name, in the order in which they were saved."""
         self._admitted: LruMap[bytes, int] = LruMap(MAX_ADMITTED)
         """Group to the version of its statistics at their last copy."""
         self._last: tuple[bytes, bytes, Learnt] = (b"", b"", NOTHING)
@@ -208,14 +210,14 @@ class KeptGroups:
     @property
     def num_bytes(self) -> int:
         """Bytes of all copies."""
-        return self._num_bytes
+        return self._copies.weight
 
     def __len__(self) -> int:
         return len(self._copies)
 
     def restore(self, group: bytes) -> Learnt:
         """The kept statistics of a group."""
-        data = self._copies.get(name_of(group, self.binding)) if group else None
+        data = self._copies.peek(name_of(group, self.binding)) if group else None
         if data is None:
             return NOTHING
         if self._last[0] != group or self._last[1] is not data:
@@ -251,8 +253,4 @@ class KeptGroups:
     def keep(self, name: str, data: bytes) -> None:
         """Put this copy in the place of the one before; the oldest ones are dropped beyond
         `max_bytes`."""
-        self._num_bytes += len(data) - len(self._copies.pop(name, b""))
-        self._copies[name] = data
-        while self._num_bytes > self._max_bytes and self._copies:
-            oldest = next(iter(self._copies))
-            self._num_bytes -= len(self._copies.pop(oldest))
+        self._copies.put(name, data)

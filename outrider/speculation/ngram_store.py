@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
+from outrider.lru_map import LruMap
 from outrider.speculation.calibration import (
     MEMORY_BINS,
     PRIOR_BINS,
@@ -110,8 +110,7 @@ class NgramStore:
         self._prior = prior
         self._restore = restore
         self._max_entries = max_entries
-        self._max_salts = max_salts
-        self._by_salt: OrderedDict[bytes, NgramStatistics] = OrderedDict()
+        self._by_salt: LruMap[bytes, NgramStatistics] = LruMap(max_salts, on_drop=self._dropped)
         self.num_entries = 0
         """Contexts of all salts."""
 
@@ -126,23 +125,20 @@ class NgramStore:
         statistics = self._by_salt.get(salt)
         if statistics is None:
             statistics = NgramStatistics(self._prior, self._restore(salt))
-            self._by_salt[salt] = statistics
+            self._by_salt.put(salt, statistics)
             statistics.on_growth = self._grew
             statistics.count()
-        self._by_salt.move_to_end(salt)
-        self._evict()
         return statistics
 
     def known(self, salt: bytes) -> NgramStatistics | None:
         """The salt's, if it has some; they count as no more recently used than before."""
-        return self._by_salt.get(salt)
+        return self._by_salt.peek(salt)
 
     def _grew(self, num_entries: int) -> None:
         self.num_entries += num_entries
-        self._evict()
+        while self.num_entries > self._max_entries:
+            self._by_salt.drop_oldest()
 
-    def _evict(self) -> None:
-        while self.num_entries > self._max_entries or len(self._by_salt) > self._max_salts:
-            _, oldest = self._by_salt.popitem(last=False)
-            oldest.on_growth = None  # replies under way may still use it
-            self.num_entries -= oldest.num_counted
+    def _dropped(self, statistics: NgramStatistics) -> None:
+        statistics.on_growth = None  # replies under way may still use it
+        self.num_entries -= statistics.num_counted

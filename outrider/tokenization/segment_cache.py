@@ -8,12 +8,12 @@ tag apart from the message behind it) could not be cached exactly.
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, TypeAlias
 
+from outrider.lru_map import LruMap
 from outrider.models.chat import Message, Segment
 
 _ENTRY_BYTES: Final = 256
@@ -38,41 +38,31 @@ class SegmentCache:
     in. Not thread-safe."""
 
     def __init__(self, policy: CachePolicy) -> None:
-        self._policy = policy
-        self._ids: OrderedDict[_Key, array[int]] = OrderedDict()
-        self.num_bytes = 0
-        """Memory of all entries, within a few per cent."""
+        self._max_text_bytes = policy.max_text_bytes
+        self._ids: LruMap[_Key, array[int]] = LruMap(
+            policy.max_entries, max_weight=policy.max_bytes, weigh=_num_bytes
+        )
 
     def __len__(self) -> int:
         return len(self._ids)
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all entries, within a few per cent."""
+        return self._ids.weight
+
     def get(self, text: str, scope: bytes = b"") -> array[int] | None:
         """The ids of `text`, not to be modified; None if it is not cached."""
-        key = scope, text
-        ids = self._ids.get(key)
-        if ids is not None:
-            self._ids.move_to_end(key)
-        return ids
+        return self._ids.get((scope, text))
 
     def put(self, text: str, ids: array[int], scope: bytes = b"") -> None:
         """Cache the ids of `text`, if it is not too long."""
-        key = scope, text
-        size = _num_bytes(key, ids)
-        policy = self._policy
-        if size > policy.max_bytes or _is_longer(text, policy.max_text_bytes):
-            return
-        before = self._ids.pop(key, None)
-        if before is not None:
-            self.num_bytes -= _num_bytes(key, before)
-        self._ids[key] = ids
-        self.num_bytes += size
-        while len(self._ids) > policy.max_entries or self.num_bytes > policy.max_bytes:
-            self.num_bytes -= _num_bytes(*self._ids.popitem(last=False))
+        if not _is_longer(text, self._max_text_bytes):
+            self._ids.put((scope, text), ids)
 
     def clear(self) -> None:
         """Remove everything."""
         self._ids.clear()
-        self.num_bytes = 0
 
 
 def _is_longer(text: str, max_bytes: int) -> bool:

@@ -20,6 +20,7 @@ from outrider.bounds import (
     check_bounds,
 )
 from outrider.errors import ConfigError
+from outrider.load_table import LoadLimits
 from outrider.mirrors.config import MirrorConfig
 from outrider.models.definitions import ModelCatalog, ModelSpec
 from outrider.peers.health import HealthPolicy
@@ -56,7 +57,6 @@ from services.edge.limits import memory
 from services.edge.limits.listener import ListenerLimits
 from services.edge.models.keys import EdgeModel
 from services.edge.models.settings import ModelSettings
-from services.edge.models.table import LoadLimits
 from services.edge.session.display import DisplayPolicy
 from services.edge.session.draft_chain import DraftLimits
 from services.edge.session.reopening import ReopenPolicy

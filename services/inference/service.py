@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from typing import Any
@@ -19,6 +18,7 @@ from outrider.errors import (
     OverloadedError,
     UnavailableError,
 )
+from outrider.lru_map import LruMap
 from outrider.rpc import Outbox, incoming, outgoing, received
 from outrider.telemetry.refusals import RefusalLog
 from outrider.v1 import inference_pb2
@@ -46,8 +46,7 @@ class GenerateStream:
         self._table = table
         self._max_sessions = max_sessions
         self._live: dict[int, LiveSession] = {}
-        self._ended: set[int] = set()
-        self._ended_order: deque[int] = deque()
+        self._ended: LruMap[int, None] = LruMap(_MAX_ENDED)
         self._no_more_frames = False
 
     async def read(self, requests: AsyncIterable[inference_pb2.GenerateRequest]) -> None:
@@ -93,10 +92,7 @@ class GenerateStream:
     def ended(self, number: int) -> None:
         """Remember a number for the frames that crossed its session's last one."""
         self._live.pop(number, None)
-        self._ended.add(number)
-        self._ended_order.append(number)
-        if len(self._ended_order) > _MAX_ENDED:
-            self._ended.discard(self._ended_order.popleft())
+        self._ended.put(number, None)
         self._close_if_done()
 
     def close(self, error: OutriderError | None = None) -> None:
@@ -213,7 +209,7 @@ class InferenceService(InferenceServiceServicer):
             if self._table.load is not None:
                 report = wire.load_response(
                     self._table.load,
-                    self._table.transfers,
+                    self._table.tiers.counts,
                     draining=self._table.draining,
                     running_call=self._record.longest(self._awake_clock()),
                 )

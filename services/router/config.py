@@ -81,19 +81,15 @@ class RegionConfig:
 
     name: str
     """The region's name, as replicas state it."""
-    latitude: float
-    """Degrees north, -90 to 90."""
-    longitude: float
-    """Degrees east, -180 to 180."""
+    latitude: Annotated[float, between(-90, 90)]
+    """Degrees north."""
+    longitude: Annotated[float, between(-180, 180)]
+    """Degrees east."""
 
     def __post_init__(self) -> None:
         if not self.name:
             raise ConfigError("a region has no name; set it in [[router.regions]]")
-        if not -90.0 <= self.latitude <= 90.0 or not -180.0 <= self.longitude <= 180.0:
-            raise ConfigError(
-                f"region {self.name} lies at {self.latitude}, {self.longitude}; give degrees, "
-                "latitude -90 to 90 and longitude -180 to 180"
-            )
+        check_bounds(self, f"region {self.name}: ")
 
 
 @dataclass(frozen=True, slots=True)

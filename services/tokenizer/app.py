@@ -35,7 +35,6 @@ from services.tokenizer.service import RequestMetrics, TokenizerService
 from services.tokenizer.shared_cache import shared_cache
 from services.tokenizer.threads import RequestThreads
 from services.tokenizer.vocabularies import CacheSettings, MakeSharedCache, ServedVocabulary
-from services.tokenizer.vocabulary_table import VocabularyLimits
 
 SERVICE: Final = tokenizer_pb2.DESCRIPTOR.services_by_name["TokenizerService"].full_name
 
@@ -111,8 +110,8 @@ async def _parts(
         stack.callback(threads.close)
         loader = _loader(config, catalog, tls, make_shared)
         if vocabularies is None:
-            limits = VocabularyLimits(config.max_loaded_vocabularies)
-            models = ServedModels(loader, tokenized(config.models, catalog), limits)
+            tokenizing = tokenized(config.models, catalog)
+            models = ServedModels(loader, tokenizing, config.max_loaded_vocabularies)
             stack.push_async_callback(models.close)
             await models.preload()
         else:

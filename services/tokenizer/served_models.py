@@ -12,23 +12,20 @@ from typing import Final, NamedTuple, TypeAlias
 import structlog
 
 from outrider.errors import ConfigError, OutriderError, UnknownModelError
+from outrider.load_table import Grant, Load, LoadAction, LoadLimits, LoadTable, Refuse, Unload
 from outrider.models.catalog import ModelCatalog
 from outrider.models.store import ModelStore
 from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.tokenization.backends.selection import AUTO, load_backend, select_backend
 from outrider.tokenization.encoder import CachingEncoder
+from services.tokenizer.refusals import mismatch_error, refusal_error
 from services.tokenizer.vocabularies import CacheSettings, ServedVocabulary
-from services.tokenizer.vocabulary_table import (
-    Grant,
-    Load,
-    Refuse,
-    TableAction,
-    Unload,
-    VocabularyKey,
-    VocabularyLimits,
-    VocabularyTable,
-)
 
+WAITS: Final = LoadLimits(max_waiting=64, max_wait_s=2.0, min_loaded_s=0.0, retry_s=5.0)
+"""A request waits less than the 2.5 s for which a router waits for each of four tokenizers (a
+quarter of its `tokenize_timeout_s`): one that has not answered by then is asked last from then on,
+whatever the model. A stream answers 256 requests at a time, and those that wait leave room there
+for other models."""
 _SEE_LOG: Final = "see the tokenizer's log"
 """Message to callers about a defect, whose own text may reveal private data."""
 
@@ -67,10 +64,18 @@ class StoreLoader:
         return tuple(served)
 
 
+class _Key(NamedTuple):
+    """One definition of a model: its vocabularies, the current one and those it had before."""
+
+    name: str
+    number: int
+    """Every definition has another one."""
+
+
 class _Granted(NamedTuple):
     """The vocabulary that a request uses."""
 
-    key: VocabularyKey
+    key: _Key
     served: ServedVocabulary
 
 
@@ -83,24 +88,38 @@ class Lease:
     """To be called once."""
 
 
-_Waiter: TypeAlias = "asyncio.Future[_Granted]"
-"""A request that waits."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiter:
+    """A request that waits."""
+
+    digest: bytes
+    """Of the vocabulary that it wants; b"": the current one."""
+    granted: asyncio.Future[_Granted]
 
 
 class ServedModels:
     """Belongs to one event loop."""
 
-    def __init__(self, load: LoadModel, models: Iterable[str], limits: VocabularyLimits) -> None:
-        """`models`: at least one, the first is the default."""
+    def __init__(
+        self, load: LoadModel, models: Iterable[str], max_loaded: int, waits: LoadLimits = WAITS
+    ) -> None:
+        """`models`: at least one, the first is the default. Vocabularies of at most `max_loaded`
+        of them are in memory at once; while requests on replaced ones end, of as many again. A
+        request for another one is refused while all of these are in use: a router has other
+        tokenizers to ask."""
         self._load_model = load
-        self._table = VocabularyTable[_Waiter](models, limits)
+        self._table = LoadTable[_Key, _Waiter](max_loaded, waits, waits_for_room=False)
         self._loop = asyncio.get_running_loop()
-        self._loaded: dict[VocabularyKey, tuple[ServedVocabulary, ...]] = {}
-        self._loads: dict[VocabularyKey, asyncio.Task[Exception | None]] = {}
+        self._served: dict[str, _Key] = {}
+        """By model, the default first."""
+        self._last_number = 0
+        self._loaded: dict[_Key, tuple[ServedVocabulary, ...]] = {}
+        self._loads: dict[_Key, asyncio.Task[Exception | None]] = {}
         """Loads under way; each ends with why it failed, if it did."""
         self._timer: asyncio.TimerHandle | None = None
         self.on_unload: Callable[[CachingEncoder], None] = lambda encoder: None
         """Called with every vocabulary that is unloaded."""
+        self._define(models, ())
 
     @classmethod
     def of(cls, served: Iterable[ServedVocabulary]) -> ServedModels:
@@ -109,17 +128,17 @@ class ServedModels:
         by_model: dict[str, tuple[ServedVocabulary, ...]] = {}
         for entry in served:
             by_model[entry.model] = (*by_model.get(entry.model, ()), entry)
-        found = cls(by_model.__getitem__, by_model, VocabularyLimits(len(by_model)))
-        for load in found._table.preload():
-            found._take(load.key, by_model[load.key.model])
+        found = cls(by_model.__getitem__, by_model, len(by_model))
+        for key in found._served.values():
+            found._table.preload(key.name)
+            found._take(key, by_model[key.name])
         return found
 
     async def preload(self) -> None:
         """Load as many as fit, in order. Raises the error of loading the default model; others are
         tried again on demand."""
-        loads = self._table.preload()
-        self._perform(loads)
-        tasks = [self._loads[load.key] for load in loads]
+        self._preload(self._served)
+        tasks = list(self._loads.values())
         if not tasks:
             return  # a mesh of models that embed alone
         # Whoever gives up the start does not cancel the loads: `close` waits for their threads.
@@ -133,7 +152,26 @@ class ServedModels:
         """Serve these models from now on, loaded by `load`. Those of `changed` are loaded anew, new
         ones if there is room. Running requests keep their vocabularies."""
         self._load_model = load
-        self._perform(self._table.define(models, changed))
+        self._preload(self._define(models, changed))
+
+    def _define(self, models: Iterable[str], changed: Collection[str]) -> list[str]:
+        """Serve these models; returns those that are new or changed."""
+        before, self._served = self._served, {}
+        for model in models:
+            if model in self._served:
+                continue
+            if model in before and model not in changed:
+                self._served[model] = before[model]
+            else:
+                self._last_number += 1
+                self._served[model] = _Key(model, self._last_number)
+        self._perform(self._table.define(self._served.values(), self._loop.time()))
+        return [model for model, key in self._served.items() if before.get(model) != key]
+
+    def _preload(self, models: Iterable[str]) -> None:
+        """Load these as far as there is room."""
+        for model in models:
+            self._perform(self._table.preload(model))
 
     async def close(self) -> None:
         """Wait for running loads: threads cannot be stopped."""
@@ -164,21 +202,39 @@ class ServedModels:
     async def lend(self, model: str, digest: bytes = b"") -> Lease:
         """Like `using`, for as long as the caller likes."""
         key, served = await self._granted(model, digest)
-        return Lease(served, lambda: self._perform(self._table.release(key)))
+        return Lease(served, lambda: self._release(key))
 
     async def _granted(self, model: str, digest: bytes) -> _Granted:
-        waiter: _Waiter = self._loop.create_future()
-        self._perform(self._table.ask(model, digest, waiter, self._loop.time()))
+        model = model or next(iter(self._served), "")
+        if (replaced := self._replaced(model, digest)) is not None:
+            self._table.use_again(replaced.key)
+            return replaced
+        waiter = _Waiter(digest, self._loop.create_future())
+        self._perform(self._table.ask(model, waiter, self._loop.time()))
         try:
-            return await waiter
+            return await waiter.granted
         except asyncio.CancelledError:
-            self._table.leave(waiter)
-            if not waiter.cancelled() and waiter.exception() is None:
+            self._perform(self._table.leave(waiter, self._loop.time()))
+            if not waiter.granted.cancelled() and waiter.granted.exception() is None:
                 # It was granted just when the request was cancelled.
-                self._perform(self._table.release(waiter.result().key))
+                self._release(waiter.granted.result().key)
             raise
 
-    def _perform(self, actions: Iterable[TableAction[_Waiter]]) -> None:
+    def _replaced(self, model: str, digest: bytes) -> _Granted | None:
+        """A replaced vocabulary of this digest that is still in use, unless the current ones have
+        it too: a worker asks for what its part of a long text was begun with."""
+        current = self._served.get(model)
+        if not digest or (current and _of_digest(self._loaded.get(current, ()), digest)):
+            return None
+        for key, loaded in self._loaded.items():
+            if key.name == model and key != current and (found := _of_digest(loaded, digest)):
+                return _Granted(key, found)
+        return None
+
+    def _release(self, key: _Key) -> None:
+        self._perform(self._table.release(key, self._loop.time()))
+
+    def _perform(self, actions: Iterable[LoadAction[_Key, _Waiter]]) -> None:
         for action in actions:
             self._do(action)
         if self._timer is not None:
@@ -186,52 +242,63 @@ class ServedModels:
         at = self._table.next_deadline()
         self._timer = None if at is None else self._loop.call_at(at, self._tick)
 
-    def _do(self, action: TableAction[_Waiter]) -> None:
+    def _do(self, action: LoadAction[_Key, _Waiter]) -> None:
         match action:
             case Load(key):
                 self._loads[key] = asyncio.create_task(
-                    self._load(key, self._load_model), name=f"vocabulary of {key.model}"
+                    self._load(key, self._load_model), name=f"vocabulary of {key.name}"
                 )
             case Unload(key):
                 for served in self._loaded.pop(key):
                     self.on_unload(served.encoder)
-                _log.info("vocabulary_unloaded", model=key.model)
-            case Grant(waiter, key, digest):
-                loaded = self._loaded[key]
-                found = next(it for it in loaded if it.vocabulary.digest == digest)
-                if waiter.cancelled():
-                    self._perform(self._table.release(key))
-                else:
-                    waiter.set_result(_Granted(key, found))
-            case Refuse(waiter, error):
-                if not waiter.cancelled():
-                    waiter.set_exception(error)
+                _log.info("vocabulary_unloaded", model=key.name)
+                self._perform(self._table.closed(key, self._loop.time()))
+            case Grant(waiter, key):
+                self._grant(waiter, key)
+            case Refuse(waiter):
+                if not waiter.granted.cancelled():
+                    waiter.granted.set_exception(refusal_error(action, self._served))
 
-    async def _load(self, key: VocabularyKey, load_model: LoadModel) -> Exception | None:
+    def _grant(self, waiter: _Waiter, key: _Key) -> None:
+        current, *_ = loaded = self._loaded[key]
+        found = _of_digest(loaded, waiter.digest) if waiter.digest else current
+        if found is not None and not waiter.granted.cancelled():
+            waiter.granted.set_result(_Granted(key, found))
+            return
+        self._release(key)
+        if not waiter.granted.cancelled():
+            ours = current.vocabulary.digest
+            error = mismatch_error(key.name, ours=ours, theirs=waiter.digest)
+            waiter.granted.set_exception(error)
+
+    async def _load(self, key: _Key, load_model: LoadModel) -> Exception | None:
         try:
-            loaded = await asyncio.to_thread(load_model, key.model)
+            loaded = await asyncio.to_thread(load_model, key.name)
         except Exception as error:
             del self._loads[key]
             # A stack helps with defects alone.
             is_known = isinstance(error, OutriderError)
             stack = None if is_known else error
-            _log.error("vocabulary_not_loaded", model=key.model, error=str(error), exc_info=stack)
+            _log.error("vocabulary_not_loaded", model=key.name, error=str(error), exc_info=stack)
             reason = error.message if isinstance(error, OutriderError) else _SEE_LOG
-            self._perform(self._table.failed(key, reason, self._loop.time()))
+            self._perform(self._table.failed(key, self._loop.time(), reason))
             return error
         del self._loads[key]
-        _log.info("vocabulary_loaded", model=key.model)
+        _log.info("vocabulary_loaded", model=key.name)
         self._take(key, loaded)
         return None
 
-    def _take(self, key: VocabularyKey, loaded: tuple[ServedVocabulary, ...]) -> None:
+    def _take(self, key: _Key, loaded: tuple[ServedVocabulary, ...]) -> None:
         self._loaded[key] = loaded
-        digests = tuple(served.vocabulary.digest for served in loaded)
-        self._perform(self._table.loaded(key, digests))
+        self._perform(self._table.loaded(key, self._loop.time()))
 
     def _tick(self) -> None:
         self._timer = None
         self._perform(self._table.tick(self._loop.time()))
+
+
+def _of_digest(loaded: Iterable[ServedVocabulary], digest: bytes) -> ServedVocabulary | None:
+    return next((it for it in loaded if it.vocabulary.digest == digest), None)
 
 
 def tokenized(models: Iterable[str], catalog: ModelCatalog) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import pytest
 from outrider.access.api_keys import KeyTable
 from outrider.config import load
 from outrider.errors import ConfigError, UnauthenticatedError, UnknownModelError
+from outrider.load_table import LoadLimits
 from outrider.models.definitions import EngineDefaults, ModelCatalog, ModelSpec
 from outrider.peers.membership import Lookup
 from services.edge.access.identity import Credential, TenantConfig
@@ -20,7 +21,6 @@ from services.edge.limits.listener import ListenerLimits
 from services.edge.limits.quotas import Count, Rate, RateLimit
 from services.edge.models.keys import EdgeModel, ModelKey
 from services.edge.models.settings import DEFAULT_CONTEXT_TOKENS
-from services.edge.models.table import LoadLimits
 from services.edge.session.upload_control import UploadPolicy
 from tests.api_keys import key_of, text_of
 

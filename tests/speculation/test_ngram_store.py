@@ -83,8 +83,8 @@ def test_memory_is_bounded_for_any_number_of_salts() -> None:
         for reader in used[-3:]:  # replies go on though their statistics are dropped
             reader.extend(range(1000 * salt, 1000 * salt + 40))
             reader.update_statistics()
-        assert store.num_entries == sum(b.num_counted for b in store._by_salt.values()) <= 1000
-        assert store.num_entries == sum(b._memory.num_entries for b in store._by_salt.values())
+        assert store.num_entries == sum(b.num_counted for _, b in store._by_salt.items()) <= 1000
+        assert store.num_entries == sum(b._memory.num_entries for _, b in store._by_salt.items())
     assert 1 < len(store) < 50
     last = drafter(store, b"49", [7])
     last.extend([49_000, 49_001])

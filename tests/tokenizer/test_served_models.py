@@ -1,5 +1,5 @@
 """Vocabularies loaded in threads and given to requests, as the table decides
-(`test_vocabulary_table.py`)."""
+(tests/test_load_table.py)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from services.router.config import RouterConfig
 from services.router.upstream.tokenizers import MAX_ASKED
-from services.tokenizer.served_models import ServedModels, tokenized
+from services.tokenizer.served_models import WAITS, ServedModels, tokenized
 from services.tokenizer.vocabularies import ServedVocabulary
-from services.tokenizer.vocabulary_table import VocabularyLimits
 from tests.edge.integration.region import small_vocabulary
 
 WORDS = small_vocabulary()
@@ -75,7 +74,7 @@ def names(models: ServedModels) -> list[str]:
 
 
 async def test_a_vocabulary_is_loaded_once_for_all_who_ask_at_the_same_time(store: Store) -> None:
-    models = ServedModels(store, ["a", "b"], VocabularyLimits(2))
+    models = ServedModels(store, ["a", "b"], 2)
 
     found = await asyncio.gather(*(use(models, name) for name in ("b", "b", "", "b")))
 
@@ -84,7 +83,7 @@ async def test_a_vocabulary_is_loaded_once_for_all_who_ask_at_the_same_time(stor
 
 
 async def test_the_one_used_least_recently_goes(store: Store) -> None:
-    models = ServedModels(store, "abc", VocabularyLimits(2))
+    models = ServedModels(store, "abc", 2)
     given_up: list[object] = []
     models.on_unload = given_up.append
     for name in "abac":
@@ -101,13 +100,13 @@ def test_who_asks_for_a_vocabulary_that_is_being_loaded_is_told_before_its_route
     None
 ):
     """A tokenizer that is given up is asked last, for all models."""
-    longest_wait_s = VocabularyLimits(max_loaded=1).max_wait_s
+    longest_wait_s = WAITS.max_wait_s
     assert RouterConfig().tokenize_timeout_s / MAX_ASKED >= longest_wait_s + 0.5
 
 
 async def test_one_that_is_being_loaded_is_never_taken(store: Store) -> None:
     store.gates["a"] = threading.Event()
-    models = ServedModels(store, "ab", VocabularyLimits(1))
+    models = ServedModels(store, "ab", 1)
     waiting = asyncio.create_task(use(models, "a"))
     await eventually(lambda: store.loads == ["a"])
     waiting.cancel()  # whoever asked is gone, the thread is not
@@ -122,7 +121,7 @@ async def test_one_that_is_being_loaded_is_never_taken(store: Store) -> None:
 
 async def test_who_is_cancelled_leaves_nothing_in_use(store: Store) -> None:
     store.gates["a"] = threading.Event()
-    models = ServedModels(store, "ab", VocabularyLimits(1, max_wait_s=30.0))
+    models = ServedModels(store, "ab", 1, replace(WAITS, max_wait_s=30.0))
 
     async def use_and_cancel() -> None:
         async with models.using("a"):
@@ -142,7 +141,7 @@ async def test_who_is_cancelled_leaves_nothing_in_use(store: Store) -> None:
 
 async def test_a_request_waits_for_a_vocabulary_only_so_long(store: Store) -> None:
     store.gates["a"] = threading.Event()
-    models = ServedModels(store, "a", VocabularyLimits(1, max_wait_s=0.01))
+    models = ServedModels(store, "a", 1, replace(WAITS, max_wait_s=0.01))
     with pytest.raises(VocabularyUnavailableError, match="is being loaded"):
         await use(models, "a")
     store.gates["a"].set()
@@ -153,7 +152,7 @@ async def test_a_request_waits_for_a_vocabulary_only_so_long(store: Store) -> No
 
 async def test_a_defect_is_told_without_its_details(store: Store) -> None:
     store.errors["a"] = RuntimeError("/secret/path")
-    models = ServedModels(store, "a", VocabularyLimits(1))
+    models = ServedModels(store, "a", 1)
 
     with pytest.raises(VocabularyUnavailableError, match="see the tokenizer's log") as caught:
         await use(models, "a")
@@ -162,17 +161,17 @@ async def test_a_defect_is_told_without_its_details(store: Store) -> None:
 
 async def test_at_the_start_the_default_has_to_be_there_and_others_need_not(store: Store) -> None:
     store.errors["b"] = ModelStoreError("gone")
-    models = ServedModels(store, "abc", VocabularyLimits(2))
+    models = ServedModels(store, "abc", 2)
     await models.preload()
     assert names(models) == ["a"], "as many as may be loaded were tried"
 
     store.errors["a"] = ModelStoreError("gone")
     with pytest.raises(ModelStoreError, match="gone"):
-        await ServedModels(store, "ab", VocabularyLimits(2)).preload()
+        await ServedModels(store, "ab", 2).preload()
 
 
 async def test_added_models_are_loaded_and_removed_ones_go(store: Store) -> None:
-    models = ServedModels(store, "ab", VocabularyLimits(3))
+    models = ServedModels(store, "ab", 3)
     await models.preload()
     models.configure(store, "bc")
     await eventually(lambda: sorted(names(models)) == ["b", "c"])
@@ -183,7 +182,7 @@ async def test_added_models_are_loaded_and_removed_ones_go(store: Store) -> None
 
 
 async def test_what_a_removed_model_was_used_for_goes_on(store: Store) -> None:
-    models = ServedModels(store, "ab", VocabularyLimits(2))
+    models = ServedModels(store, "ab", 2)
     await models.preload()
     async with models.using("a") as found:
         models.configure(store, "b")
@@ -199,15 +198,19 @@ async def test_what_a_removed_model_was_used_for_goes_on(store: Store) -> None:
 
 
 async def test_a_changed_definition_is_loaded_anew(store: Store) -> None:
-    models = ServedModels(store, "ab", VocabularyLimits(2))
+    models = ServedModels(store, "ab", 2)
     await models.preload()
     store.version = "2"
     models.configure(store, "ab", {"b"})
 
     assert await use(models, "b") == digest_of("b2")
     assert await use(models, "a") == digest_of("a")
-    with pytest.raises(VocabularyMismatchError):
+    with pytest.raises(VocabularyMismatchError) as caught:
         await use(models, "b", digest_of("b"))
+    ours, theirs = digest_of("b2").hex(), digest_of("b").hex()
+    assert caught.value.metadata == {"ours": ours, "theirs": theirs}
+    models.configure(store, "a")
+    assert names(models) == ["a"], "who was refused does not use it"
 
 
 async def test_given_vocabularies_are_served_and_the_older_one_by_its_digest() -> None:

@@ -17,7 +17,6 @@ from outrider.v1 import tokenizer_pb2
 from services.tokenizer.served_models import ServedModels
 from services.tokenizer.vocabularies import ServedVocabulary
 from services.tokenizer.vocabulary_sending import send_vocabulary
-from services.tokenizer.vocabulary_table import VocabularyLimits
 from tests.edge.integration.region import small_vocabulary
 from tests.tokenizer.running import running_tokenizer
 
@@ -39,7 +38,7 @@ async def other_is_refused(models: ServedModels) -> bool:
 
 
 async def test_who_reads_keeps_the_vocabulary_until_the_end() -> None:
-    models = ServedModels(load, "ab", VocabularyLimits(max_loaded=1))
+    models = ServedModels(load, "ab", 1)
     request = tokenizer_pb2.GetVocabularyRequest(model="a")
     async with aclosing(send_vocabulary(models, request, 60.0)) as pieces:
         async for piece in pieces:
@@ -49,7 +48,7 @@ async def test_who_reads_keeps_the_vocabulary_until_the_end() -> None:
 
 
 async def test_who_leaves_gives_it_back() -> None:
-    models = ServedModels(load, "ab", VocabularyLimits(max_loaded=1))
+    models = ServedModels(load, "ab", 1)
     request = tokenizer_pb2.GetVocabularyRequest(model="a")
     pieces = send_vocabulary(models, request, 60.0)
     await anext(pieces)
@@ -58,7 +57,7 @@ async def test_who_leaves_gives_it_back() -> None:
 
 
 async def test_who_does_not_read_does_not_keep_it() -> None:
-    models = ServedModels(load, "ab", VocabularyLimits(max_loaded=1))
+    models = ServedModels(load, "ab", 1)
     request = tokenizer_pb2.GetVocabularyRequest(model="a")
     pieces = send_vocabulary(models, request, 0.05)
     await anext(pieces)

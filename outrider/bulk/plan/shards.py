@@ -11,6 +11,7 @@ from enum import StrEnum
 from pathlib import PurePath
 from typing import Final
 
+from outrider.bounds import PositiveInt, check_bounds
 from outrider.errors import ConfigError, InvalidRequestError
 
 FORMATS: Final = ("parquet", "arrow")
@@ -30,9 +31,9 @@ class BulkSettings:
     """One of COMPRESSIONS."""
     field: str = "text"
     """Field of JSON objects, or column of Parquet files, that has the text."""
-    shard_bytes: int = DEFAULT_SHARD_BYTES
+    shard_bytes: PositiveInt = DEFAULT_SHARD_BYTES
     """Bytes of text that a shard is made of, about; a longer text file is cut."""
-    min_shards: int = 1
+    min_shards: PositiveInt = 1
     """Smaller jobs get smaller shards, until they have this many, so that all workers have some and
     end at about the same time. Text files are still only cut above `shard_bytes`."""
     token_offsets: bool = False
@@ -47,10 +48,7 @@ class BulkSettings:
         ):
             if value not in known:
                 raise ConfigError(f"{name} must be one of {', '.join(known)}, not {value!r}")
-        if self.shard_bytes < 1:
-            raise ConfigError(f"a shard of {self.shard_bytes} bytes holds nothing; give more")
-        if self.min_shards < 1:
-            raise ConfigError(f"a job of {self.min_shards} shards does nothing; ask for 1 or more")
+        check_bounds(self)
         if not self.field:
             raise ConfigError("the field that holds the text has no name")
 

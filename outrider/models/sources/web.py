@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, NoReturn
 from urllib.parse import SplitResult, urlsplit
 
+from outrider.backoff import Backoff
 from outrider.errors import SourceError
 from outrider.models.disk.fetch import COPY_BYTES, ByteSink
 
@@ -53,9 +54,10 @@ class WebSource:
     def fetch(self, partial: ByteSink, scratch: Path) -> str | None:
         """Download, resuming where an earlier attempt or process stopped."""
         problem = ""
+        backoff = Backoff(self._backoff_s)
         for attempt in range(MAX_ATTEMPTS):
             if attempt:
-                time.sleep(self._backoff_s * 2 ** (attempt - 1))
+                time.sleep(backoff.next_s())
             try:
                 return self._attempt(partial)
             except _TransientError as error:

@@ -33,6 +33,7 @@ from outrider.access.api_keys import (
     narrowed,
     require,
 )
+from outrider.bounds import check_bounds
 from outrider.errors import (
     ConfigError,
     InvalidRequestError,
@@ -133,7 +134,7 @@ class TenantConfig:
         priority_of(self.max_priority, f"max_priority of tenant {self.name}")
         check_listed(self.models, f"models of tenant {self.name}")
         check_listed(self.regions, f"regions of tenant {self.name}")
-        self.limits.check(f"tenant {self.name}")
+        check_bounds(self.limits, f"tenant {self.name}: ")
 
     @property
     def limits(self) -> TenantLimits:

@@ -14,19 +14,21 @@ counts for all of them, and corrects the levels here.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum, auto
-from typing import Final
+from typing import Annotated, Final, TypeAlias
 
-from outrider.errors import ConfigError, OverloadedError, RateLimitedError
+from outrider.bounds import between
+from outrider.errors import OverloadedError, RateLimitedError
+from outrider.lru_map import LruMap
 from services.edge.limits.quotas import RateLimit, TokenBucket
 
 _BUSY_RETRY_MS: Final = 1000
 """When to try again, where another chat has to end first."""
-_MAX_PER_MINUTE: Final = 10**9
+_Limit: TypeAlias = Annotated[int, between(0, 10**9)]
+"""0: no limit."""
 
 
 class Limited(Enum):
@@ -46,17 +48,10 @@ RATES: Final = (Limited.REQUESTS, Limited.INPUT, Limited.OUTPUT)
 class TenantLimits:
     """Limits of one tenant; 0: no limit."""
 
-    requests_per_minute: int = 0
-    input_tokens_per_minute: int = 0
-    output_tokens_per_minute: int = 0
-    max_sessions: int = 0
-
-    def check(self, where: str) -> None:
-        """Raises ConfigError for values that cannot be."""
-        named = {f"{what.value}_per_minute": self.per_minute(what) for what in RATES}
-        for name, value in {**named, "max_sessions": self.max_sessions}.items():
-            if not 0 <= value <= _MAX_PER_MINUTE:
-                raise ConfigError(f"{name} of {where} is 0 to {_MAX_PER_MINUTE}, not {value}")
+    requests_per_minute: _Limit = 0
+    input_tokens_per_minute: _Limit = 0
+    output_tokens_per_minute: _Limit = 0
+    max_sessions: _Limit = 0
 
     def per_minute(self, what: Limited) -> int:
         """The limit of a rate."""
@@ -246,8 +241,7 @@ class Usage:
 
     def __init__(self, max_tenants: int = 4096) -> None:
         """`max_tenants`: beyond it the longest unused one without a chat is forgotten."""
-        self._max_tenants = max_tenants
-        self._tenants: OrderedDict[str, TenantUsage] = OrderedDict()
+        self._tenants: LruMap[str, TenantUsage] = LruMap(max_tenants)
 
     def __len__(self) -> int:
         return len(self._tenants)
@@ -258,26 +252,23 @@ class Usage:
         usage = self._tenants.get(tenant)
         if usage is None:
             self._make_room()
-            usage = self._tenants[tenant] = TenantUsage(tenant, limits, now)
+            usage = TenantUsage(tenant, limits, now)
+            self._tenants.put(tenant, usage)
         elif usage.limits != limits:
             # They were changed while the edge runs; what was used before does not count.
-            renewed = TenantUsage(tenant, limits, now)
-            renewed.num_sessions = usage.num_sessions
-            usage = self._tenants[tenant] = renewed
-        self._tenants.move_to_end(tenant)
+            num_sessions = usage.num_sessions
+            usage = TenantUsage(tenant, limits, now)
+            usage.num_sessions = num_sessions
+            self._tenants.put(tenant, usage)
         return usage
 
     def known(self, tenant: str) -> TenantUsage | None:
         """Usage of a tenant, whatever its present limits; None: it is not remembered."""
-        return self._tenants.get(tenant)
+        return self._tenants.peek(tenant)
 
     def _make_room(self) -> None:
-        if len(self._tenants) < self._max_tenants:
-            return
-        for name, usage in self._tenants.items():
-            if not usage.num_sessions:
-                del self._tenants[name]
-                return
-        raise OverloadedError(
-            "too many tenants have running chats; try again", retry_delay_ms=_BUSY_RETRY_MS
-        )
+        tenants = self._tenants
+        if tenants.is_full and tenants.pop_first(lambda usage: not usage.num_sessions) is None:
+            raise OverloadedError(
+                "too many tenants have running chats; try again", retry_delay_ms=_BUSY_RETRY_MS
+            )

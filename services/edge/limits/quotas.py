@@ -7,13 +7,13 @@ buckets: they fill at a rate, up to a burst (as in RFC 2697, without its colours
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Generic, TypeVar
 
 from outrider.errors import OverloadedError
+from outrider.lru_map import LruMap
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 _BUSY_RETRY_MS: Final = 1000
@@ -131,7 +131,7 @@ class Quotas(Generic[KeyT]):
 
     def __init__(self, limits: QuotaLimits) -> None:
         self._limits = limits
-        self._idle: OrderedDict[KeyT, _KeyUsage] = OrderedDict()
+        self._idle: LruMap[KeyT, _KeyUsage] = LruMap(limits.max_keys)
         """Keys that hold nothing, the longest unused first."""
         self._busy: dict[KeyT, _KeyUsage] = {}
 
@@ -150,8 +150,8 @@ class Quotas(Generic[KeyT]):
         if limit is not None and num >= limit:
             raise too_many(count, num)
         usage.counts[count] = num + 1
-        if key in self._idle:
-            self._busy[key] = self._idle.pop(key)
+        if self._idle.pop(key) is not None:
+            self._busy[key] = usage
 
     def release(self, key: KeyT, count: Count) -> None:
         """One of those held is given back."""
@@ -160,7 +160,7 @@ class Quotas(Generic[KeyT]):
         if not usage.counts[count]:
             del usage.counts[count]
         if not usage.counts:
-            self._idle[key] = self._busy.pop(key)
+            self._idle.put(key, self._busy.pop(key))
 
     def spend(self, key: KeyT, rate: Rate, amount: float, now: float) -> None:
         """Spend an amount. Raises OverloadedError, with the time until enough is left."""
@@ -179,24 +179,21 @@ class Quotas(Generic[KeyT]):
         limit = self._limits.rates.get(rate)
         if limit is None:
             return math.inf
-        usage = self._busy.get(key) or self._idle.get(key)
+        usage = self._busy.get(key) or self._idle.peek(key)
         bucket = None if usage is None else usage.buckets.get(rate)
         return limit.burst if bucket is None else bucket.level(now)
 
     def _usage(self, key: KeyT) -> _KeyUsage:
-        usage = self._busy.get(key)
+        usage = self._busy.get(key) or self._idle.get(key)
         if usage is not None:
-            return usage
-        usage = self._idle.get(key)
-        if usage is not None:
-            self._idle.move_to_end(key)
             return usage
         if len(self) >= self._limits.max_keys:
-            if not self._idle:
+            if not len(self._idle):
                 raise OverloadedError(
                     "too many other clients are being served; try again",
                     retry_delay_ms=_BUSY_RETRY_MS,
                 )
-            self._idle.popitem(last=False)
-        usage = self._idle[key] = _KeyUsage()
+            self._idle.drop_oldest()
+        usage = _KeyUsage()
+        self._idle.put(key, usage)
         return usage

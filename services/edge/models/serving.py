@@ -10,6 +10,7 @@ from typing import Final, Protocol
 import structlog
 
 from outrider.errors import OutriderError
+from outrider.load_table import Grant, Load, LoadAction, LoadTable, Refuse, Unload
 from outrider.models.definitions import ModelSpec
 from outrider.models.suggested_sampling import SuggestedSampling
 from outrider.telemetry.metrics import Metrics
@@ -17,9 +18,9 @@ from outrider.tokenization.encoder import CachingEncoder
 from outrider.tokenization.pool.metrics import TokenizationMetrics
 from services.edge.models.embedders import Embedders
 from services.edge.models.keys import EdgeModel, ModelKey
+from services.edge.models.refusals import refusal_error
 from services.edge.models.served import LoadVocabulary, ServedModel, load_model
 from services.edge.models.settings import ModelSettings
-from services.edge.models.table import Grant, Load, LoadAction, ModelTable, Refuse, Unload
 from services.edge.telemetry.edge import EdgeTelemetry
 from services.edge.wire.client import ListedModel
 
@@ -60,7 +61,7 @@ class EdgeModels:
         self._load_vocabulary = load
         self._telemetry = telemetry
         self._loop = asyncio.get_running_loop()
-        self._table = ModelTable[ModelWaiter](settings.max_loaded, settings.loading)
+        self._table = LoadTable[ModelKey, ModelWaiter](settings.max_loaded, settings.loading)
         self._models: dict[str, EdgeModel] = {}
         self._loads = asyncio.Semaphore(_MAX_LOADS)
         self._defined: dict[ModelKey, EdgeModel] = {}
@@ -76,7 +77,7 @@ class EdgeModels:
         """Why the first model could not be loaded; later errors are not kept, nor what their
         tracebacks hold."""
         self._timer: asyncio.TimerHandle | None = None
-        self._actions: deque[LoadAction[ModelWaiter]] = deque()
+        self._actions: deque[LoadAction[ModelKey, ModelWaiter]] = deque()
         self._is_performing = False
         self.tokenizing = TokenizationMetrics(metrics.registry, self._encoders)
         self.revision = 0
@@ -143,7 +144,7 @@ class EdgeModels:
             self._perform(self._table.preload(models[0].spec.name))
 
     def ask(self, name: str, waiter: ModelWaiter, patience_s: float | None) -> None:
-        """A chat wants a model that is served; see ModelTable.ask."""
+        """A chat wants a model that is served; see LoadTable.ask."""
         self._perform(self._table.ask(name, waiter, self._loop.time(), patience_s))
 
     def leave(self, waiter: ModelWaiter) -> None:
@@ -178,7 +179,7 @@ class EdgeModels:
         if all(other.name != key.name for other in self._defined):
             self._telemetry.forget_model(key.name)
 
-    def _perform(self, actions: Iterable[LoadAction[ModelWaiter]]) -> None:
+    def _perform(self, actions: Iterable[LoadAction[ModelKey, ModelWaiter]]) -> None:
         """Carry out actions; actions that result from them come after them."""
         self._actions += actions
         if self._is_performing:
@@ -192,7 +193,7 @@ class EdgeModels:
         self._arm()
         self._telemetry.models(len(self._loaded), self._table.num_waiting)
 
-    def _do(self, action: LoadAction[ModelWaiter]) -> None:
+    def _do(self, action: LoadAction[ModelKey, ModelWaiter]) -> None:
         match action:
             case Load(key):
                 self._begin(key, self._load(self._defined[key]))
@@ -200,8 +201,8 @@ class EdgeModels:
                 self._begin(key, self._unload(self._loaded[key], is_eviction=is_eviction))
             case Grant(waiter, key):
                 waiter.granted(self._loaded[key])
-            case Refuse(waiter, error):
-                waiter.refused(error)
+            case Refuse(waiter):
+                waiter.refused(refusal_error(action))
 
     def _begin(self, key: ModelKey, work: Coroutine[None, None, None]) -> None:
         self._tasks[key] = asyncio.create_task(work, name=f"model {key.name}")

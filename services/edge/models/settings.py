@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from outrider.load_table import LoadLimits
 from outrider.mirrors.config import MirrorConfig
 from outrider.models.definitions import ModelSpec
 from outrider.speculation.learnt import LearntConfig
@@ -13,7 +14,6 @@ from outrider.static_prefixes import StaticPrefixConfig
 from outrider.tokenization.pool.config import TokenizationConfig
 from outrider.tokenization.rewriting import RewritingPolicy
 from services.edge.drafter.settings import DrafterSettings
-from services.edge.models.table import LoadLimits
 from services.edge.session.reopening import ReopenPolicy
 from services.edge.session.reply import ReplyPolicy
 from services.edge.session.typeahead_plan import TypeaheadPolicy

@@ -8,22 +8,24 @@ of them, since an engine prepares itself for each new number and length, and few
 other idle engines their part. Its length is that of the longest waiting text in the highest waiting
 class; that of the first text once it has waited for `max_wait_ms`; and in at most one call of four,
 whatever its class, that of a text that has waited for `starvation_ms`: an older backlog leaves the
-other calls to higher classes. Within a class tenants take turns (fair_line.py): a flood from one
-delays another by only the running call. Everything held is bounded: further inputs are refused, and
-texts stay untokenized while the token buffer is full.
+other calls to higher classes. Within a class tenants take turns by tokens, at the tokenizers and at
+the engines: a flood from one delays another by only the running call. Everything held is bounded:
+further inputs are refused, and texts stay untokenized while the token buffer is full.
 
 Keys are the caller's. Times are in seconds on the clock of `now`.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from outrider.engines.embedding import Ids, padded_tokens
 from outrider.errors import FrameTooLargeError, OverloadedError
+from outrider.fair_queue import FairClock, FairQueue
 from outrider.session.types import Priority
-from services.inference.embedding.fair_line import FairLine, TenantShares
 from services.inference.embedding.limits import EmbeddingLimits
 
 _CLASSES: Final = (Priority.HIGH, Priority.MEDIUM, Priority.LOW)
@@ -34,13 +36,12 @@ _BYTES_PER_TOKEN: Final = 4
 """Estimated bytes per token of text that is not tokenized yet, and of received ids."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Input:
     key: int
-    tenant: str
+    flow: str
+    """Its tenant."""
     priority: Priority
-    place: float
-    """Place among inputs of its class."""
     arrived_at: float
     deadline_at: float | None
     num_bytes: int
@@ -51,6 +52,16 @@ class _Input:
         if self.ids is not None:
             return len(self.ids)
         return self.num_bytes // _BYTES_PER_TOKEN + 2
+
+    @property
+    def cost(self) -> float:
+        """In the fair queues."""
+        return self.estimated_tokens
+
+    @property
+    def expires_at(self) -> float:
+        """In the fair queues: those of one tenant go in order of arrival."""
+        return math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +100,11 @@ class EmbeddingQueue:
     def __init__(self, limits: EmbeddingLimits) -> None:
         self._limits = limits
         self._inputs: dict[int, _Input] = {}
-        self._texts = {it: FairLine() for it in _CLASSES}
-        self._ready = {it: FairLine() for it in _CLASSES}
-        self._lengths: dict[Priority, dict[int, FairLine]] = {it: {} for it in _CLASSES}
-        """The same keys as in `_ready`, by padded length."""
-        self._shares = {it: TenantShares() for it in _CLASSES}
-        self._reached = dict.fromkeys(_CLASSES, 0.0)
-        """The last place that left a class's lines: while these are empty, they begin there."""
+        self._texts = {it: FairQueue[_Input]() for it in _CLASSES}
+        self._ready: dict[Priority, dict[int, FairQueue[_Input]]] = {it: {} for it in _CLASSES}
+        """By padded length."""
+        self._clocks = {it: FairClock() for it in _CLASSES}
+        """Of the queues in `_ready`."""
         self._text_turns = _StarvationTurns()
         self._call_turns = _StarvationTurns()
         self._num_bytes = 0
@@ -141,17 +150,13 @@ class EmbeddingQueue:
                 f"{len(self._inputs)} inputs wait here already; send fewer at once, or try again",
                 retry_delay_ms=_RETRY_MS,
             )
-        made = _Input(key, tenant, priority, 0.0, now, deadline_at, num_bytes, ids)
-        lines = (self._texts[priority], self._ready[priority])
-        begins_at = min((line.begins_at for line in lines if line), default=self._reached[priority])
-        share = self._shares[priority]
-        made.place = share.place(tenant, made.estimated_tokens, begins_at)
+        made = _Input(key, tenant, priority, now, deadline_at, num_bytes, ids)
         self._inputs[key] = made
         self._num_bytes += num_bytes
         self._num_estimated_tokens += made.estimated_tokens
         if ids is None:
             self.num_untokenized += 1
-            self._texts[priority].add(key, made.place)
+            self._texts[priority].push(made)
         else:
             self._buffer(made, ids)
 
@@ -160,11 +165,11 @@ class EmbeddingQueue:
         text waits or its tokens have no room."""
         if self.num_buffered_tokens >= self._limits.max_buffered_tokens:
             return None
-        first = self._first(self._texts, self._text_turns, now)
+        firsts = [first for it in _CLASSES if (first := self._texts[it].peek()) is not None]
+        first = self._first(firsts, self._text_turns, now)
         if first is None:
             return None
-        self._texts[first.priority].discard(first.key)
-        self._reach(first)
+        self._texts[first.priority].pop(first)
         return first.key
 
     def tokenized(self, key: int, ids: Ids) -> None:
@@ -184,18 +189,16 @@ class EmbeddingQueue:
             return None
         first, padded = chosen
         most = min(self._limits.max_batch_texts, max(1, self._limits.max_batch_tokens // padded))
-        lines = [line for it in _CLASSES if (line := self._lengths[it].get(padded)) is not None]
-        there = sum(map(len, lines))
+        there = sum(len(self._ready[it].get(padded, ())) for it in _CLASSES)
         most = min(most, -(-there // num_idle))
         most = 1 << most.bit_length() - 1
         found: list[_Input] = []
         for priority in (first, *(it for it in _CLASSES if it is not first)):
-            line = self._lengths[priority].get(padded)
-            if line is not None:
-                found += [self._inputs[key] for key in line.take(most - len(found))]
-        for each in found:
-            self._unbuffer(each)
-            self._reach(each)
+            queue = self._ready[priority].get(padded)
+            while queue is not None and len(found) < most and (each := queue.peek()) is not None:
+                queue.pop(each)
+                self._unbuffered(each)
+                found.append(each)
         texts = tuple(each.ids for each in found if each.ids is not None)
         return EmbeddingBatch(tuple(each.key for each in found), texts, padded)
 
@@ -208,10 +211,14 @@ class EmbeddingQueue:
         self._num_bytes -= found.num_bytes
         self._num_estimated_tokens -= found.estimated_tokens
         self.num_untokenized -= found.ids is None
-        self._shares[found.priority].left(found.tenant)
-        self._texts[found.priority].discard(key)
-        if key in self._ready[found.priority]:
-            self._unbuffer(found)
+        texts = self._texts[found.priority]
+        if found in texts:
+            texts.remove(found)
+        elif found.ids is not None:
+            ready = self._ready[found.priority].get(padded_tokens(len(found.ids)))
+            if ready is not None and found in ready:
+                ready.remove(found)
+                self._unbuffered(found)
         return True
 
     def expired(self, now: float) -> list[int]:
@@ -226,45 +233,42 @@ class EmbeddingQueue:
     def _buffer(self, found: _Input, ids: Ids) -> None:
         found.ids = ids
         self.num_buffered_tokens += len(ids)
-        self._ready[found.priority].add(found.key, found.place)
-        lengths = self._lengths[found.priority]
-        lengths.setdefault(padded_tokens(len(ids)), FairLine()).add(found.key, found.place)
+        ready, padded = self._ready[found.priority], padded_tokens(len(ids))
+        if padded not in ready:
+            ready[padded] = FairQueue(self._clocks[found.priority])
+        ready[padded].push(found)
 
-    def _unbuffer(self, found: _Input) -> None:
-        assert found.ids is not None, "it is in the token buffer"
-        padded = padded_tokens(len(found.ids))
+    def _unbuffered(self, found: _Input) -> None:
+        """It left the token buffer."""
+        assert found.ids is not None, "it was in the token buffer"
         self.num_buffered_tokens -= len(found.ids)
-        self._ready[found.priority].discard(found.key)
-        lengths = self._lengths[found.priority]
-        line = lengths.get(padded)
-        if line is not None:  # those that a batch took are gone from it already
-            line.discard(found.key)
-            if not line:
-                del lengths[padded]
-
-    def _reach(self, left: _Input) -> None:
-        """An input left the lines for a tokenizer or an engine."""
-        self._reached[left.priority] = max(self._reached[left.priority], left.place)
+        ready, padded = self._ready[found.priority], padded_tokens(len(found.ids))
+        if not len(ready[padded]):
+            del ready[padded]
 
     def _choose(self, now: float) -> tuple[Priority, int] | None:
         """The class and the length of the next batch."""
-        first = self._first(self._ready, self._call_turns, now)
+        firsts = [_first_of(queues.values()) for queues in self._ready.values() if queues]
+        first = self._first(firsts, self._call_turns, now)
         if first is None:
             return None
         if (now - first.arrived_at) * 1e3 < self._limits.max_wait_ms:
-            return first.priority, max(self._lengths[first.priority])
+            return first.priority, max(self._ready[first.priority])
         assert first.ids is not None, "it is in the token buffer"
         return first.priority, padded_tokens(len(first.ids))
 
-    def _first(
-        self, lines: dict[Priority, FairLine], turns: _StarvationTurns, now: float
-    ) -> _Input | None:
-        """The first input of the highest class that waits, or at times one that starves; it is
-        served now. None: nothing waits."""
-        firsts = [self._inputs[line.first] for line in lines.values() if line]
+    def _first(self, firsts: list[_Input], turns: _StarvationTurns, now: float) -> _Input | None:
+        """Of the first inputs of the classes that of the highest, or at times one that starves; it
+        is served now. None: nothing waits."""
         if not firsts:
             return None
         oldest = min(firsts, key=lambda each: each.arrived_at)
         if (now - oldest.arrived_at) * 1e3 < self._limits.starvation_ms:
             return firsts[0]
         return turns.choose(firsts[0], oldest)
+
+
+def _first_of(queues: Iterable[FairQueue[_Input]]) -> _Input:
+    """Of all that wait in these, at least one; of equal starts the one that came first."""
+    firsts = [(queue.start(), head) for queue in queues if (head := queue.peek()) is not None]
+    return min(firsts, key=lambda first: (first[0], first[1].arrived_at))[1]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 
+from outrider.lru_map import LruMap
 from outrider.sampling.grammar import Grammar
 from services.inference.grammars.compiler import CompiledGrammar
 
@@ -30,40 +30,37 @@ class KeptGrammars:
     grammars."""
 
     def __init__(self) -> None:
-        self._groups: OrderedDict[bytes, OrderedDict[Grammar, _Kept]] = OrderedDict()
-        """Each in the order of last use, as the grammars of each are."""
+        self._groups: LruMap[bytes, LruMap[Grammar, _Kept]] = LruMap(MAX_KEPT)
 
     def __len__(self) -> int:
-        return sum(map(len, self._groups.values()))
+        return sum(len(of_group) for _, of_group in self._groups.items())
 
     def take(self, group: bytes, grammar: Grammar) -> CompiledGrammar | None:
         """For one reply; None where it has to be compiled first."""
-        kept = self._groups.get(group, OrderedDict()).get(grammar)
-        if kept is None:
+        of_group = self._groups.get(group)
+        kept = of_group.get(grammar) if of_group is not None else None
+        if of_group is None or kept is None:
             return None
         kept.num_uses += 1
         is_worn_out = kept.compiled.is_worn_out
         if is_worn_out or kept.num_uses >= MAX_USES:
-            self._drop(group, grammar)
-        else:
-            self._groups[group].move_to_end(grammar)
-            self._groups.move_to_end(group)
+            of_group.pop(grammar)
+            self._forget_empty(group, of_group)
         return None if is_worn_out else kept.compiled
 
     def put(self, group: bytes, grammar: Grammar, compiled: CompiledGrammar) -> None:
         """Keep it."""
-        of_group = self._groups.setdefault(group, OrderedDict())
-        of_group[grammar] = _Kept(compiled)
-        self._groups.move_to_end(group)
-        if len(of_group) > MAX_KEPT_OF_GROUP:
-            of_group.popitem(last=False)
-        elif len(self) > MAX_KEPT:
+        of_group = self._groups.get(group)
+        if of_group is None:
+            of_group = LruMap(MAX_KEPT_OF_GROUP)
+            self._groups.put(group, of_group)
+        of_group.put(grammar, _Kept(compiled))
+        if len(self) > MAX_KEPT:
             # Of several the one that was used least recently.
-            most = max(self._groups, key=lambda it: len(self._groups[it]))
-            self._drop(most, next(iter(self._groups[most])))
+            most, its = max(self._groups.items(), key=lambda it: len(it[1]))
+            its.drop_oldest()
+            self._forget_empty(most, its)
 
-    def _drop(self, group: bytes, grammar: Grammar) -> None:
-        of_group = self._groups[group]
-        del of_group[grammar]
-        if not of_group:
-            del self._groups[group]
+    def _forget_empty(self, group: bytes, of_group: LruMap[Grammar, _Kept]) -> None:
+        if not len(of_group):
+            self._groups.pop(group)

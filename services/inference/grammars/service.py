@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeAlias
 
 from outrider.errors import OverloadedError
 from outrider.sampling.constraint import Constraint
 from outrider.sampling.grammar import Grammar
+from outrider.shared_calls import SharedCalls
 from services.inference.grammars.compiler import CompiledGrammar, compile_grammar
 from services.inference.grammars.kept import KeptGrammars
 from services.inference.grammars.token_table import TokenTable
@@ -38,7 +40,7 @@ class Grammars:
     def __init__(self, table: TokenTable) -> None:
         self._table = table
         self._kept = KeptGrammars()
-        self._compiling: dict[Key, asyncio.Future[CompiledGrammar]] = {}
+        self._compiling: SharedCalls[Key, CompiledGrammar] = SharedCalls()
         self._waiting: Counter[bytes] = Counter()
         """Compilations by trust group."""
         self._queued: Counter[bytes] = Counter()
@@ -59,14 +61,13 @@ class Grammars:
         and OverloadedError where others' have to be compiled before it."""
         try:
             async with asyncio.timeout(COMPILE_S):
+                key = group, grammar
                 while (found := self.kept(group, grammar)) is None:
-                    compiling = self._compiling.get((group, grammar))
-                    if compiling is not None:
-                        return (await asyncio.shield(compiling)).constraint()
-                    if self._waiting[group] < MAX_WAITING_OF_GROUP:
-                        self._compile((group, grammar))
-                    else:
-                        await self._turn(group)
+                    has_turn = self._waiting[group] < MAX_WAITING_OF_GROUP
+                    if has_turn or key in self._compiling.running:
+                        begin = partial(self._compile, key)
+                        return (await self._compiling.result(key, begin)).constraint()
+                    await self._turn(group)
                 return found
         except TimeoutError:
             raise _overloaded("the grammar is not compiled yet") from None
@@ -75,7 +76,7 @@ class Grammars:
         """Return when one of the group's compilations is over."""
         if self._queued[group] >= MAX_QUEUED_OF_GROUP or self._queued.total() >= MAX_QUEUED:
             raise _overloaded("too many grammars are being compiled")
-        running = [done for key, done in self._compiling.items() if key[0] == group]
+        running = [done for key, done in self._compiling.running.items() if key[0] == group]
         self._queued[group] += 1
         try:
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -83,18 +84,17 @@ class Grammars:
             self._queued[group] -= 1
             self._queued += Counter()
 
-    def _compile(self, key: Key) -> None:
+    def _compile(self, key: Key) -> asyncio.Future[CompiledGrammar]:
         group, grammar = key
         if self._waiting.total() >= MAX_WAITING:
             raise _overloaded("too many grammars are being compiled")
         loop = asyncio.get_running_loop()
         compiling = loop.run_in_executor(self._threads, compile_grammar, self._table, grammar)
-        self._compiling[key] = compiling
         self._waiting[group] += 1
         compiling.add_done_callback(lambda done: self._compiled(key, done))
+        return compiling
 
     def _compiled(self, key: Key, done: asyncio.Future[CompiledGrammar]) -> None:
-        del self._compiling[key]
         self._waiting[key[0]] -= 1
         self._waiting += Counter()  # groups without any are dropped
         if done.cancelled() or done.exception() is not None:

@@ -9,11 +9,11 @@ from typing import Final
 
 from outrider.cost import MAX_AMOUNT_NANOS, MAX_CURRENCY_CHARS, Cost, is_currency
 from outrider.errors import ConfigError
-from services.router.recent_map import RecentMap
+from outrider.lru_map import LruMap
 
 ANY: Final = "*"
 MAX_CHATS: Final = 4096
-"""Chats whose charge is remembered, twice over in the worst case."""
+"""Chats whose charge is remembered."""
 MAX_PER_MILLION: Final = 1e9
 """Largest price, in units of any currency: at it, nine million tokens cost as much as a Cost can
 hold."""
@@ -98,7 +98,7 @@ class ChatCharges:
     """
 
     def __init__(self, max_chats: int = MAX_CHATS) -> None:
-        self._charged: RecentMap[bytes, int] = RecentMap(max_chats)
+        self._charged: LruMap[bytes, int] = LruMap(max_chats)
 
     def charge(self, chat_digest: bytes, amount_nanos: int) -> int:
         """A run of the chat ended and costs so much; returns the part of it not charged before. An

@@ -2,8 +2,8 @@
 
     AdmissionQueue      all waiting sessions, bounded, with their ends
       SubQueue          those that the same replicas can serve
-        FairQueue       those of one priority, fair between flows
-    FairClock           what flows got, over all sub-queues
+        FairQueue       those of one priority, fair between flows (outrider.fair_queue)
+    FairClock           what flows got, over all sub-queues (likewise)
     QueueRate           how fast sessions of a model leave, from which waits are predicted
 
 Each set of replicas has a sub-queue of its own, so a session whose replicas are full holds up no
@@ -17,18 +17,12 @@ turns, so that LOW sessions make progress under any load.
 from __future__ import annotations
 
 import heapq
-import math
-from bisect import bisect_left, insort
-from collections import Counter
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from outrider.fair_queue import FairClock, FairQueue
 from services.router.admission.policy import AGED_TURN_INTERVAL, QueuePriority
 from services.router.admission.session import AdmittedSession
-
-MAX_IDLE_FLOWS: Final = 1024
-"""Flows without a waiting session whose last virtual finish time is remembered."""
 
 FIRST_INTERVAL_S: Final = 0.25
 """Assumed time between two sessions that leave, before any has left."""
@@ -40,170 +34,6 @@ _MAX_PAUSE_RATIO: Final = 4.0
 
 _CLASSES: Final = (QueuePriority.HIGH, QueuePriority.MEDIUM, QueuePriority.LOW)
 _NONE: Final = dict.fromkeys(QueuePriority, 0)
-
-_Entry = tuple[float, int, AdmittedSession]
-"""Expiry, number in order of arrival, session."""
-
-
-@dataclass(slots=True, eq=False)
-class _Flow:
-    """Waiting sessions of one tenant, address prefix or trust group."""
-
-    start: float
-    """Virtual time at which its next session starts, or earlier: it may have got something in
-    another sub-queue since."""
-    waiting: list[_Entry] = field(default_factory=list)
-    """By expiry, then by arrival."""
-
-
-class FairClock:
-    """Virtual time of the fair queues of one model and priority, which share it: what a flow got in
-    one of them counts in all."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        """The latest start of a session that was served."""
-        self._finishes: dict[str, float] = {}
-        """By flow, when its last session finished."""
-        self._waiting: Counter[str] = Counter()
-        """Sessions of flows that have any waiting."""
-
-    def __len__(self) -> int:
-        """Flows remembered."""
-        return len(self._finishes)
-
-    def finish(self, flow: str) -> float:
-        """Virtual time at which a flow's last session finished."""
-        return self._finishes.get(flow, 0.0)
-
-    def num_waiting(self, flow: str) -> int:
-        """Waiting sessions of a flow."""
-        return self._waiting[flow]
-
-    def served(self, flow: str, start: float, cost: float) -> None:
-        """A session of a flow got a replica."""
-        self.now = max(self.now, start)
-        self._finishes[flow] = start + cost
-
-    def joined(self, flow: str) -> None:
-        """A session waits."""
-        self._waiting[flow] += 1
-
-    def left(self, flow: str) -> None:
-        """A session waits no more. Forget idle flows that start no later than new ones would; if
-        there are too many, also those nearest to that."""
-        self._waiting[flow] -= 1
-        if not self._waiting[flow]:
-            del self._waiting[flow]
-        if not self._waiting:
-            self.now = 0.0
-            self._finishes = {}
-        elif len(self._finishes) - len(self._waiting) > MAX_IDLE_FLOWS:
-            idle = sorted(
-                (finish, key) for key, finish in self._finishes.items() if key not in self._waiting
-            )
-            num_excess = len(idle) - MAX_IDLE_FLOWS // 2
-            for count, (finish, key) in enumerate(idle):
-                if count < num_excess or finish <= self.now:
-                    del self._finishes[key]
-
-
-class FairQueue:
-    """Waiting sessions of one priority: fair between flows, earliest deadline first within each.
-
-    Between flows: start-time fair queueing (Goyal, Vin, Cheng: "Start-time fair queuing", SIGCOMM
-    1996). A flow's next session starts at the virtual time at which its last one finished, or now
-    if it had none waiting, and finishes `reserved_tokens / weight` later. The least start goes
-    first and is the virtual time from then on. While two flows wait, what they got per weight
-    differs by at most one session of each (theorem 1 there), however long their queues are. With
-    several queues, one whose replicas have had no room for a while is behind the clock: who comes
-    to it starts no later than those who have waited there.
-    Within a flow the order has no effect on other flows: earliest deadline first (Liu, Layland,
-    1973).
-    """
-
-    def __init__(self, clock: FairClock | None = None) -> None:
-        """`clock` is that of all queues between which flows share."""
-        self._clock = FairClock() if clock is None else clock
-        self._flows: dict[str, _Flow] = {}
-        """Those with sessions waiting."""
-        self._starts: list[tuple[float, str]] = []
-        """The same by start."""
-        self._entries: dict[int, _Entry] = {}
-        self._next = 0
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    @property
-    def num_flows(self) -> int:
-        """Flows with sessions waiting."""
-        return len(self._starts)
-
-    def length(self, flow: str) -> int:
-        """Waiting sessions of a flow."""
-        found = self._flows.get(flow)
-        return len(found.waiting) if found else 0
-
-    def oldest(self) -> AdmittedSession | None:
-        """The session that has waited longest."""
-        entry = next(iter(self._entries.values()), None)
-        return entry[2] if entry else None
-
-    def push(self, session: AdmittedSession) -> None:
-        """A session joins."""
-        flow = self._flows.get(session.flow)
-        if flow is None:
-            now = min(self._clock.now, self.start())
-            flow = self._flows[session.flow] = _Flow(max(now, self._clock.finish(session.flow)))
-            insort(self._starts, (flow.start, session.flow))
-        self._clock.joined(session.flow)
-        self._next += 1
-        entry = self._entries[session.session_id] = (session.expires_at, self._next, session)
-        insort(flow.waiting, entry)
-
-    def start(self) -> float:
-        """Virtual time at which the next session starts; infinite without one."""
-        while self._starts:
-            start, key = self._starts[0]
-            finish = self._clock.finish(key)
-            if finish <= start:
-                return start
-            del self._starts[0]
-            self._flows[key].start = finish
-            insort(self._starts, (finish, key))
-        return math.inf
-
-    def peek(self) -> AdmittedSession | None:
-        """The session that is next."""
-        if self.start() == math.inf:
-            return None
-        return self._flows[self._starts[0][1]].waiting[0][2]
-
-    def pop(self, session: AdmittedSession) -> None:
-        """The session that `peek` gave leaves, and its flow is charged for it."""
-        start = max(self._flows[session.flow].start, self._clock.finish(session.flow))
-        self._clock.served(session.flow, start, session.reserved_tokens / session.weight)
-        self.remove(session)
-
-    def remove(self, session: AdmittedSession) -> None:
-        """A session leaves without having been served; its flow is not charged."""
-        flow = self._flows[session.flow]
-        entry = self._entries.pop(session.session_id)
-        del flow.waiting[bisect_left(flow.waiting, entry[:2], key=lambda other: other[:2])]
-        if not flow.waiting:
-            del self._starts[bisect_left(self._starts, (flow.start, session.flow))]
-            del self._flows[session.flow]
-        self._clock.left(session.flow)
-
-    def last_of_longest(self) -> AdmittedSession | None:
-        """The session to shed: the last one of the flow that is longest, all queues of this clock
-        together (longest queue drop: Suter et al., "Buffer management schemes for supporting TCP in
-        gigabit routers with per-flow queueing", 1999)."""
-        if not self._starts:
-            return None
-        _, flow = max(self._starts, key=lambda entry: (self._clock.num_waiting(entry[1]), entry))
-        return self._flows[flow].waiting[-1][2]
 
 
 class Head(NamedTuple):
@@ -233,7 +63,9 @@ class SubQueue:
     def __init__(self, ageing_s: float, turns: Turns) -> None:
         """`turns` is that of its model."""
         self.turns = turns
-        self.queues = {it: FairQueue(turns.clocks[it]) for it in reversed(QueuePriority)}
+        self.queues = {
+            it: FairQueue[AdmittedSession](turns.clocks[it]) for it in reversed(QueuePriority)
+        }
         """Highest priority first."""
         self._ageing_s = ageing_s
 
@@ -296,8 +128,8 @@ class AdmissionQueue:
         self._ageing_s = ageing_s
         self._sub_queues: dict[Hashable, SubQueue] = {}
         """By AdmittedSession.replica_set; empty ones are removed."""
-        self._expiries: list[_Entry] = []
-        """A heap; sessions that left stay in it for a while."""
+        self._expiries: list[tuple[float, int, AdmittedSession]] = []
+        """By expiry, then by arrival: a heap; sessions that left stay in it for a while."""
         self._next = 0
         self._num_waiting: dict[str, dict[QueuePriority, int]] = {}
         """By model, of those for which sessions wait."""

@@ -35,6 +35,11 @@ class AdmittedSession:
     """Whether it has, or had, a replica."""
 
     @property
+    def cost(self) -> float:
+        """What its flow is charged in the fair queue when it gets a replica."""
+        return self.reserved_tokens / self.weight
+
+    @property
     def flow(self) -> str:
         """Its flow in the fair queue."""
         return self.request.flow

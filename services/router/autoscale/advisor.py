@@ -71,11 +71,23 @@ class AutoscaleAdvisor:
         self._policy = policy
         self._states: dict[FleetKey, _FleetState] = {}
 
-    def record_ttft(self, fleet: FleetKey, ttft_ms: float, now: float) -> None:
-        """A request had its first token; the round trip to the replica is not in `ttft_ms`."""
+    def record_ttft(
+        self,
+        fleet: FleetKey,
+        ttft_ms: float,
+        now: float,
+        *,
+        prompt_ms: float = 0.0,
+        round_trip_ms: float = 0.0,
+    ) -> None:
+        """A request had its first token `ttft_ms` after it came. Of that, an idle replica would
+        have needed `prompt_ms` to compute its prompt, and the network `round_trip_ms`."""
         state = self._states.get(fleet)
         if state is not None:
-            state.recent.record_request(ttft_ms > self._policy.slo_ttft_ms, now)
+            policy = self._policy
+            ttft_ms -= 0.0 if policy.counts_prompt else prompt_ms
+            ttft_ms -= 0.0 if policy.counts_round_trip else round_trip_ms
+            state.recent.record_request(ttft_ms > policy.slo_ttft_ms, now)
 
     def record_shortage(self, fleet: FleetKey, now: float) -> None:
         """A request was refused or sent to another region for lack of room."""

@@ -18,8 +18,14 @@ class AutoscalePolicy:
     """
 
     slo_ttft_ms: PositiveFloat = 120.0
-    """A request whose first token took longer is late. The round trip to the replica does not
-    count: more replicas do not shorten it."""
+    """A request whose first token took longer is late. What more replicas do not shorten is left
+    out unless the next two settings say otherwise; with them, an objective that an idle replica
+    misses asks for ever more replicas."""
+    counts_prompt: bool = False
+    """Whether computing the prompt counts, as long as an idle replica takes for what it has not
+    cached."""
+    counts_round_trip: bool = False
+    """Whether the round trip to the replica counts."""
     max_late_share: Annotated[float, above(0, 1)] = 0.05
     """Share of late requests above which there are too few replicas, unless they are idle."""
     window_s: PositiveFloat = 60.0

@@ -289,7 +289,11 @@ class RequestMachine:
             return
         waited_ms = (now - min((each.sent_at for each in found), default=now)) * 1e3
         self._fleet.autoscale.record_ttft(
-            FleetKey(replica.region, self.model), waited_ms - replica.rtt.smoothed_ms, now
+            FleetKey(replica.region, self.model),
+            waited_ms,
+            now,
+            prompt_ms=0.0,
+            round_trip_ms=replica.rtt.smoothed_ms,
         )
 
     def _ending(self) -> list[Step]:

@@ -39,6 +39,7 @@ class PredictedWaits(NamedTuple):
             queue_ms=self.queue_ms.item(row),
             transfer_ms=self.transfer_ms.item(row),
             prefill_ms=self.prefill_ms.item(row),
+            idle_prefill_ms=self.work_ms.item(row),
         )
 
 

@@ -43,6 +43,8 @@ class PredictedWait(NamedTuple):
     prefill_ms: float
     """Computing what no other replica has of the prompt and is not cached, in calls shared with
     running sessions."""
+    idle_prefill_ms: float = 0.0
+    """The same, and what is moved, on a replica without other sessions; no part of the sum."""
 
     @property
     def total_ms(self) -> float:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from outrider.bounds import PositiveFloat, PositiveInt
 from services.router.prefix_index.owner_tree import OwnerTree
 from services.router.prefix_index.prompt import HashedPrompt, HashMemo
-from services.router.recent_map import RecentMap
+from services.router.prefix_index.recent_map import RecentMap
 
 Bools = npt.NDArray[np.bool_]
 Counts = npt.NDArray[np.int64]

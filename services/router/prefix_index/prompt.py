@@ -15,7 +15,7 @@ from outrider.codec.block_hashes import HASH_BYTES, root_hash
 from outrider.codec.ranks import RankTable
 from outrider.codec.tokens import RANKED, TokenCodec
 from outrider.errors import MalformedFrameError
-from services.router.recent_map import RecentMap
+from services.router.prefix_index.recent_map import RecentMap
 
 PIECE_BLOCKS = 16
 """Blocks whose hashes are remembered together."""

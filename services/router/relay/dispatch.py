@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from outrider.errors import NoReplicaError, OutriderError, OverloadedError
+from outrider.lru_map import LruMap
 from outrider.v1 import common_pb2, inference_pb2
 from services.router.fleet.registry import Registry
 from services.router.placement.placement import Placement
 from services.router.placement.types import RETRY_DELAY_MS, Decision
 from services.router.prefix_index.index import PrefixIndex
 from services.router.prefix_index.prompt import HashedPrompt, TokenIdReader
-from services.router.recent_map import RecentMap
 from services.router.relay import frames
 from services.router.relay.frames import RelayedSession, Up
 from services.router.relay.sessions import SessionTable
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from services.router.relay.telemetry import SessionTelemetry
 
 _MAX_CACHED_PROMPTS: Final = 64
-"""Prompts kept as ids, twice over in the worst case."""
+"""Prompts kept as ids."""
 
 
 class PromptCache:
@@ -36,7 +36,7 @@ class PromptCache:
     def __init__(self, index: PrefixIndex, ids: TokenIdReader) -> None:
         self._index = index
         self._ids = ids
-        self._prompts: RecentMap[tuple[int, int], HashedPrompt] = RecentMap(_MAX_CACHED_PROMPTS)
+        self._prompts: LruMap[tuple[int, int], HashedPrompt] = LruMap(_MAX_CACHED_PROMPTS)
         """By session and number of committed tokens."""
 
     def of(self, session: RelayedSession, ids: bytes | None = None) -> HashedPrompt:
@@ -194,6 +194,7 @@ class Dispatch:
         self._table.bind(session, stream, decision.replica, now)
         for draft in frames.drafts_for_replica(session):
             self.send(stream, draft, last=False)
+        session.prompt_ms = decision.wait.idle_prefill_ms
         self._registry.place(decision.replica, session.router_session_id, now)
         self._placement.put(session.router_session_id, request, decision, now)
         self._telemetry.placed(session.router_session_id, request, decision, self._decision_ms, now)

@@ -187,7 +187,13 @@ class Intake:
             fleet = FleetKey(replica.region, replica.model_name)
             ttft_ms = (now - session.opened_at) * 1000.0
             self._recent.first_token(fleet, ttft_ms, now)
-            self._autoscale.record_ttft(fleet, ttft_ms - replica.rtt.smoothed_ms, now)
+            self._autoscale.record_ttft(
+                fleet,
+                ttft_ms,
+                now,
+                prompt_ms=session.prompt_ms,
+                round_trip_ms=replica.rtt.smoothed_ms,
+            )
 
     def done(self, session: RelayedSession, usage: common_pb2.Usage, now: float) -> None:
         """A session has its whole reply."""

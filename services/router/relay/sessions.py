@@ -216,6 +216,9 @@ class Session(Generic[FrameT]):
     heard_at: float = 0.0
     """When its replica last sent a frame of it."""
     first_token_at: float | None = None
+    prompt_ms: float = 0.0
+    """What its replica would take for the uncached part of its prompt if it had nothing else to do;
+    0: not placed yet."""
     replica_left_at: float | None = None
     """Since when it has had no token for want of a replica."""
     num_moves: int = 0

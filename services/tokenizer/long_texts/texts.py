@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import structlog
@@ -14,6 +15,7 @@ import structlog
 from outrider.codec.tokens import negotiate
 from outrider.errors import EmptyPromptError, InvalidRequestError, UnavailableError
 from outrider.rpc import incoming
+from outrider.shared_calls import SharedCalls
 from outrider.telemetry.metrics import Metrics
 from outrider.tokenization.cut_proofs import UnprovenError, prove
 from outrider.tokenization.cuts import CutRule, Cutter
@@ -47,19 +49,13 @@ class CutRules:
     text comes, and remembered."""
 
     def __init__(self) -> None:
-        self._rules: dict[bytes, asyncio.Future[CutRule | None]] = {}
+        self._rules: SharedCalls[bytes, CutRule | None] = SharedCalls(_MAX_RULES)
         """By digest of the vocabulary."""
 
     async def of(self, served: ServedVocabulary) -> CutRule | None:
         """The rule of a vocabulary; None if its texts may not be cut."""
-        digest = served.vocabulary.digest
-        found = self._rules.get(digest)
-        if found is None:
-            while len(self._rules) >= _MAX_RULES:
-                del self._rules[next(iter(self._rules))]
-            found = asyncio.ensure_future(asyncio.to_thread(_rule, served))
-            self._rules[digest] = found
-        return await asyncio.shield(found)
+        found_out = partial(asyncio.to_thread, _rule, served)
+        return await self._rules.result(served.vocabulary.digest, found_out)
 
 
 @dataclass(frozen=True, slots=True)

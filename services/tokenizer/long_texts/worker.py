@@ -20,6 +20,7 @@ import uvloop
 
 from outrider.codec.tokens import TokenCodec
 from outrider.errors import ConfigError, OutriderError, VocabularyMismatchError
+from outrider.lru_map import LruMap
 from outrider.models.chat import check_text
 from outrider.rpc import Outbox, from_rpc_error, make_channel
 from outrider.telemetry.logs import configure_logging
@@ -146,7 +147,7 @@ class _VocabularyCache:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub
         self._stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
-        self._by_digest: dict[bytes, ServedVocabulary] = {}
+        self._by_digest: LruMap[bytes, ServedVocabulary] = LruMap(_MAX_VOCABULARIES)
 
     async def find(
         self, part: tokenizer_pb2.WorkResponse, pool: ThreadPoolExecutor
@@ -167,9 +168,7 @@ class _VocabularyCache:
                 raise
             loop = asyncio.get_running_loop()
             found = await loop.run_in_executor(pool, received_vocabulary, answers)
-            while len(self._by_digest) >= _MAX_VOCABULARIES:
-                del self._by_digest[next(iter(self._by_digest))]
-            self._by_digest[found.vocabulary.digest] = found
+            self._by_digest.put(found.vocabulary.digest, found)
         return found
 
 

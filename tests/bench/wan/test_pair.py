@@ -36,7 +36,7 @@ from bench.wan.plan import (
 from bench.wan.report import keep_samples, keep_settings
 from bench.wan.results import Results
 from bench.wan.samples import Batch, Sample
-from outrider.models.definitions import Place, read_definitions
+from outrider.models.definitions import DefinitionsSource, read_definitions
 from outrider.session.types import SpeculationStats
 
 CALL_MS = 150.0
@@ -135,6 +135,9 @@ def test_the_tables_and_the_record_say_what_was_found(tmp_path: Path) -> None:
 
 def test_services_are_told_of_both_models() -> None:
     tables = definitions(Path("/t.gguf"), Path("/d.gguf"))
-    specs = {spec.name: spec for spec in read_definitions(tables, Place("here", lambda text: text))}
+    specs = {
+        spec.name: spec
+        for spec in read_definitions(tables, DefinitionsSource("here", lambda text: text))
+    }
     assert specs[TARGET].draft == DRAFT
     assert specs[DRAFT].engine.max_fixed_rows == 0

@@ -240,7 +240,7 @@ def test_a_token_is_of_a_listed_tenant_and_says_whose_user_it_is() -> None:
     assert acme.of(Credential(text_of("a")), SECRET, SECRET).tenant == "a"
     with pytest.raises(UnauthenticatedError, match="not good"):
         acme.of(Credential("a.bad.token"), SECRET, SECRET)
-    with pytest.raises(PermissionDeniedError, match="tenant 'acme', which this edge"):
+    with pytest.raises(PermissionDeniedError, match="tenant 'acme', which this edge does not list"):
         edge().of(Credential("a.good.token"), SECRET, SECRET)
     with pytest.raises(UnauthenticatedError, match="not known"):
         edge_of().of(Credential("a.good.token"), SECRET, SECRET)

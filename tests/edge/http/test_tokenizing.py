@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from outrider.load_table import LoadLimits, LoadTable
 from services.edge.http.tokenizing import _wait_for
 from services.edge.models.keys import ModelKey
-from services.edge.models.table import LoadLimits, ModelTable
 
 BUSY, WANTED = ModelKey("busy", "1"), ModelKey("wanted", "2")
 
@@ -19,7 +19,7 @@ class Waits:
     """A table of models with one place, which is taken."""
 
     def __init__(self) -> None:
-        self.table: ModelTable[Any] = ModelTable(1, LoadLimits())
+        self.table: LoadTable[ModelKey, Any] = LoadTable(1, LoadLimits())
         self.table.define([BUSY, WANTED], 0.0)
         self.table.preload("busy")
         self.table.loaded(BUSY, 0.0)

@@ -47,7 +47,7 @@ async def test_a_request_in_0_rtt_waits_for_the_handshake(
 
 async def test_a_ticket_is_good_for_its_own_protocol_alone(mesh: Running) -> None:
     native = await visit(mesh, mesh.ports.main)
-    (ticket,) = native._tickets.values()
+    ((_, ticket),) = native._tickets.items()
     async with h3_client(mesh.ports.main, mesh.ca, ticket=ticket, waits=False) as client:
         assert (await client.ask("GET", "/hello").whole()).body == b"hello"
         assert not client._quic.tls.early_data_accepted

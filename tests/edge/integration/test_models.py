@@ -26,6 +26,7 @@ from outrider.errors import (
     UnavailableError,
     UnknownModelError,
 )
+from outrider.load_table import LoadLimits
 from outrider.models.definitions import ModelSpec
 from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.params import SamplingParams
@@ -36,7 +37,6 @@ from outrider.tokenization.backends.selection import select_backend
 from services.edge.access.identity import TenantConfig
 from services.edge.app import LIVE_KEYS
 from services.edge.config import EdgeConfig
-from services.edge.models.table import LoadLimits
 from tests.api_keys import key_of, text_of
 from tests.edge.integration.region import Region, small_vocabulary
 from tests.edge.integration.running import REPLY, Running, running, settings_of
@@ -244,7 +244,7 @@ async def test_waiting_chats_are_cancelled_count_and_time_out(
             other.chat(ASK, model="b"),
         ):
             await eventually(lambda: mesh.edge.models.num_waiting == 3)
-            with pytest.raises(OverloadedError, match="3 chats already wait"):
+            with pytest.raises(OverloadedError, match="as many chats wait for models"):
                 await text(other, "b")
         await eventually(lambda: mesh.edge.models.num_waiting == 0)
         assert mesh.of_model("outrider_edge_chats_total", "b", outcome="CANCELLED") >= 4

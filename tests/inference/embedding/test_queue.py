@@ -283,5 +283,4 @@ def test_what_is_known_of_tenants_is_forgotten() -> None:
     for key in range(500):
         queue.add(key, 40, MEDIUM, None, 0.0, tenant=f"tenant {key}")
         queue.finished(key)
-    assert len(queue._shares[MEDIUM]) == 0
-    assert len(queue._texts[MEDIUM]._heap) <= 64
+    assert len(queue._texts[MEDIUM]) == len(queue._texts[MEDIUM]._clock) == 0

@@ -44,7 +44,7 @@ async def test_what_is_no_grammar_is_refused_and_not_kept(grammars: Grammars) ->
     for _ in range(2):
         with pytest.raises(InvalidSamplingError, match="regular expression"):
             await grammars.constraint(GROUP, regex("(a"))
-    assert not len(grammars._kept) and not grammars._compiling and not grammars._waiting
+    assert not len(grammars._kept) and not grammars._compiling.running and not grammars._waiting
 
 
 async def test_a_group_has_its_share_of_the_threads_and_waits_for_it(grammars: Grammars) -> None:
@@ -61,7 +61,7 @@ async def test_a_group_has_its_share_of_the_threads_and_waits_for_it(grammars: G
     *served, last = await asyncio.gather(*asked, return_exceptions=True)
     assert isinstance(last, OverloadedError) and last.retry_delay_ms > 0
     assert not any(isinstance(one, BaseException) for one in served)
-    assert not grammars._waiting and not grammars._queued and not grammars._compiling
+    assert not grammars._waiting and not grammars._queued and not grammars._compiling.running
 
 
 async def test_who_waits_for_its_group_and_leaves_leaves_nothing(grammars: Grammars) -> None:
@@ -92,5 +92,5 @@ async def test_who_waits_too_long_is_told(
     with pytest.raises(OverloadedError, match="compiled") as caught:
         await grammars.constraint(GROUP, regex("ab"))
     assert caught.value.retry_delay_ms > 0, "a busy machine makes no grammar invalid"
-    await asyncio.gather(*grammars._compiling.values())
+    await asyncio.gather(*grammars._compiling.running.values())
     assert grammars.kept(GROUP, regex("ab")) is not None, "it was compiled all the same"

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
 from dataclasses import replace
-from itertools import permutations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.admission import queue as queue_module
 from services.router.admission.policy import AGED_TURN_INTERVAL, QueuePriority
 from services.router.admission.queue import (
     FIRST_INTERVAL_S,
     MIN_SAMPLES,
     AdmissionQueue,
-    FairQueue,
     QueueRate,
 )
 from services.router.admission.session import AdmittedSession
 from tests.router.admission.fakes import REQUEST, admitted
+from tests.test_fair_queue import SERVED, WEIGHTS, Shares
 
 # --- all waiting sessions ---
 
@@ -292,142 +289,15 @@ def test_the_books_agree_and_expiries_are_bounded(steps: list[tuple[QueuePriorit
     assert {t.session_id for t in queue.expire(10.0)} == {t.session_id for t in there}
 
 
-# --- one priority: FairQueue ---
-
-
-def served(queue: FairQueue, count: int | None = None) -> list[AdmittedSession]:
-    """The next sessions in order."""
-    order = []
-    for _ in range(len(queue) if count is None else count):
-        head = queue.peek()
-        assert head is not None
-        queue.pop(head)
-        order.append(head)
-    return order
-
-
-def test_the_earliest_deadline_goes_first_and_equal_ones_in_order() -> None:
-    queue = FairQueue()
-    for session, until in enumerate([5.0, 3.0, 9.0, 3.0, 4.0]):
-        queue.push(admitted(session, until=until))
-    assert [entry.session_id for entry in served(queue)] == [1, 3, 4, 0, 2]
-    assert queue.peek() is None
-
-
-def test_weight_is_the_share() -> None:
-    queue = FairQueue()
-    for session in range(200):
-        queue.push(admitted(session, "heavy", weight=3.0))
-        queue.push(admitted(1000 + session, "light"))
-    first = [entry.flow for entry in served(queue, 80)]
-    assert first.count("heavy") == pytest.approx(60, abs=1)
-
-
-def test_who_waited_for_nothing_saves_nothing_up() -> None:
-    """A tenant that was away is not owed the time."""
-    queue = FairQueue()
-    queue.push(admitted(1, "away"))
-    for session in range(2, 60):
-        queue.push(admitted(session, "there"))
-    served(queue, 40)
-    for session in range(100, 120):
-        queue.push(admitted(session, "away"))
-    tenants = [entry.flow for entry in served(queue, 20)]
-    assert tenants.count("away") == pytest.approx(10, abs=1)
-
-
-def test_who_queues_one_at_a_time_gets_no_more_than_its_share() -> None:
-    """A tenant with nothing waiting is charged all the same: its next session starts where its last
-    one finished."""
-    queue = FairQueue()
-    for session in range(40):
-        queue.push(admitted(session, "many"))
-    queue.push(admitted(100, "single"))
-    order = []
-    for session in range(101, 121):
-        (head,) = served(queue, 1)
-        order.append(head.flow)
-        if head.flow == "single":
-            queue.push(admitted(session, "single"))
-    assert order.count("single") == pytest.approx(10, abs=1)
-
-
-def test_who_leaves_without_a_turn_is_not_charged() -> None:
-    queue = FairQueue()
-    gone = [admitted(session, "a", cost=1000) for session in range(5)]
-    for entry in gone:
-        queue.push(entry)
-    for session in range(10, 15):
-        queue.push(admitted(session, "a"))
-        queue.push(admitted(100 + session, "b"))
-    for entry in gone:
-        queue.remove(entry)
-    assert len(queue) == 10
-    tenants = [entry.flow for entry in served(queue, 4)]
-    assert sorted(tenants) == ["a", "a", "b", "b"]
-
-
-SERVED, AND_BACK = "", "and back"
-Events = list[tuple[str, int]]
-"""A tenant's session of that cost arrives; or one is SERVED; or its tenant comes back at once with
-the next one, AND_BACK."""
-
-events = st.lists(
-    st.tuples(st.sampled_from([SERVED, AND_BACK, AND_BACK, "a", "b", "c"]), st.integers(1, 50)),
-    max_size=120,
-)
-WEIGHTS = {"a": 1.0, "b": 1.0, "c": 2.5}
-
-
-class Shares:
-    """What each tenant got by its weight, and since when it has been waiting throughout."""
-
-    def __init__(self) -> None:
-        self.got: list[dict[str, float]] = [dict.fromkeys(WEIGHTS, 0.0)]
-        self.waiting_since: dict[str, int] = {}
-
-    def served(self, head: AdmittedSession) -> None:
-        share = dict(self.got[-1])
-        share[head.flow] += head.reserved_tokens / head.weight
-        self.got.append(share)
-
-    def check(self, waiting: Collection[str]) -> None:
-        """Theorem 1 of the paper, for every interval in which one tenant was waiting throughout;
-        the other one may come and go."""
-        got, self.waiting_since = (
-            self.got,
-            {one: self.waiting_since.get(one, len(self.got) - 1) for one in waiting},
-        )
-        for one, other in permutations(WEIGHTS, 2):
-            bound = 50 / WEIGHTS[one] + 50 / WEIGHTS[other]
-            for start in range(self.waiting_since.get(one, len(got)), len(got)):
-                gained, others = (got[-1][t] - got[start][t] for t in (one, other))
-                assert others - gained <= bound + 1e-9
-
-
-@given(events)
-def test_nobody_gets_more_than_who_waits_but_for_one_session_of_each(events: Events) -> None:
-    queue, shares = FairQueue(), Shares()
-    for number, (tenant, cost) in enumerate(events):
-        if tenant in WEIGHTS:
-            queue.push(admitted(number, tenant, cost=cost, weight=WEIGHTS[tenant]))
-        elif (head := queue.peek()) is not None:
-            queue.pop(head)
-            shares.served(head)
-            if not len(queue):
-                shares.waiting_since.clear()
-            if tenant == AND_BACK:
-                queue.push(admitted(number, head.flow, cost=cost, weight=head.weight))
-        shares.check([one for one in WEIGHTS if queue.length(one)])
-
-
 @given(
     st.lists(
         st.tuples(st.sampled_from([SERVED, "a", "b", "c"]), st.integers(1, 50), st.integers(0, 2))
     )
 )
-def test_the_same_holds_over_several_queues(events: list[tuple[str, int, int]]) -> None:
-    """While none of them lacks room."""
+def test_nobody_gets_more_than_who_waits_whatever_regions_sessions_name(
+    events: list[tuple[str, int, int]],
+) -> None:
+    """While no replica lacks room."""
     queue, shares = AdmissionQueue(1000, AGEING_S), Shares()
     waiting: Counter[str] = Counter()
     for number, (tenant, cost, where) in enumerate(events):
@@ -438,42 +308,9 @@ def test_the_same_holds_over_several_queues(events: list[tuple[str, int, int]]) 
             waiting[tenant] += 1
         elif waiting.total():
             head, _ = next_of(queue)
-            shares.served(head)
+            shares.served(head.flow, head.cost)
             waiting[head.flow] -= 1
         shares.check([one for one in WEIGHTS if waiting[one]])
-
-
-@given(events, st.data())
-def test_the_books_agree_whatever_happens(events: Events, data: st.DataObject) -> None:
-    queue = FairQueue()
-    there: list[AdmittedSession] = []
-    for number, (tenant, cost) in enumerate(events):
-        gives_up = data.draw(st.booleans())
-        if tenant in WEIGHTS:
-            there.append(admitted(number, tenant, cost=cost, until=float(cost)))
-            queue.push(there[-1])
-        elif there and gives_up:
-            queue.remove(there.pop(data.draw(st.integers(0, len(there) - 1))))
-        elif there:
-            head = queue.peek()
-            assert head is not None
-            own = [entry for entry in there if entry.flow == head.flow]
-            assert head.expires_at == min(entry.expires_at for entry in own)
-            queue.pop(head)
-            there.remove(head)
-        assert len(queue) == len(there)
-        assert queue.oldest() is (there[0] if there else None)
-        assert queue.num_flows == len({entry.flow for entry in there})
-
-
-def test_tenants_that_come_once_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_module, "MAX_IDLE_FLOWS", 8)
-    queue = FairQueue()
-    for session in range(500):
-        queue.push(admitted(session, f"t{session}"))
-        if session >= 4:
-            served(queue, 1)
-        assert len(queue._clock) <= 8 + 4 + 2
 
 
 # --- QueueRate ---

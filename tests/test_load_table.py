@@ -1,72 +1,70 @@
-"""Which models are loaded and who waits: scenes, and random ones in which every bound is met."""
+"""What is loaded and who waits: scenes, and random ones in which every bound is met."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from outrider.errors import (
-    DeadlineError,
-    OutriderError,
-    OverloadedError,
-    UnavailableError,
-    UnknownModelError,
-)
-from services.edge.models.keys import ModelKey
-from services.edge.models.table import (
+from outrider.load_table import (
     Grant,
     Load,
     LoadAction,
     LoadLimits,
-    ModelTable,
+    LoadTable,
+    Refusal,
     Refuse,
     Unload,
 )
 
+
+class Key(NamedTuple):
+    name: str
+    version: str = "1"
+
+
 LIMITS = LoadLimits(max_waiting=3, max_wait_s=10.0, min_loaded_s=2.0, retry_s=4.0)
 
 
-def key(name: str, digest: str = "1") -> ModelKey:
-    return ModelKey(name, digest)
-
-
-def table_of(names: str, max_loaded: int = 1, limits: LoadLimits = LIMITS) -> ModelTable[str]:
+def table_of(names: str, max_loaded: int = 1, *, waits: bool = True) -> LoadTable[Key, str]:
     """One that serves models of these one-letter names."""
-    table = ModelTable[str](max_loaded, limits)
-    assert table.define([key(name) for name in names], 0.0) == []
+    table = LoadTable[Key, str](max_loaded, LIMITS, waits_for_room=waits)
+    assert table.define([Key(name) for name in names], 0.0) == []
     return table
 
 
-def load(table: ModelTable[str], name: str, now: float = 0.0) -> None:
+def load(table: LoadTable[Key, str], name: str, now: float = 0.0) -> None:
     """Have a model loaded, and nobody use it."""
-    assert table.ask(name, "first", now)[-1] == Load(key(name))
-    assert table.loaded(key(name), now) == [Grant("first", key(name))]
-    assert table.release(key(name), now) == []
+    assert table.ask(name, "first", now)[-1] == Load(Key(name))
+    assert table.loaded(Key(name), now) == [Grant("first", Key(name))]
+    assert table.release(Key(name), now) == []
 
 
-def refusals(actions: list[LoadAction[str]]) -> dict[str, OutriderError]:
-    return {it.waiter: it.error for it in actions if isinstance(it, Refuse)}
+def refusals(actions: list[LoadAction[Key, str]]) -> dict[str, Refusal]:
+    return {it.waiter: it.why for it in actions if isinstance(it, Refuse)}
 
 
 def test_chats_for_one_model_cause_one_load() -> None:
     table = table_of("ab")
-    assert table.ask("a", "x", 0) == [Load(key("a"))]
+    assert table.ask("a", "x", 0) == [Load(Key("a"))]
     assert table.ask("a", "y", 0) == []
-    assert table.loaded(key("a"), 1) == [Grant("x", key("a")), Grant("y", key("a"))]
-    assert table.ask("a", "z", 1) == [Grant("z", key("a"))]
-    assert table.use("a") == key("a") and table.use("b") is None
+    assert table.loaded(Key("a"), 1) == [Grant("x", Key("a")), Grant("y", Key("a"))]
+    assert table.ask("a", "z", 1) == [Grant("z", Key("a"))]
+    assert table.use("a") == Key("a") and table.use("b") is None
 
 
 def test_the_least_recently_used_model_gives_way() -> None:
     table = table_of("abc", max_loaded=2)
     load(table, "a")
     load(table, "b")
-    assert table.use("a") == key("a")
-    table.release(key("a"), 1)
-    assert table.ask("c", "x", 5) == [Unload(key("b"), True), Load(key("c"))]
-    assert table.closed(key("b"), 6) == []
-    assert table.use("a") == key("a") and table.use("b") is None
+    assert table.use("a") == Key("a")
+    table.release(Key("a"), 1)
+    assert table.ask("c", "x", 5) == [Unload(Key("b"), True), Load(Key("c"))]
+    assert table.closed(Key("b"), 6) == []
+    assert table.use("a") == Key("a") and table.use("b") is None
 
 
 def test_a_model_in_use_stays_and_chats_wait_for_its_end() -> None:
@@ -74,7 +72,7 @@ def test_a_model_in_use_stays_and_chats_wait_for_its_end() -> None:
     load(table, "a")
     table.use("a")
     assert table.ask("b", "x", 5) == []
-    assert table.release(key("a"), 6) == [Unload(key("a"), True), Load(key("b"))]
+    assert table.release(Key("a"), 6) == [Unload(Key("a"), True), Load(Key("b"))]
 
 
 def test_a_model_that_was_just_loaded_stays_for_a_while() -> None:
@@ -82,7 +80,7 @@ def test_a_model_that_was_just_loaded_stays_for_a_while() -> None:
     load(table, "a")
     assert table.ask("b", "x", 1) == []
     assert table.next_deadline() == LIMITS.min_loaded_s
-    assert table.tick(2) == [Unload(key("a"), True), Load(key("b"))]
+    assert table.tick(2) == [Unload(Key("a"), True), Load(Key("b"))]
     assert table.next_deadline() == 11
 
 
@@ -92,28 +90,24 @@ def test_who_waits_behind_another_model_does_not_overtake() -> None:
     table.use("a")
     assert table.ask("b", "x", 5) == table.ask("c", "y", 5) == []
     assert table.leave("x", 5) == []
-    assert table.release(key("a"), 6) == [Unload(key("a"), True), Load(key("c"))]
+    assert table.release(Key("a"), 6) == [Unload(Key("a"), True), Load(Key("c"))]
 
 
 def test_a_failed_load_refuses_all_and_is_tried_again_after_a_while() -> None:
     table = table_of("ab")
     table.ask("a", "x", 0)
     table.ask("a", "y", 0)
-    errors = refusals(table.failed(key("a"), 1))
-    assert set(errors) == {"x", "y"}
-    assert all(isinstance(error, UnavailableError) for error in errors.values())
-    assert errors["x"].retry_delay_ms == 4000
-    error = refusals(table.ask("a", "z", 4))["z"]
-    assert "a cannot be loaded" in error.message and error.retry_delay_ms == 1000
-    assert table.ask("a", "z", 5) == [Load(key("a"))]
+    told = [Refuse(waiter, "a", Refusal.FAILED, 4.0, "why") for waiter in "xy"]
+    assert table.failed(Key("a"), 1, "why") == told
+    assert table.ask("a", "z", 4) == [Refuse("z", "a", Refusal.FAILED, 1.0, "why")]
+    assert table.ask("a", "z", 5) == [Load(Key("a"))]
 
 
 def test_as_many_wait_as_may() -> None:
     table = table_of("a")
     for number in range(LIMITS.max_waiting):
         assert refusals(table.ask("a", str(number), 0)) == {}
-    error = refusals(table.ask("a", "more", 0))["more"]
-    assert isinstance(error, OverloadedError) and error.retry_delay_ms
+    assert refusals(table.ask("a", "more", 0)) == {"more": Refusal.TOO_MANY_WAITING}
     table.leave("1", 0)
     assert refusals(table.ask("a", "more", 0)) == {}
 
@@ -126,11 +120,11 @@ def test_nobody_waits_for_ever() -> None:
     table.ask("b", "hasty", 0, patience_s=3.0)
     table.ask("b", "late", 0, patience_s=30.0)
     assert table.next_deadline() == 3
-    assert isinstance(refusals(table.tick(3))["hasty"], DeadlineError)
-    errors = refusals(table.tick(10))
-    assert set(errors) == {"patient", "late"}
-    assert all(isinstance(error, OverloadedError) for error in errors.values())
-    assert "no room" in errors["late"].message
+    assert table.tick(3) == [Refuse("hasty", "b", Refusal.IN_USE, is_deadline=True)]
+    assert refusals(table.tick(10)) == dict.fromkeys(("patient", "late"), Refusal.IN_USE)
+    table.release(Key("a"), 11)
+    table.ask("b", "x", 11)
+    assert refusals(table.tick(21)) == {"x": Refusal.STILL_LOADING}
     assert table.next_deadline() is None
 
 
@@ -140,31 +134,31 @@ def test_a_model_that_is_removed_ends_with_its_last_chat() -> None:
     table.use("a")
     table.ask("b", "x", 0)
     actions = table.define([], 1)
-    assert isinstance(refusals(actions)["x"], UnknownModelError)
-    assert isinstance(refusals(table.ask("a", "y", 1))["y"], UnknownModelError)
-    assert table.loaded(key("b"), 2) == [Unload(key("b"), False)], "nobody wants it any more"
-    assert table.release(key("a"), 3) == [Unload(key("a"), False)]
+    assert refusals(actions) == {"x": Refusal.NOT_SERVED}
+    assert refusals(table.ask("a", "y", 1)) == {"y": Refusal.NOT_SERVED}
+    assert table.loaded(Key("b"), 2) == [Unload(Key("b"), False)], "nobody wants it any more"
+    assert table.release(Key("a"), 3) == [Unload(Key("a"), False)]
 
 
 def test_a_definition_that_changed_is_loaded_anew_while_chats_are_on_the_old_one() -> None:
     table = table_of("a")
     load(table, "a")
     table.use("a")
-    new = key("a", "2")
+    new = Key("a", "2")
     assert table.define([new], 1) == []
     assert table.ask("a", "x", 1) == [Load(new)]
     assert table.loaded(new, 2) == [Grant("x", new)]
-    assert table.release(key("a"), 3) == [Unload(key("a"), False)]
-    assert table.closed(key("a"), 3) == []
+    assert table.release(Key("a"), 3) == [Unload(Key("a"), False)]
+    assert table.closed(Key("a"), 3) == []
     assert table.release(new, 4) == []
 
 
 def test_who_waits_for_the_old_definition_gets_the_new_one() -> None:
     table = table_of("a")
     table.ask("a", "x", 0)
-    new = key("a", "2")
+    new = Key("a", "2")
     assert table.define([new], 1) == [Load(new)]
-    assert table.loaded(key("a"), 2) == [Unload(key("a"), False)]
+    assert table.loaded(Key("a"), 2) == [Unload(Key("a"), False)]
     assert table.loaded(new, 3) == [Grant("x", new)]
 
 
@@ -172,7 +166,7 @@ def test_old_definitions_take_as_many_places_again_and_no_more() -> None:
     table = table_of("a")
     load(table, "a")
     table.use("a")
-    second, third = key("a", "2"), key("a", "3")
+    second, third = Key("a", "2"), Key("a", "3")
     table.define([second], 0)
     table.ask("a", "x", 0)
     table.loaded(second, 0)
@@ -187,25 +181,48 @@ def test_a_definition_that_comes_back_serves_who_waits() -> None:
     table = table_of("a")
     load(table, "a")
     table.use("a")
-    table.define([key("a", "2")], 0)
+    table.define([Key("a", "2")], 0)
     table.ask("a", "x", 0)
-    assert table.define([key("a")], 1) == [Grant("x", key("a"))]
+    assert table.define([Key("a")], 1) == [Grant("x", Key("a"))]
 
 
 def test_one_that_is_being_closed_is_loaded_when_that_is_done() -> None:
     table = table_of("a")
     load(table, "a")
-    assert table.define([], 0) == [Unload(key("a"), False)]
-    assert table.define([key("a")], 0) == []
+    assert table.define([], 0) == [Unload(Key("a"), False)]
+    assert table.define([Key("a")], 0) == []
     assert table.ask("a", "x", 0) == []
-    assert table.closed(key("a"), 1) == [Load(key("a"))]
+    assert table.closed(Key("a"), 1) == [Load(Key("a"))]
 
 
 def test_the_first_model_is_loaded_unasked_where_there_is_room() -> None:
     table = table_of("ab")
-    assert table.preload("a") == [Load(key("a"))]
+    assert table.preload("a") == [Load(Key("a"))]
     assert table.preload("a") == table.preload("b") == []
-    assert table.loaded(key("a"), 0) == []
+    assert table.loaded(Key("a"), 0) == []
+
+
+def test_who_does_not_wait_for_room_is_refused_at_once() -> None:
+    table = table_of("abc", waits=False)
+    assert table.ask("a", "x", 0) == [Load(Key("a"))]
+    assert table.ask("a", "y", 0) == [], "all wait for loads"
+    assert refusals(table.ask("b", "z", 0)) == {"z": Refusal.IN_USE}, "none can be stopped"
+    table.loaded(Key("a"), 0)
+    assert refusals(table.ask("b", "z", 5)) == {"z": Refusal.IN_USE}
+    assert table.release(Key("a"), 5) == table.release(Key("a"), 5) == []
+    assert table.ask("b", "z", 5) == [Unload(Key("a"), True), Load(Key("b"))]
+
+
+def test_an_older_definition_may_have_more_users_while_it_has_one() -> None:
+    table = table_of("a")
+    load(table, "a")
+    table.use("a")
+    table.define([Key("a", "2")], 0)
+    table.use_again(Key("a"))
+    assert table.release(Key("a"), 1) == []
+    assert table.release(Key("a"), 1) == [Unload(Key("a"), False)]
+    with pytest.raises(AssertionError):
+        table.use_again(Key("a"))
 
 
 class Machine(RuleBasedStateMachine):
@@ -216,15 +233,18 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.table = ModelTable[int](self.MAX_LOADED, LIMITS)
-        self.loading: list[ModelKey] = []
-        self.closing: list[ModelKey] = []
-        self.loaded_keys: set[ModelKey] = set()
-        self.users: list[ModelKey] = []
+        self.loading: list[Key] = []
+        self.closing: list[Key] = []
+        self.loaded_keys: set[Key] = set()
+        self.users: list[Key] = []
         self.waiting: set[int] = set()
         self.last = 0
 
-    def perform(self, actions: list[LoadAction[int]]) -> None:
+    @initialize(waits=st.booleans())
+    def begin(self, waits: bool) -> None:
+        self.table = LoadTable[Key, int](self.MAX_LOADED, LIMITS, waits_for_room=waits)
+
+    def perform(self, actions: list[LoadAction[Key, int]]) -> None:
         for action in actions:
             match action:
                 case Load(it):
@@ -238,14 +258,13 @@ class Machine(RuleBasedStateMachine):
                     assert it in self.loaded_keys
                     self.users.append(it)
                     self.waiting.remove(waiter)
-                case Refuse(waiter, error):
-                    assert error.message
+                case Refuse(waiter):
                     self.waiting.remove(waiter)
         assert self.table.num_waiting == len(self.waiting)
 
     @rule(names=st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("12")), max_size=4))
     def define(self, names: list[tuple[str, str]]) -> None:
-        self.perform(self.table.define([key(*it) for it in dict(names).items()], self.now))
+        self.perform(self.table.define([Key(*it) for it in dict(names).items()], self.now))
 
     @rule(name=st.sampled_from("abcd"), patience_s=st.none() | st.floats(0.1, 20))
     def ask(self, name: str, patience_s: float | None) -> None:
@@ -265,6 +284,12 @@ class Machine(RuleBasedStateMachine):
     def preload(self, name: str) -> None:
         if self.table.served(name) is not None:
             self.perform(self.table.preload(name))
+
+    @precondition(lambda self: self.users)
+    @rule()
+    def use_again(self) -> None:
+        self.table.use_again(self.users[0])
+        self.users.append(self.users[0])
 
     @precondition(lambda self: self.users)
     @rule(data=st.data())

@@ -1,0 +1,201 @@
+"""Queues that are fair between flows, such as tenants (pure)."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Final, Generic, Protocol, TypeAlias, TypeVar
+
+MAX_IDLE_FLOWS: Final = 1024
+"""Flows without a waiting item whose last virtual finish time is remembered."""
+
+
+class FairItem(Hashable, Protocol):
+    """What waits. It is equal to itself alone."""
+
+    @property
+    def flow(self) -> str:
+        """On whose account it waits."""
+        ...
+
+    @property
+    def cost(self) -> float:
+        """What its flow is charged, by the flow's weight, when it is served."""
+        ...
+
+    @property
+    def expires_at(self) -> float:
+        """Its deadline, by which items of one flow have their order; of equal ones by arrival."""
+        ...
+
+
+ItemT = TypeVar("ItemT", bound=FairItem)
+
+_Entry: TypeAlias = tuple[float, int, ItemT]
+"""Deadline, number in order of arrival, item."""
+
+
+@dataclass(slots=True, eq=False)
+class _Flow(Generic[ItemT]):
+    """What waits of one flow."""
+
+    start: float
+    """Virtual time at which its next item starts, or earlier: it may have got something in another
+    queue since."""
+    waiting: list[_Entry[ItemT]] = field(default_factory=list)
+    """By deadline, then by arrival."""
+
+
+class FairClock:
+    """Virtual time of queues that share it: what a flow got in one of them counts in all."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        """The latest start of an item that was served."""
+        self._finishes: dict[str, float] = {}
+        """By flow, when its last item finished."""
+        self._waiting: Counter[str] = Counter()
+        """Items of flows that have any waiting."""
+
+    def __len__(self) -> int:
+        """Flows remembered."""
+        return len(self._finishes)
+
+    def finish(self, flow: str) -> float:
+        """Virtual time at which a flow's last item finished."""
+        return self._finishes.get(flow, 0.0)
+
+    def num_waiting(self, flow: str) -> int:
+        """Waiting items of a flow."""
+        return self._waiting[flow]
+
+    def served(self, flow: str, start: float, cost: float) -> None:
+        """An item of a flow was served."""
+        self.now = max(self.now, start)
+        self._finishes[flow] = start + cost
+
+    def joined(self, flow: str) -> None:
+        """An item waits."""
+        self._waiting[flow] += 1
+
+    def left(self, flow: str) -> None:
+        """An item waits no more. Forget idle flows that start no later than new ones would; if
+        there are too many, also those nearest to that."""
+        self._waiting[flow] -= 1
+        if not self._waiting[flow]:
+            del self._waiting[flow]
+        if not self._waiting:
+            self.now = 0.0
+            self._finishes = {}
+        elif len(self._finishes) - len(self._waiting) > MAX_IDLE_FLOWS:
+            idle = sorted(
+                (finish, key) for key, finish in self._finishes.items() if key not in self._waiting
+            )
+            num_excess = len(idle) - MAX_IDLE_FLOWS // 2
+            for count, (finish, key) in enumerate(idle):
+                if count < num_excess or finish <= self.now:
+                    del self._finishes[key]
+
+
+class FairQueue(Generic[ItemT]):
+    """Fair between flows, earliest deadline first within each.
+
+    Between flows: start-time fair queueing (Goyal, Vin, Cheng: "Start-time fair queuing", SIGCOMM
+    1996). A flow's next item starts at the virtual time at which its last one finished, or now if
+    it had none waiting, and finishes `cost` later. The least start goes first and is the virtual
+    time from then on. While two flows wait, what they got differs by at most one item of each
+    (theorem 1 there), however long their queues are. With several queues, one from which nothing
+    was taken for a while is behind the clock: who comes to it starts no later than those who have
+    waited there.
+    Within a flow the order has no effect on other flows: earliest deadline first (Liu, Layland,
+    1973).
+    """
+
+    def __init__(self, clock: FairClock | None = None) -> None:
+        """`clock` is that of all queues between which flows share."""
+        self._clock = FairClock() if clock is None else clock
+        self._flows: dict[str, _Flow[ItemT]] = {}
+        """Those with items waiting."""
+        self._starts: list[tuple[float, str]] = []
+        """The same by start."""
+        self._entries: dict[ItemT, _Entry[ItemT]] = {}
+        """In order of arrival."""
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, item: ItemT) -> bool:
+        return item in self._entries
+
+    @property
+    def num_flows(self) -> int:
+        """Flows with items waiting."""
+        return len(self._starts)
+
+    def length(self, flow: str) -> int:
+        """Waiting items of a flow."""
+        found = self._flows.get(flow)
+        return len(found.waiting) if found else 0
+
+    def oldest(self) -> ItemT | None:
+        """The item that has waited longest."""
+        return next(iter(self._entries), None)
+
+    def push(self, item: ItemT) -> None:
+        """An item joins."""
+        flow = self._flows.get(item.flow)
+        if flow is None:
+            now = min(self._clock.now, self.start())
+            flow = self._flows[item.flow] = _Flow(max(now, self._clock.finish(item.flow)))
+            insort(self._starts, (flow.start, item.flow))
+        self._clock.joined(item.flow)
+        self._next += 1
+        entry = self._entries[item] = (item.expires_at, self._next, item)
+        insort(flow.waiting, entry)
+
+    def start(self) -> float:
+        """Virtual time at which the next item starts; infinite without one."""
+        while self._starts:
+            start, key = self._starts[0]
+            finish = self._clock.finish(key)
+            if finish <= start:
+                return start
+            del self._starts[0]
+            self._flows[key].start = finish
+            insort(self._starts, (finish, key))
+        return math.inf
+
+    def peek(self) -> ItemT | None:
+        """The item that is next."""
+        if self.start() == math.inf:
+            return None
+        return self._flows[self._starts[0][1]].waiting[0][2]
+
+    def pop(self, item: ItemT) -> None:
+        """The item that `peek` gave leaves, and its flow is charged for it."""
+        start = max(self._flows[item.flow].start, self._clock.finish(item.flow))
+        self._clock.served(item.flow, start, item.cost)
+        self.remove(item)
+
+    def remove(self, item: ItemT) -> None:
+        """An item leaves without having been served; its flow is not charged."""
+        flow = self._flows[item.flow]
+        entry = self._entries.pop(item)
+        del flow.waiting[bisect_left(flow.waiting, entry)]
+        if not flow.waiting:
+            del self._starts[bisect_left(self._starts, (flow.start, item.flow))]
+            del self._flows[item.flow]
+        self._clock.left(item.flow)
+
+    def last_of_longest(self) -> ItemT | None:
+        """The item to shed: the last one of the flow that is longest, all queues of this clock
+        together (longest queue drop: Suter et al., "Buffer management schemes for supporting TCP in
+        gigabit routers with per-flow queueing", 1999)."""
+        if not self._starts:
+            return None
+        _, flow = max(self._starts, key=lambda entry: (self._clock.num_waiting(entry[1]), entry))
+        return self._flows[flow].waiting[-1][2]

@@ -1,0 +1,414 @@
+"""Which of many things that are slow to load are loaded, and who waits for one (pure).
+
+    absent --somebody asks--> LOADING --loaded--> LOADED --evicted, or no longer defined--> CLOSING
+       ^------- failed --------/                                     closed -> absent
+
+Whoever asks for something that is not loaded waits for it; all that wait for one thing cause one
+load. When all places are taken, the least recently used thing without a user is evicted. As long as
+every one has a user, those who ask for others wait, in the order in which these were requested, or
+are refused at once (`waits_for_room`). A thing whose definition changed, or which is no longer
+served, takes no new users and is unloaded after its last one.
+
+Methods return the actions to carry out, in this order. Times are in seconds on the clock of `now`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Generic, Protocol, TypeAlias, TypeVar
+
+from outrider.bounds import NonNegativeFloat, NonNegativeInt
+
+
+class LoadKey(Hashable, Protocol):
+    """One definition of one thing: another definition of the same name is another key."""
+
+    @property
+    def name(self) -> str:
+        """What those who ask call it."""
+        ...
+
+
+KeyT = TypeVar("KeyT", bound=LoadKey)
+WaiterT = TypeVar("WaiterT")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadLimits:
+    """How many wait for loads, and how long: `[edge.loading]`, for the models of an edge."""
+
+    max_waiting: NonNegativeInt = 256
+    """As many may wait for something to be loaded; those beyond are refused."""
+    max_wait_s: NonNegativeFloat = 60.0
+    """How long one may wait."""
+    min_loaded_s: NonNegativeFloat = 10.0
+    """How long what was loaded stays at least: those who ask for one thing after another would have
+    it loaded all the time."""
+    retry_s: NonNegativeFloat = 5.0
+    """After a load failed, those who ask for the same are refused for so long; the next one after
+    that has it tried again."""
+
+
+class LoadState(Enum):
+    """State of a thing that takes a place."""
+
+    LOADING = auto()
+    LOADED = auto()
+    CLOSING = auto()
+    """It has no user; its resources are being released."""
+
+
+class Refusal(Enum):
+    """Why somebody does not get what was asked for."""
+
+    NOT_SERVED = auto()
+    """Nothing of this name is served, or not any more."""
+    FAILED = auto()
+    """It could not be loaded a moment ago."""
+    TOO_MANY_WAITING = auto()
+    """As many as may wait already."""
+    STILL_LOADING = auto()
+    """The wait is over, and it is being loaded still."""
+    IN_USE = auto()
+    """All places have users."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load(Generic[KeyT]):
+    """Load this one, and report `loaded` or `failed`."""
+
+    key: KeyT
+
+
+@dataclass(frozen=True, slots=True)
+class Unload(Generic[KeyT]):
+    """Release the resources of this one, and report `closed`."""
+
+    key: KeyT
+    is_eviction: bool
+    """Whether it makes room for another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant(Generic[WaiterT, KeyT]):
+    """This one uses it from now on, until `release`."""
+
+    waiter: WaiterT
+    key: KeyT
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse(Generic[WaiterT]):
+    """This one does not get it."""
+
+    waiter: WaiterT
+    name: str
+    why: Refusal
+    retry_s: float = 0.0
+    """After a load that failed: seconds until it is tried again."""
+    reason: str = ""
+    """Likewise: what `failed` was told."""
+    is_deadline: bool = False
+    """Whether the wait ended with the waiter's own deadline."""
+
+
+LoadAction: TypeAlias = Load[KeyT] | Unload[KeyT] | Grant[WaiterT, KeyT] | Refuse[WaiterT]
+
+
+@dataclass(slots=True)
+class _Place:
+    """Of what is loaded, or will be, or was."""
+
+    state: LoadState = LoadState.LOADING
+    num_users: int = 0
+    loaded_at: float = 0.0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it may be closed: a load cannot be stopped."""
+        return self.state is LoadState.LOADED and not self.num_users
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    until: float
+    is_deadline: bool
+    """Whether the waiter's own deadline ends it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _HoldOff:
+    until: float
+    reason: str
+
+
+class LoadTable(Generic[KeyT, WaiterT]):
+    """At most `max_loaded` things that are served, and while users of older definitions end, as
+    many that are not served any more."""
+
+    def __init__(self, max_loaded: int, limits: LoadLimits, *, waits_for_room: bool = True) -> None:
+        """`waits_for_room`: whether one waits where all places have users, or is refused at
+        once."""
+        assert max_loaded > 0
+        self._max_loaded = max_loaded
+        self._limits = limits
+        self._waits_for_room = waits_for_room
+        self._served: dict[str, KeyT] = {}
+        """Served keys by name, in the order in which they were defined."""
+        self._places: OrderedDict[KeyT, _Place] = OrderedDict()
+        """The least recently used first."""
+        self._queues: OrderedDict[KeyT, OrderedDict[WaiterT, _Wait]] = OrderedDict()
+        """Waiters by key; the key requested first comes first."""
+        self._queue_of: dict[WaiterT, KeyT] = {}
+        self._held_off: dict[KeyT, _HoldOff] = {}
+        """Keys that could not be loaded, and until when that is not tried again."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Waiters of all keys."""
+        return len(self._queue_of)
+
+    def served(self, name: str) -> KeyT | None:
+        """The definition that those who ask for this name get."""
+        return self._served.get(name)
+
+    def define(self, keys: Iterable[KeyT], now: float) -> list[LoadAction[KeyT, WaiterT]]:
+        """Replace what is served."""
+        before, self._served = self._served, {key.name: key for key in keys}
+        actions: list[LoadAction[KeyT, WaiterT]] = []
+        for old in before.values():
+            if (new := self._served.get(old.name)) == old:
+                continue
+            self._held_off.pop(old, None)
+            queue = self._queues.pop(old, OrderedDict())
+            if new is not None:
+                self._move(queue, new)
+                continue
+            for waiter in queue:
+                del self._queue_of[waiter]
+                actions.append(Refuse(waiter, old.name, Refusal.NOT_SERVED))
+        for key, place in self._places.items():
+            if place.is_idle and not self._serves(key):
+                actions.append(self._close(key, is_eviction=False))
+        for key in [key for key in self._queues if self._is_loaded(key)]:
+            actions += self._grant_all(key)  # it was defined so before, and has users still
+        return actions + self._fill(now)
+
+    def ask(
+        self, name: str, waiter: WaiterT, now: float, patience_s: float | None = None
+    ) -> list[LoadAction[KeyT, WaiterT]]:
+        """Somebody wants what has this name. `patience_s`: time until the waiter's own deadline;
+        None: it has none."""
+        key = self._served.get(name)
+        if key is None:
+            return [Refuse(waiter, name, Refusal.NOT_SERVED)]
+        if self._is_loaded(key):
+            self._use(key)
+            return [Grant(waiter, key)]
+        hold_off = self._held_off.get(key)
+        if hold_off is not None and now < hold_off.until:
+            wait_s = hold_off.until - now
+            return [Refuse(waiter, name, Refusal.FAILED, wait_s, hold_off.reason)]
+        if self.num_waiting >= self._limits.max_waiting:
+            return [Refuse(waiter, name, Refusal.TOO_MANY_WAITING)]
+        longest_s = self._limits.max_wait_s
+        is_deadline = patience_s is not None and patience_s < longest_s
+        wait_s = patience_s if patience_s is not None and is_deadline else longest_s
+        self._queue_of[waiter] = key
+        self._queues.setdefault(key, OrderedDict())[waiter] = _Wait(now + wait_s, is_deadline)
+        actions = self._fill(now)
+        if not self._waits_for_room and key not in self._places:
+            self._forget(waiter)
+            actions.append(Refuse(waiter, name, Refusal.IN_USE))
+        return actions
+
+    def preload(self, name: str) -> list[LoadAction[KeyT, WaiterT]]:
+        """Load what has this name if there is room, though nobody asked for it."""
+        key = self._served[name]
+        if key in self._places or self._wanting() or self._is_full():
+            return []
+        return [self._load(key)]
+
+    def use(self, name: str) -> KeyT | None:
+        """What has this name, if it is loaded: it is in use until `release`."""
+        key = self._served.get(name)
+        if key is None or not self._is_loaded(key):
+            return None
+        self._use(key)
+        return key
+
+    def use_again(self, key: KeyT) -> None:
+        """One more uses this one until `release`, perhaps an older definition. It is loaded, and
+        served or in use."""
+        assert self._is_loaded(key)
+        self._use(key)
+
+    def release(self, key: KeyT, now: float) -> list[LoadAction[KeyT, WaiterT]]:
+        """A user of this one has ended."""
+        place = self._places[key]
+        assert place.state is LoadState.LOADED and place.num_users > 0
+        place.num_users -= 1
+        self._places.move_to_end(key)
+        if place.num_users:
+            return []
+        actions: list[LoadAction[KeyT, WaiterT]] = []
+        if not self._serves(key):
+            actions.append(self._close(key, is_eviction=False))
+        return actions + self._fill(now)
+
+    def leave(self, waiter: WaiterT, now: float) -> list[LoadAction[KeyT, WaiterT]]:
+        """A waiter stops waiting. A load that it caused continues."""
+        if waiter not in self._queue_of:
+            return []
+        self._forget(waiter)
+        return self._fill(now)
+
+    def loaded(self, key: KeyT, now: float) -> list[LoadAction[KeyT, WaiterT]]:
+        """A load has succeeded."""
+        place = self._places[key]
+        assert place.state is LoadState.LOADING
+        place.state = LoadState.LOADED
+        place.loaded_at = now
+        self._places.move_to_end(key)
+        if not self._serves(key):
+            return [self._close(key, is_eviction=False), *self._fill(now)]
+        return self._grant_all(key) + self._fill(now)
+
+    def failed(self, key: KeyT, now: float, reason: str = "") -> list[LoadAction[KeyT, WaiterT]]:
+        """A load has failed; `reason` is for those who ask."""
+        assert self._places[key].state is LoadState.LOADING
+        del self._places[key]
+        actions: list[LoadAction[KeyT, WaiterT]] = []
+        if self._serves(key):
+            retry_s = self._limits.retry_s
+            self._held_off[key] = _HoldOff(now + retry_s, reason)
+            for waiter in self._queues.pop(key, OrderedDict()):
+                del self._queue_of[waiter]
+                actions.append(Refuse(waiter, key.name, Refusal.FAILED, retry_s, reason))
+        return actions + self._fill(now)
+
+    def closed(self, key: KeyT, now: float) -> list[LoadAction[KeyT, WaiterT]]:
+        """The resources of this one were released."""
+        assert self._places[key].state is LoadState.CLOSING
+        del self._places[key]
+        return self._fill(now)
+
+    def next_deadline(self) -> float | None:
+        """When to call `tick`, unless something else comes first."""
+        times = [wait.until for queue in self._queues.values() for wait in queue.values()]
+        if len(self._places) < 2 * self._max_loaded and self._wanting():
+            times += [at for _, at in self._evictable()]
+        return min(times, default=None)
+
+    def tick(self, now: float) -> list[LoadAction[KeyT, WaiterT]]:
+        """Time has passed."""
+        actions: list[LoadAction[KeyT, WaiterT]] = []
+        for key, queue in list(self._queues.items()):
+            for waiter, wait in list(queue.items()):
+                if wait.until <= now:
+                    self._forget(waiter)
+                    why = Refusal.STILL_LOADING if key in self._places else Refusal.IN_USE
+                    late = Refuse(waiter, key.name, why, is_deadline=wait.is_deadline)
+                    actions.append(late)
+        return actions + self._fill(now)
+
+    def check_invariants(self) -> None:
+        """Assert that the bounds hold and that the indexes agree."""
+        places, limits = self._places, self._limits
+        # One that is served again while it still has a user may be one too many.
+        assert self._num_served_places() <= self._max_loaded or not self._evictable()
+        assert len(places) <= 2 * self._max_loaded
+        assert self.num_waiting <= limits.max_waiting
+        waiting = {waiter: key for key, queue in self._queues.items() for waiter in queue}
+        assert waiting == self._queue_of
+        assert all(self._queues.values())
+        for key in (*self._queues, *self._held_off):
+            assert self._serves(key) and not self._is_loaded(key)
+        for key, place in places.items():
+            assert not place.num_users or place.state is LoadState.LOADED
+            assert self._serves(key) or not place.is_idle, "it ought to be unloaded"
+
+    def _serves(self, key: KeyT) -> bool:
+        return self._served.get(key.name) == key
+
+    def _is_loaded(self, key: KeyT) -> bool:
+        place = self._places.get(key)
+        return place is not None and place.state is LoadState.LOADED
+
+    def _num_served_places(self) -> int:
+        """Places of what those who ask may get."""
+        return sum(
+            self._serves(key) and place.state is not LoadState.CLOSING
+            for key, place in self._places.items()
+        )
+
+    def _use(self, key: KeyT) -> None:
+        self._places[key].num_users += 1
+        self._places.move_to_end(key)
+
+    def _is_full(self) -> bool:
+        is_full = self._num_served_places() >= self._max_loaded
+        return is_full or len(self._places) >= 2 * self._max_loaded
+
+    def _load(self, key: KeyT) -> Load[KeyT]:
+        self._places[key] = _Place()
+        self._held_off.pop(key, None)
+        return Load(key)
+
+    def _close(self, key: KeyT, *, is_eviction: bool) -> Unload[KeyT]:
+        self._places[key].state = LoadState.CLOSING
+        return Unload(key, is_eviction)
+
+    def _grant_all(self, key: KeyT) -> list[LoadAction[KeyT, WaiterT]]:
+        self._held_off.pop(key, None)
+        actions: list[LoadAction[KeyT, WaiterT]] = []
+        for waiter in self._queues.pop(key, OrderedDict()):
+            del self._queue_of[waiter]
+            self._use(key)
+            actions.append(Grant(waiter, key))
+        return actions
+
+    def _move(self, queue: OrderedDict[WaiterT, _Wait], key: KeyT) -> None:
+        """Move those that wait for an older definition to this one."""
+        if not queue:
+            return
+        self._queues.setdefault(key, OrderedDict()).update(queue)
+        for waiter in queue:
+            self._queue_of[waiter] = key
+
+    def _forget(self, waiter: WaiterT) -> None:
+        key = self._queue_of.pop(waiter)
+        del self._queues[key][waiter]
+        if not self._queues[key]:
+            del self._queues[key]
+
+    def _wanting(self) -> list[KeyT]:
+        """What is waited for and not being loaded."""
+        return [key for key in self._queues if key not in self._places]
+
+    def _evictable(self) -> list[tuple[KeyT, float]]:
+        """What has no user and may give way, and from when on; the least recently used first."""
+        return [
+            (key, place.loaded_at + self._limits.min_loaded_s)
+            for key, place in self._places.items()
+            if place.is_idle
+        ]
+
+    def _fill(self, now: float) -> list[LoadAction[KeyT, WaiterT]]:
+        """Begin the loads for which there is room, or for which others can be evicted."""
+        actions: list[LoadAction[KeyT, WaiterT]] = []
+        while self._num_served_places() > self._max_loaded and (idle := self._evictable()):
+            actions.append(self._close(idle[0][0], is_eviction=True))
+        for key in self._wanting():
+            if len(self._places) >= 2 * self._max_loaded:
+                break
+            if self._num_served_places() >= self._max_loaded:
+                ripe = [victim for victim, at in self._evictable() if at <= now]
+                if not ripe:
+                    break  # those behind wait too, or it would never have its turn
+                actions.append(self._close(ripe[0], is_eviction=True))
+            actions.append(self._load(key))
+        return actions
