@@ -45,8 +45,8 @@ class LoadLimits:
     max_wait_s: NonNegativeFloat = 60.0
     """Longest wait."""
     min_loaded_s: NonNegativeFloat = 10.0
-    """Shortest time for which a loaded thing stays; without it, requests for one thing after another
-    would keep loading."""
+    """Shortest time for which a loaded thing stays; without it, requests for one thing after
+    another would keep loading."""
     retry_s: NonNegativeFloat = 5.0
     """After a failed load, requests for the same thing are refused for so long; the next one then
     starts another load."""

@@ -19,11 +19,13 @@ class ReplicaConfig:
     """Unique in the mesh; shown in placements, logs and metrics."""
     region: str
     """Region that holds the prompt while the replica serves it (data residency). A replica that
-    says another one is refused, and with certificates one whose certificate does not say it."""
+    reports another region is refused; with certificates, so is one whose certificate does not name
+    it."""
     address: str
     """gRPC target, `host:port`."""
     model: str = ""
-    """What the replica is expected to serve, known before it answers; empty: learned from it."""
+    """Name of the model that the replica is expected to serve, known before it answers; empty:
+    learned from its report."""
 
     def __post_init__(self) -> None:
         for field in ("name", "region", "address"):
@@ -34,13 +36,14 @@ class ReplicaConfig:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaTarget:
-    """Where further replicas of a region are found (`[[router.replica_targets]]`)."""
+    """A DNS name that is looked up for further replicas of a region
+    (`[[router.replica_targets]]`)."""
 
     target: str
     """`dns:HOST:PORT` or `srv:NAME`."""
     region: str
-    """Region of all that is found there (data residency): a replica that says another one is
-    refused, and with certificates one whose certificate does not say the same."""
+    """Region of all replicas found there (data residency). A replica that reports another one is
+    refused; with certificates, so is one whose certificate does not name it."""
 
     def __post_init__(self) -> None:
         if not self.region:
@@ -56,7 +59,8 @@ class ReplicaTarget:
 
 @dataclass(frozen=True, slots=True)
 class RegionConfig:
-    """Where a region stands (`[[router.regions]]`): the RTT estimate before the first probe."""
+    """Coordinates of a region (`[[router.regions]]`), for an estimate of its RTT before the first
+    probe."""
 
     name: str
     """The region's name, as replicas state it."""
