@@ -28,17 +28,19 @@ from services.inference.config import InferenceConfig
 from services.inference.embedding.app import EmbeddingReplica, load_embedder
 from services.inference.kv_peers.fetching import KvPeers
 from services.inference.kv_peers.service import KvTransferService
+from services.inference.kv_tiers.blocks import BlockLoader, KvIdentity, kv_identity
+from services.inference.kv_tiers.tiers import KvTier, KvTiers
 from services.inference.loading import LoadProgress, LoadStoppedError
 from services.inference.model import LoadedModel, load_model
-from services.inference.prefix_store.exchange import KvIdentity
-from services.inference.prefix_store.opening import kv_identity, open_exchange
-from services.inference.runner import ModelRunner, ModelTick
+from services.inference.model_thread import ModelThread, ModelTick
+from services.inference.prefix_store.opening import open_prefix_store
+from services.inference.runner import ModelRunner
 from services.inference.scheduler.limits import context_limit
 from services.inference.scheduler.prefill_budget import LEAST_CHUNK, LEAST_STRETCH
 from services.inference.scheduler.scheduler import Scheduler
 from services.inference.service import InferenceService
 from services.inference.static_prefixes.prefixes import StaticPrefixes
-from services.inference.static_prefixes.warming import Warming
+from services.inference.static_prefixes.warming import StaticPrefixTier
 from services.inference.streaming.block_feed import BlockFeed
 from services.inference.streaming.sessions import SessionTable
 from services.inference.streaming.wire import Contract
@@ -90,38 +92,22 @@ class Replica:
             model.engine, self.scheduler, self._on_tick, work=self._record.part()
         )
         self._grammars = _grammars(model.token_table)
-        has_peers = config.kv_peers.enabled and kv is not None
-        self.kv_service = self._kv_service(kv, model, metrics) if has_peers else None
-        self.prefixes = open_exchange(
-            config.prefix_store,
-            info.name,
-            kv,
-            model.identity,
-            self.runner,
-            metrics,
-            KvPeers(
-                config.kv_peers,
-                model.identity,
-                model.vocabulary_digest,
-                info.block_bytes,
-                metrics,
-                tls,
+        self.kv_service: KvTransferService | None = None
+        if config.kv_peers.enabled and kv is not None:
+            self.kv_service = KvTransferService(
+                config.kv_peers, kv, model.identity, self.runner, metrics
             )
-            if has_peers
-            else None,
-        )
+        self.tiers = _open_tiers(config, model, kv, self.static, self.runner, metrics, tls)
+        self._is_warm = False
         self.table = SessionTable(
             _contract(config, model),
             self.runner,
+            self.tiers,
             metrics,
             max_sessions=config.scheduler.max_sessions,
             grammars=self._grammars,
-            prefixes=self.prefixes,
-            static_salts=self.static.salts_of,
             preparations=Preparations(self._record.part()),
         )
-        self._warming = Warming(self.runner, info.block_tokens, self.prefixes)
-        self._is_warm = False
         self.blocks = BlockFeed(info.block_tokens)
         self.service = InferenceService(
             self.table,
@@ -160,7 +146,7 @@ class Replica:
         self._awake_clock.start()
         await asyncio.to_thread(self._keeper.load)
         self.runner.start()
-        await self._warming.run(self.static.prefixes)
+        await self.tiers.start()
         self._is_warm = True
         if self.config.learnt.keep:
             interval_s = self.config.learnt.save_interval_s
@@ -181,8 +167,7 @@ class Replica:
             await self.kv_service.linger(self.config.kv_peers.linger_s)
         if self._grammars is not None:
             self._grammars.close()
-        if self.prefixes is not None:
-            await self.prefixes.close()
+        await self.tiers.close()
         self._health.close()
         self.service.close()
         await self._server.stop(grace=0.5)
@@ -195,14 +180,9 @@ class Replica:
         await self.runner.stop()
         self._awake_clock.stop()
 
-    def _kv_service(
-        self, kv: KvIdentity | None, model: LoadedModel, metrics: Metrics
-    ) -> KvTransferService:
-        assert kv is not None
-        return KvTransferService(self.config.kv_peers, kv, model.identity, self.runner, metrics)
-
     def _on_tick(self, tick: ModelTick) -> None:
-        self._warming.on_tick(tick)
+        if not self._is_warm:
+            self.tiers.on_tick(tick)
         self.table.on_tick(tick)
         self.blocks.take(tick.blocks)
         if tick.problem:
@@ -338,6 +318,34 @@ async def _first_of(*waiting: Awaitable[object]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _open_tiers(
+    config: InferenceConfig,
+    model: LoadedModel,
+    kv: KvIdentity | None,
+    static: StaticPrefixes,
+    thread: ModelThread,
+    metrics: Metrics,
+    tls: Tls,
+) -> KvTiers:
+    """Those that are configured, the nearest first. Without `kv` the engine's KV cannot go anywhere
+    else. Raises ConfigError for settings that cannot be right, and if the client of the store is
+    not installed."""
+    info, has_store = model.engine.info, bool(config.prefix_store.url)
+    tiers: list[KvTier] = []
+    if static.prefixes:
+        tiers.append(StaticPrefixTier(static, thread, info.block_tokens))
+    if kv is None:
+        if has_store:
+            _log.warning("prefix_store_unused", engine=info.name, why="its KV is its own")
+        return KvTiers(tiers, info.block_tokens)
+    loader = BlockLoader(kv, thread)
+    if config.kv_peers.enabled:
+        tiers.append(KvPeers(config.kv_peers, model.identity, loader, metrics, tls))
+    if has_store:
+        tiers.append(open_prefix_store(config.prefix_store, model.identity, loader, metrics))
+    return KvTiers(tiers, info.block_tokens)
 
 
 def _grammars(table: TokenTable | None) -> Grammars | None:

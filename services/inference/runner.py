@@ -27,16 +27,17 @@ from outrider.errors import EngineError, OutriderError, OverloadedError, Unavail
 from outrider.session.region import Draft
 from outrider.speculation.learnt import Learnt
 from services.inference.call_record import WorkRecord
-from services.inference.kv.events import BlockEvent
+from services.inference.kv.pool import NamedBlock
 from services.inference.kv_transfer import (
     MAX_LOADED_BYTES,
     ExportBlocks,
     ExportedBlock,
-    ExportNamed,
+    KvCommand,
     KvTransfer,
     LoadBlocks,
-    PinPrefix,
+    PinBlocks,
 )
+from services.inference.model_thread import ModelThread, ModelTick
 from services.inference.scheduler.batch import Batch
 from services.inference.scheduler.scheduler import Scheduler
 from services.inference.scheduler.types import (
@@ -45,7 +46,6 @@ from services.inference.scheduler.types import (
     Failed,
     Finished,
     OpenRequest,
-    SchedulerLoad,
 )
 
 log = structlog.get_logger()
@@ -83,39 +83,7 @@ class TakeLearnt:
     """Called in the model thread."""
 
 
-Command: TypeAlias = (
-    OpenRequest
-    | AddDraft
-    | Cancel
-    | TakeLearnt
-    | LoadBlocks
-    | ExportBlocks
-    | ExportNamed
-    | PinPrefix
-)
-
-
-@dataclass(frozen=True, slots=True)
-class ModelTick:
-    """What one tick of the model thread brought."""
-
-    events: tuple[Event, ...]
-    load: SchedulerLoad
-    num_scheduled: int
-    """Sessions in the engine call; 0 without one."""
-    overhead_ms: float = 0.0
-    """CPU time of the model thread outside the engine's calls, from the beginning of this one to
-    that of the next, or to when there is none. Overlapped work counts as the call's."""
-    blocks: tuple[BlockEvent, ...] = ()
-    """What changed in the prefix cache."""
-    problem: str = ""
-    """Why the replica takes no sessions; empty while it does."""
-    over: bool = False
-    """Whether the thread has ended; every session that is left is lost."""
-    busy_s: float = 0.0
-    """Seconds that the engine computed in this call and in those before it that no tick told of."""
-    idle_s: float = 0.0
-    """Seconds that it waited for this thread meanwhile, with sessions to serve."""
+Command: TypeAlias = OpenRequest | AddDraft | Cancel | TakeLearnt | KvCommand
 
 
 class Inbox:
@@ -226,7 +194,7 @@ class EngineActivity:
         return taken
 
 
-class ModelRunner:
+class ModelRunner(ModelThread):
     """Owns engine and scheduler from start() to stop(). Its methods are the event loop's."""
 
     def __init__(
@@ -280,44 +248,27 @@ class ModelRunner:
         self._thread.join()
 
     def open(self, request: OpenRequest) -> None:
-        """Hand in a session. Raises UnavailableError or OverloadedError; whatever is wrong with
-        the request itself comes back as Failed."""
         if self._problem:
             raise UnavailableError(f"this replica takes no sessions: {self._problem}")
         if not self._inbox.put(request):
             raise OverloadedError("too many requests at once; come back later", retry_delay_ms=100)
 
     def draft(self, session: int, draft: Draft) -> bool:
-        """Hand in an edge's drafts; False if they were dropped, which costs nothing but speed."""
         return self._inbox.put(AddDraft(session, draft))
 
     def cancel(self, session: int) -> None:
-        """End a session; Finished comes back unless it is gone already."""
         self._inbox.put(Cancel(session))
 
     def load_blocks(self, command: LoadBlocks) -> bool:
-        """Hand in KV for a session's prompt; False if it was dropped, which costs nothing but
-        speed."""
         return self._inbox.put(command)
 
-    async def export_blocks(
-        self, ids: tuple[int, ...], salt: bytes, indices: tuple[int, ...]
-    ) -> list[tuple[int, bytes]]:
-        """The KV of those of the leading blocks of `ids` that are cached, copied while the engine
-        computes; none where the thread has ended or too much waits."""
-        return await self._asked(lambda answer: ExportBlocks(ids, salt, indices, answer))
+    async def export_blocks(self, hashes: tuple[bytes, ...]) -> list[ExportedBlock]:
+        return await self._asked(partial(ExportBlocks, hashes))
 
-    async def export_named(self, hashes: tuple[bytes, ...]) -> list[ExportedBlock]:
-        """As export_blocks, of blocks of one prefix by their hashes."""
-        return await self._asked(lambda answer: ExportNamed(hashes, answer))
-
-    async def pin_prefix(self, ids: tuple[int, ...], salt: bytes) -> list[int]:
-        """Keep what is cached of the leading blocks of `ids` from now on; the blocks that it is."""
-        return await self._asked(lambda answer: PinPrefix(ids, salt, answer))
+    async def pin_blocks(self, hashes: tuple[bytes, ...]) -> list[NamedBlock]:
+        return await self._asked(partial(PinBlocks, hashes))
 
     async def take_learnt(self) -> list[tuple[bytes, Learnt]]:
-        """Copies of what groups' replies taught since the last time; none where the thread has
-        ended or too much to do."""
         return await self._asked(TakeLearnt)
 
     async def _asked(self, command: Callable[[Callable[[list[_T]], None]], Command]) -> list[_T]:
@@ -406,7 +357,7 @@ class _ModelThread:
     def _wait_s(self) -> float | None:
         """How long to wait for commands; None: until there is one."""
         if not self._scheduler.has_work:
-            return 0.0 if self._kv.is_exporting else None
+            return 0.0 if self._kv.exports else None
         return _RETRY_S if self._is_stuck else 0.0
 
     def _tick(self, commands: list[Command]) -> None:
@@ -416,11 +367,13 @@ class _ModelThread:
             self._events += self._execute(command, now)
         self._at_work = ()
         self._events += self._scheduler.expire(now)
-        self._kv.load_waiting()
+        if self._kv.waiting:
+            self._kv.load_waiting()
         batch = self._scheduler.schedule(now)
         self._is_stuck = batch is None
         if batch is None:
-            self._kv.export_some()
+            if self._kv.exports:
+                self._kv.export_some()
             self._report()
             return
         events = self._run(batch)  # reports, and empties, what was there before
@@ -437,22 +390,13 @@ class _ModelThread:
             if isinstance(command, TakeLearnt):
                 command.answer(self._scheduler.take_learnt())
                 return []
-            if isinstance(command, LoadBlocks):
-                self._kv.load(command)
-                return []
-            if isinstance(command, ExportBlocks):
-                self._kv.export(command)
-                return []
-            if isinstance(command, ExportNamed):
-                self._kv.export_named(command)
-                return []
-            if isinstance(command, PinPrefix):
-                self._kv.pin(command)
-                return []
             if isinstance(command, AddDraft):
                 self._scheduler.draft(command.session_id, command.draft, now)
                 return []
-            return self._scheduler.cancel(command.session_id, now)
+            if isinstance(command, Cancel):
+                return self._scheduler.cancel(command.session_id, now)
+            self._kv.execute(command)
+            return []
         except OutriderError as error:
             if not isinstance(command, OpenRequest | AddDraft | Cancel):
                 return []
@@ -491,7 +435,8 @@ class _ModelThread:
         if self._events or self._num_scheduled:
             self._report()
         self._scheduler.overlapped_work()
-        self._kv.export_some()
+        if self._kv.exports:
+            self._kv.export_some()
 
     def _report(self) -> None:
         events = (*self._events, *self._scheduler.take_committed())

@@ -209,7 +209,7 @@ class InferenceService(InferenceServiceServicer):
             if self._table.load is not None:
                 report = wire.load_response(
                     self._table.load,
-                    self._table.transfers,
+                    self._table.tiers.counts,
                     draining=self._table.draining,
                     running_call=self._record.longest(self._awake_clock()),
                 )

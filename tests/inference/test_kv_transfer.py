@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from outrider.codec.block_hashes import block_hashes
 from outrider.engines.fake import FakeEngine
 from outrider.sampling.params import SamplingParams
 from services.inference import kv_transfer
 from services.inference.kv_transfer import (
     MAX_EXPORTS,
     ExportBlocks,
+    ExportedBlock,
     KvTransfer,
     LoadBlocks,
 )
@@ -17,6 +19,7 @@ from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.scheduler import Scheduler
 from services.inference.scheduler.types import OpenRequest
 from tests.inference.letters import new_reply
+from tests.inference.scheduler.driver import Driver
 
 PROMPT = tuple(n % 25 + 1 for n in range(100))
 
@@ -35,24 +38,30 @@ def test_kv_that_waits_for_sessions_in_the_queue_is_bounded(
     for session in (1, 2):
         scheduler.open(OpenRequest(session, PROMPT, SamplingParams(max_tokens=1)), 0.0)
         for index in range(4):
-            transfer.load(LoadBlocks(session, ((index, bytes(300)),)))
+            transfer.execute(LoadBlocks(session, ((index, bytes(300)),)))
     assert transfer._waiting_bytes == 900
-    assert {session: len(held) for session, held in transfer._waiting.items()} == {1: 3}
+    assert {session: len(held) for session, held in transfer.waiting.items()} == {1: 3}
     # A session that ends gives its room back.
     scheduler.cancel(1, 0.0)
     transfer.load_waiting()
-    assert transfer._waiting_bytes == 0 and not transfer._waiting
-    transfer.load(LoadBlocks(2, ((0, bytes(300)),)))
+    assert transfer._waiting_bytes == 0 and not transfer.waiting
+    transfer.execute(LoadBlocks(2, ((0, bytes(300)),)))
     assert transfer._waiting_bytes == 300
 
 
 def test_prefixes_that_wait_to_be_copied_out_are_bounded() -> None:
-    scheduler, transfer = parts()
-    answers: list[list[tuple[int, bytes]]] = []
+    driver = Driver()
+    scheduler, transfer = driver.scheduler, KvTransfer(driver.engine, driver.scheduler)
+    driver.open(OpenRequest(1, PROMPT, SamplingParams(max_tokens=1), cache_salt=b"salt"))
+    driver.finish()
+    cached = [*block_hashes(PROMPT, driver.engine.info.block_tokens, b"salt")][::-1]
+    answers: list[list[ExportedBlock]] = []
+    transfer.execute(ExportBlocks((b"unknown",), answers.append))
     for _ in range(MAX_EXPORTS + 3):
-        transfer.export(ExportBlocks(PROMPT, b"salt", (0,), answers.append))
-    assert answers == [[]] * 3, "those beyond are told at once that there is nothing"
-    while transfer.is_exporting:
+        transfer.execute(ExportBlocks((b"unknown", *cached), answers.append))
+    assert answers == [[]] * 4, "those beyond are told at once that there is nothing"
+    while transfer.exports:
         transfer.export_some()
-    assert len(answers) == MAX_EXPORTS + 3
+    assert len(answers) == MAX_EXPORTS + 4
+    assert all([it.named.name for it in answer] == cached != [] for answer in answers[4:])
     scheduler.check_invariants()

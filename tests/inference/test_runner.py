@@ -20,6 +20,7 @@ from outrider.session.region import Draft
 from outrider.testing import eventually, leak_check
 from services.inference.call_record import WorkRecord
 from services.inference.kv_transfer import MAX_LOADED_BYTES, LoadBlocks
+from services.inference.model_thread import ModelTick
 from services.inference.runner import (
     MAX_FAILURES,
     AddDraft,
@@ -29,7 +30,6 @@ from services.inference.runner import (
     EngineActivity,
     Inbox,
     ModelRunner,
-    ModelTick,
 )
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.scheduler import Scheduler

@@ -196,21 +196,13 @@ class KvPool:
         begins = [index * self.block_tokens for index in loaded]
         return min((begin for begin in begins if begin > num_computed), default=None)
 
-    def hold(self, sequence: int, ids: Sequence[int], salt: bytes) -> Ids:
-        """[n] the published blocks of the leading full blocks of `ids`, for a reader: they stay as
-        they are until release(). `sequence` is a number of its own, and computes nothing."""
+    def hold(self, sequence: int, hashes: Sequence[bytes]) -> list[NamedBlock]:
+        """For a reader, the prefix that ends with the first of these hashes that is published: its
+        blocks stay as they are until release(). Returns those of them that are named, in the order
+        of the names. Empty, and nothing is held, if none is published. `sequence` is a number of
+        its own, and computes nothing."""
         if sequence in self._tables:
             raise RuntimeError(f"sequence {sequence} already has a KV table")
-        table = self._tables[sequence] = _Table([self._tree.enter(salt)])
-        for index in range(len(ids) // self.block_tokens):
-            if not self._share(table, self._key(ids, index)):
-                break
-        return self.blocks(sequence)
-
-    def hold_named(self, sequence: int, hashes: Sequence[bytes]) -> list[NamedBlock]:
-        """As hold(), of the beginning that ends with the first of these hashes that is published:
-        those of its blocks that are named, in the order of the names. Empty, and nothing is held,
-        if none is published."""
         path = self._tree.path_to(hashes)
         if not path:
             return []

@@ -1,7 +1,7 @@
 """Fetches KV from other replicas, one stream for each prompt.
 
-Nothing is ever raised: a replica that is slow, full, gone or lies has nothing. After some failures
-in a row it is left alone for a while.
+A replica that is slow, full, gone or lies has nothing. After some failures in a row it is left
+alone for a while.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,6 +17,7 @@ import grpc.aio
 import structlog
 
 from outrider.circuit_breaker import CircuitBreaker, CircuitBreakerPolicy
+from outrider.codec.kv import max_frame_bytes
 from outrider.errors import ConfigError, MalformedFrameError, OutriderError, OverloadedError
 from outrider.lru_map import LruMap
 from outrider.rpc import end_call, from_rpc_error, make_channel
@@ -24,14 +26,20 @@ from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import kv_pb2, kv_pb2_grpc
 from services.inference.kv_peers.config import KvPeersConfig
 from services.inference.kv_peers.pieces import MAX_BLOCKS, PIECE_BYTES, FrameAssembler
-from services.inference.kv_peers.telemetry import PEER_FAILURES
-from services.inference.prefix_store.planning import LoadPlanner
-from services.inference.scheduler.types import KvHolder
+from services.inference.kv_peers.telemetry import PEER_BLOCKS, PEER_FAILURES
+from services.inference.kv_tiers.blocks import (
+    TRANSFER_BOUNDARIES_S,
+    TRANSFER_SECONDS,
+    TRANSFERRED,
+    BlockLoader,
+)
+from services.inference.kv_tiers.planning import LoadPlanner
+from services.inference.kv_tiers.tiers import KvTier, Prefix
+from services.inference.scheduler.types import KvHolder, OpenRequest
 
 MAX_PEERS: Final = 32
 """Replicas to which a connection is kept, and of which is known what fetching takes."""
-_FRAME_OVERHEAD_BYTES: Final = 64 << 10
-"""Of a frame's header and of incompressible planes."""
+_DIRECTION: Final = {"direction": "fetch"}
 
 _log = structlog.get_logger()
 
@@ -44,45 +52,96 @@ class _Peer:
     num_calls: int = 0
 
 
-class KvPeers:
-    """The other replicas, by address. The event loop's."""
+class KvPeers(KvTier):
+    """The other replicas, by address: one is asked for what a session's router says that it has.
+    Nothing is offered to them, as they ask for what they need."""
+
+    name = "peer"
 
     def __init__(
         self,
         config: KvPeersConfig,
         model_identity: bytes,
-        vocabulary_digest: bytes,
-        block_bytes: int,
+        loader: BlockLoader,
         metrics: Metrics,
         tls: Tls = PLAINTEXT,
         *,
         breaker: CircuitBreakerPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.min_tokens = config.min_tokens
+        super().__init__()
+        self._min_tokens = config.min_tokens
         self._timeout_s = config.timeout_ms / 1e3
         self._model_identity = model_identity
-        self._vocabulary_digest = vocabulary_digest
-        self._max_frame_bytes = block_bytes + block_bytes // 8 + _FRAME_OVERHEAD_BYTES
+        self._loader = loader
+        self._block_tokens = loader.identity.layout.block_tokens
+        self._max_frame_bytes = max_frame_bytes(loader.identity.layout)
         self._tls = tls
         self._policy = breaker or CircuitBreakerPolicy()
         self._clock = clock
         self._peers: LruMap[str, _Peer] = LruMap(MAX_PEERS)
+        self._blocks = metrics.counter(PEER_BLOCKS)
+        self._bytes = metrics.counter(TRANSFERRED)
+        self._seconds = metrics.histogram(TRANSFER_SECONDS, TRANSFER_BOUNDARIES_S)
         self._failures = metrics.counter(PEER_FAILURES)
-        self.num_failures = 0
-        """Requests that failed."""
-        self.latest = LoadPlanner()
+        self._latest = LoadPlanner()
         """What fetching takes lately, from whomever."""
 
     def __len__(self) -> int:
         return len(self._peers)
 
-    def planner(self, holder: KvHolder) -> LoadPlanner:
-        """What is known of fetching from this replica."""
-        peer = self._peers.peek(holder.address)
-        return LoadPlanner() if peer is None else peer.planner
+    def num_blocks(self, request: OpenRequest) -> int:
+        holder = request.kv_holder
+        return 0 if holder is None else holder.num_tokens // self._block_tokens
 
-    async def fetch(
+    def pays(self, prefix: Prefix, missing: range, block_ms: float) -> bool:
+        holder = _holder(prefix)
+        num_missing = holder.num_tokens - prefix.cached_tokens
+        if num_missing < self._min_tokens:
+            return False
+        return self._planner(holder).pays(len(missing), block_ms)
+
+    async def fetch(self, prefix: Prefix, missing: range, block_ms: float) -> None:
+        """What comes once the prefix is computed is late: the request ends then."""
+        holder = _holder(prefix)
+        count = max(1, self._planner(holder).num_to_load(len(missing), block_ms))
+        with self._loader.claim(prefix, missing[::-1][:count]) as wanted:
+            if wanted:
+                await self._fetch(prefix, holder, wanted)
+
+    async def _fetch(self, prefix: Prefix, holder: KvHolder, wanted: Sequence[int]) -> None:
+        num_loaded = num_dropped = 0
+        began = self._clock()
+        hashes = [prefix.hashes[index] for index in wanted]
+        try:
+            with prefix.cancelling_fetch():
+                async with aclosing(self.frames(holder, hashes)) as frames:
+                    async for place, frame in frames:
+                        index = wanted[place]
+                        self.counts.num_bytes += len(frame)
+                        self._bytes.add(len(frame), _DIRECTION)
+                        block = await self._loader.in_thread(
+                            self._loader.unpack, prefix, index, frame
+                        )
+                        if block is None:
+                            self._count("refused", 1)
+                            self._lied(holder)
+                            break
+                        if self._loader.load(prefix, ((index, block),), from_peer=True):
+                            num_loaded += 1
+                        elif prefix.is_computed:
+                            break
+                        else:
+                            num_dropped += 1
+        finally:
+            if num_loaded:
+                self._seconds.record(self._clock() - began, _DIRECTION)
+            self._count("loaded", num_loaded)
+            self._count("late", num_dropped)
+            num_left = len(wanted) - num_loaded - num_dropped
+            self._count("late" if prefix.is_computed else "missing", num_left)
+
+    async def frames(
         self, holder: KvHolder, hashes: Sequence[bytes]
     ) -> AsyncGenerator[tuple[int, bytes], None]:
         """Index in `hashes` (the first 1,024) and frame of each block that it sends, unchecked.
@@ -95,7 +154,7 @@ class KvPeers:
         wanted = hashes[:MAX_BLOCKS]
         request = kv_pb2.FetchKvRequest(
             model_identity=self._model_identity,
-            vocabulary_digest=self._vocabulary_digest,
+            vocabulary_digest=self._loader.identity.vocabulary_digest,
             block_hashes=wanted,
         )
         assembler = FrameAssembler(len(wanted), self._max_frame_bytes)
@@ -127,26 +186,37 @@ class KvPeers:
             peer.num_calls -= 1
             end_call(call)
 
-    def lied(self, holder: KvHolder) -> None:
+    async def close(self) -> None:
+        peers = [peer for _, peer in self._peers.items()]
+        self._peers.clear()
+        for peer in peers:
+            await peer.channel.close()
+        self._loader.close()
+
+    def _planner(self, holder: KvHolder) -> LoadPlanner:
+        """What is known of fetching from this replica."""
+        peer = self._peers.peek(holder.address)
+        return LoadPlanner() if peer is None else peer.planner
+
+    def _lied(self, holder: KvHolder) -> None:
         """What it sent is not what it was asked for."""
         peer = self._peers.peek(holder.address)
         if peer is not None:
             self._failed(holder, peer, MalformedFrameError("a block is not what was asked for"))
 
-    async def close(self) -> None:
-        """Nothing is fetched any more."""
-        peers = [peer for _, peer in self._peers.items()]
-        self._peers.clear()
-        for peer in peers:
-            await peer.channel.close()
-
     def _observe_first(self, peer: _Peer, ms: float) -> None:
-        for planner in (peer.planner, self.latest):
+        for planner in (peer.planner, self._latest):
             planner.observe_round_trip(ms)
+        self.counts.first_ms = self._latest.cost.fixed_ms
 
     def _observe_block(self, peer: _Peer, ms: float) -> None:
-        for planner in (peer.planner, self.latest):
+        for planner in (peer.planner, self._latest):
             planner.observe_load(1, ms)
+        self.counts.block_ms = self._latest.cost.block_ms
+
+    def _count(self, what: str, num_blocks: int) -> None:
+        if num_blocks:
+            self._blocks.add(num_blocks, {"result": what})
 
     async def _peer(self, holder: KvHolder) -> _Peer | None:
         """None where too many are in use, and for an address that may not be called."""
@@ -177,7 +247,7 @@ class KvPeers:
         return peer
 
     def _failed(self, holder: KvHolder, peer: _Peer, error: Exception) -> None:
-        self.num_failures += 1
+        self.counts.num_failures += 1
         self._failures.add(1)
         if isinstance(error, OverloadedError):
             return  # it is there, and busy
@@ -186,3 +256,9 @@ class KvPeers:
         if peer.breaker.is_open and not was_open:
             reason = error.message if isinstance(error, OutriderError) else type(error).__name__
             _log.warning("kv_peer_left_alone", replica=holder.replica, reason=reason[:200])
+
+
+def _holder(prefix: Prefix) -> KvHolder:
+    """Of a prefix of which the tier has blocks."""
+    assert prefix.request.kv_holder is not None
+    return prefix.request.kv_holder

@@ -17,7 +17,6 @@ from typing import Any, Final
 import structlog
 
 from outrider.codec.block_hashes import HASH_BYTES
-from outrider.codec.kv import encode_frame
 from outrider.errors import InvalidRequestError, OutriderError, UnavailableError
 from outrider.model_identity import same_model, short_form
 from outrider.telemetry.metrics import Metrics
@@ -28,9 +27,8 @@ from services.inference.kv_peers.config import KvPeersConfig
 from services.inference.kv_peers.pieces import MAX_BLOCKS, cut
 from services.inference.kv_peers.serving_limits import ServingLimits
 from services.inference.kv_peers.telemetry import PEER_BLOCKS
-from services.inference.kv_transfer import ExportedBlock
-from services.inference.prefix_store.exchange import TRANSFERRED, KvIdentity
-from services.inference.runner import ModelRunner
+from services.inference.kv_tiers.blocks import TRANSFERRED, KvIdentity
+from services.inference.model_thread import ModelThread
 
 _QUIET_S: Final = 0.3
 """Without a request for so long nobody takes KV along any more."""
@@ -46,7 +44,7 @@ class KvTransferService(KvTransferServiceServicer):
         config: KvPeersConfig,
         identity: KvIdentity,
         model_identity: bytes,
-        model: ModelRunner,
+        model: ModelThread,
         metrics: Metrics,
     ) -> None:
         """`model_identity`: of whoever may ask."""
@@ -128,8 +126,8 @@ class KvTransferService(KvTransferServiceServicer):
         left = iter(hashes)
         loop = asyncio.get_running_loop()
         while turn := tuple(islice(left, self._limits.turn_blocks)):
-            for block in await self._model.export_named(turn):
-                frame = await loop.run_in_executor(self._threads, self._pack, block)
+            for block in await self._model.export_blocks(turn):
+                frame = await loop.run_in_executor(self._threads, self._identity.pack, block)
                 index = places[block.named.name]
                 for piece in cut(frame):
                     yield kv_pb2.FetchKvResponse(
@@ -138,11 +136,6 @@ class KvTransferService(KvTransferServiceServicer):
                 self.num_bytes += len(frame)
                 self._bytes.add(len(frame), {"direction": "serve"})
                 self._blocks.add(1, {"result": "served"})
-
-    def _pack(self, block: ExportedBlock) -> bytes:
-        """In the thread."""
-        header = self._identity.header(block.named.parent, block.named.ids)
-        return encode_frame(header, [block.data])
 
 
 def _host(peer: str) -> str:

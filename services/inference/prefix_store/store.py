@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 from urllib.parse import urlsplit
 
 import structlog
@@ -23,33 +23,11 @@ _T = TypeVar("_T")
 _CONNECT_S: Final = 1.0
 
 
-class PrefixStore(Protocol):
-    """Entries by name. Nothing is ever raised: a store that is slow, full or gone has nothing."""
-
-    num_failures: int
-    """Requests that failed."""
-
-    async def present(self, names: Sequence[bytes]) -> list[bool] | None:
-        """Which of them it has, in one round trip, and keeps from now on for as long as when they
-        were put; None where it did not answer."""
-        ...
-
-    async def fetch(self, names: Sequence[bytes]) -> list[bytes | None] | None:
-        """The beginnings of their values, as long as an entry may be, in one round trip; None for
-        those without one, and None where it did not answer."""
-        ...
-
-    async def put(self, entries: Sequence[tuple[bytes, bytes]]) -> bool:
-        """Keep them, in one round trip; whether that went well."""
-        ...
-
-    async def close(self) -> None: ...
-
-
 class RedisStore:
-    """Entries in a Redis, of which each expires `ttl_s` after it was last written or read.
+    """Entries by name in a Redis, of which each expires `ttl_s` after it was last written or read.
 
-    Every round trip ends after `timeout_s`. After some failures in a row none is made for a while.
+    Nothing is ever raised: a store that is slow, full or gone has nothing. Every round trip ends
+    after `timeout_s`. After some failures in a row none is made for a while.
     """
 
     def __init__(
@@ -70,8 +48,12 @@ class RedisStore:
         self._clock = clock
         self._breaker = CircuitBreaker(breaker or CircuitBreakerPolicy())
         self.num_failures = 0
+        """Requests that failed."""
 
     async def present(self, names: Sequence[bytes]) -> list[bool] | None:
+        """Which of them it has, in one round trip, and keeps from now on for as long as when they
+        were put; None where it did not answer."""
+
         async def ask() -> list[bool] | None:
             async with self._client.pipeline(transaction=False) as pipe:
                 for name in names:
@@ -82,6 +64,8 @@ class RedisStore:
         return await self._attempt(ask, None)
 
     async def fetch(self, names: Sequence[bytes]) -> list[bytes | None] | None:
+        """The beginnings of their values, as long as an entry may be, in one round trip; None for
+        those without one, and None where it did not answer."""
         import redis
 
         async def ask() -> list[bytes | None] | None:
@@ -100,6 +84,8 @@ class RedisStore:
         return await self._attempt(ask, None)
 
     async def put(self, entries: Sequence[tuple[bytes, bytes]]) -> bool:
+        """Keep them, in one round trip; whether that went well."""
+
         async def ask() -> bool:
             async with self._client.pipeline(transaction=False) as pipe:
                 for name, value in entries:

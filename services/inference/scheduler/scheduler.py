@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, islice
 
 from outrider.engine_calls import SESSIONS_IN_CALL
-from outrider.engines.base import EngineInfo, Ids, LogitsRows
+from outrider.engines.base import EngineInfo, LogitsRows
 from outrider.errors import (
     DeadlineError,
     DuplicateSessionError,
@@ -321,17 +321,13 @@ class Scheduler:
         if live is not None and live.state is SchedulingState.PREFILLING:
             self._pool.drop_loaded(live.sequence, index)
 
-    def hold_prefix(self, ids: Sequence[int], salt: bytes) -> tuple[int, Ids]:
-        """A number for release_prefix(), and [n] the physical blocks of the leading blocks of `ids`
-        that are cached: until then they stay as they are, to be copied out."""
+    def hold_prefix(self, hashes: Sequence[bytes]) -> tuple[int, list[NamedBlock]]:
+        """A number for release_prefix(), and the named blocks of the prefix that ends with the
+        first of these hashes that is cached: until then they stay as they are, to be copied out.
+        With no block nothing is held."""
         self._num_held += 1
         # The queues number sequences from 1.
-        return -self._num_held, self._pool.hold(-self._num_held, ids, salt)
-
-    def hold_named(self, hashes: Sequence[bytes]) -> tuple[int, list[NamedBlock]]:
-        """Like hold_prefix(), by the hashes of blocks; if none is cached, nothing is held."""
-        self._num_held += 1
-        return -self._num_held, self._pool.hold_named(-self._num_held, hashes)
+        return -self._num_held, self._pool.hold(-self._num_held, hashes)
 
     def release_prefix(self, number: int) -> None:
         """The copies are made. A prefix that is never released is pinned."""

@@ -29,8 +29,8 @@ from outrider.telemetry.metrics import Metrics, state_rows
 from outrider.telemetry.refusals import RefusalLog
 from outrider.v1 import inference_pb2
 from services.inference.call_record import Preparations, WorkRecord
-from services.inference.prefix_store.exchange import TransferCounts
-from services.inference.runner import ModelRunner, ModelTick
+from services.inference.kv_tiers.tiers import KvTiers
+from services.inference.model_thread import ModelThread, ModelTick
 from services.inference.scheduler.types import (
     NO_HITS,
     Begun,
@@ -76,19 +76,6 @@ class ConstraintSource(Protocol):
     def kept(self, group: bytes, grammar: Grammar) -> Constraint | None: ...
 
     async def constraint(self, group: bytes, grammar: Grammar) -> Constraint: ...
-
-
-class PrefixTransfers(Protocol):
-    """What moves KV of prompts to and from a store (prefix_store.exchange.PrefixExchange)."""
-
-    @property
-    def counts(self) -> TransferCounts: ...
-
-    def opened(self, request: OpenRequest, cached_tokens: int, compute_token_ms: float) -> None: ...
-
-    def first_token(self, session_id: int) -> None: ...
-
-    def ended(self, session_id: int) -> None: ...
 
 
 class Peer(Protocol):
@@ -163,6 +150,7 @@ class LiveSession:
     """The peer's number for it, on its stream."""
     peer: Peer
     request_name: RequestName
+    request: OpenRequest
     codec: TokenCodec
     telemetry: SessionTelemetry
     opened_echo: wire.Echo
@@ -177,8 +165,6 @@ class LiveSession:
     """Whether commits repeat the ids of accepted drafts."""
     cancelled: bool = False
     """Whether the model thread was told to end it."""
-    request: OpenRequest | None = None
-    """Until it is opened, where its prompt may be in a store."""
     checksum: int = 0
     """Checksum of the tokens committed so far."""
     has_token: bool = False
@@ -198,20 +184,18 @@ class SessionTable:
     def __init__(
         self,
         contract: wire.Contract,
-        model: ModelRunner,
+        model: ModelThread,
+        tiers: KvTiers,
         metrics: Metrics,
         *,
         max_sessions: int,
         grammars: ConstraintSource | None = None,
-        prefixes: PrefixTransfers | None = None,
-        static_salts: Callable[[str], tuple[bytes, ...]] = lambda tenant: (),
         preparations: Preparations | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """At most `max_sessions` share an engine call; `clock` is the model thread's. Without
-        `grammars`, requests with one are refused. `static_salts`: salts of the static prefixes that
-        a tenant's sessions may use. `preparations` records requests whose grammar is being
-        compiled."""
+        `grammars`, requests with one are refused. `preparations` records requests whose grammar is
+        being compiled."""
         self.contract = contract
         self.clock = clock
         self.load: SchedulerLoad | None = None
@@ -220,6 +204,7 @@ class SessionTable:
         """Set, and replaced by a fresh one, when `load` or `draining` changes."""
         self.is_stopping = False
         self._is_drained = False
+        self.tiers = tiers
         self._model = model
         self._metrics = metrics
         self._running_gauge = metrics.gauge(RUNNING)
@@ -242,8 +227,6 @@ class SessionTable:
         self._running = RunningRequests()
         self._grammars = grammars
         self._preparations = preparations or Preparations(WorkRecord(None, 0))
-        self._prefixes = prefixes
-        self._static_salts = static_salts
         self._compiling: set[asyncio.Task[None]] = set()
         """Tasks of sessions that the model thread does not know yet."""
         self._engine_session_ids = itertools.count(1)
@@ -276,7 +259,8 @@ class SessionTable:
         engine_session_id = next(self._engine_session_ids)
         now = self.clock()
         request, codec = wire.open_request(engine_session_id, frame, self.contract, now)
-        request = replace(request, static_salts=self._static_salts(frame.tenant))
+        if salts := self.tiers.salts(frame.tenant):
+            request = replace(request, static_salts=salts)
         name = (frame.tenant, frame.request_id)
         earlier = self._running.earlier(name, request)
         request = self._with_kept_grammar(request)
@@ -288,6 +272,7 @@ class SessionTable:
             upstream_session_id=upstream_session_id,
             peer=peer,
             request_name=name,
+            request=request,
             codec=codec,
             telemetry=SessionTelemetry(
                 self._metrics,
@@ -301,7 +286,6 @@ class SessionTable:
             sent_pace=wire.SentPace() if request.edge_drafts else None,
             sends_accepted_ids=frame.echo_accepted,
             early_drafts=None if grammar is None else [],
-            request=request if self._prefixes is not None else None,
             checksum=self.contract.coder.checksum(request.resume),
         )
         self._live[engine_session_id] = session
@@ -408,11 +392,6 @@ class SessionTable:
         self.announce()
 
     @property
-    def transfers(self) -> TransferCounts:
-        """To and from the prefix store."""
-        return TransferCounts() if self._prefixes is None else self._prefixes.counts
-
-    @property
     def draining(self) -> bool:
         """Whether it takes no new sessions."""
         return self.is_stopping or self._is_drained
@@ -447,9 +426,9 @@ class SessionTable:
     def _emit(self, session: LiveSession, event: Event, load: SchedulerLoad) -> None:
         if isinstance(event, SessionCommit):
             commit = event.commit
-            if self._prefixes is not None and not session.has_token:
+            if not session.has_token:
                 session.has_token = True
-                self._prefixes.first_token(session.engine_session_id)
+                self.tiers.first_token(session.engine_session_id)
             ids = (*commit.accepted_ids, *commit.ids) if commit.accepted_ids else commit.ids
             session.checksum = self.contract.coder.checksum(ids, session.checksum)
             session.telemetry.committed(commit)
@@ -466,9 +445,7 @@ class SessionTable:
             )
             session.peer.send(session.number_bytes + frame)
         elif isinstance(event, Opened):
-            if self._prefixes is not None and session.request is not None:
-                self._prefixes.opened(session.request, event.cached_tokens, load.row_ms)
-                session.request = None
+            self.tiers.opened(session.request, event.cached_tokens, load.row_ms)
             opened = wire.opened_frame(
                 session.upstream_session_id, event, self.contract, session.codec
             )
@@ -519,8 +496,7 @@ class SessionTable:
         if self._live.pop(session.engine_session_id, None) is None:
             return False
         self._running.release(session.request_name, session.engine_session_id)
-        if self._prefixes is not None:
-            self._prefixes.ended(session.engine_session_id)
+        self.tiers.ended(session.engine_session_id)
         if not self._live:
             self._idle.set()
         return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Final, TypeAlias
@@ -37,7 +37,7 @@ from outrider.wire import (
     usage_to_proto,
 )
 from services.inference.call_record import CallRecord
-from services.inference.prefix_store.exchange import TransferCounts
+from services.inference.kv_tiers.tiers import TierCounts
 from services.inference.scheduler.types import (
     Finished,
     KvHolder,
@@ -51,7 +51,8 @@ from services.inference.static_prefixes.prefixes import StaticPrefix
 
 Down: TypeAlias = inference_pb2.SessionDown | bytes
 """A frame towards the peer, or its bytes."""
-NO_TRANSFERS = TransferCounts()
+_NO_COUNTS: Final = TierCounts()
+"""Of a tier that the replica does not have."""
 MAX_REQUEST_ID_CHARS = 128
 MAX_SALT_BYTES = 64
 _OWN_SALT_BYTES = 16
@@ -346,13 +347,14 @@ _LEAST_MOVE: Final = 0.1
 
 def load_response(
     load: SchedulerLoad,
-    transfers: TransferCounts = NO_TRANSFERS,
+    tiers: Mapping[str, TierCounts],
     *,
     draining: bool = False,
     running_call: EngineCall | None = None,
 ) -> inference_pb2.WatchLoadResponse:
-    """A report for routers; of a running call where it has lasted long."""
-    hits = load.kv_hits
+    """A report for routers, with what went through the KV tiers, by their names; of a running call
+    where it has lasted long."""
+    hits, store, peers = load.kv_hits, tiers.get("redis", _NO_COUNTS), tiers.get("peer", _NO_COUNTS)
     is_long = running_call is not None and running_call.duration_ms >= LONG_CALL_MS
     return inference_pb2.WatchLoadResponse(
         running_sessions=load.running_sessions,
@@ -376,14 +378,14 @@ def load_response(
             # A block may be loaded for a session that ended before it counted.
             pool_tokens=max(0, hits.cached_tokens - hits.loaded_tokens),
             store_tokens=hits.loaded_tokens - hits.peer_tokens,
-            sync_bytes=transfers.num_bytes,
-            store_failures=transfers.num_failures,
+            sync_bytes=store.num_bytes,
+            store_failures=store.num_failures,
             peer_tokens=hits.peer_tokens,
-            peer_bytes=transfers.num_peer_bytes,
-            peer_failures=transfers.num_peer_failures,
+            peer_bytes=peers.num_bytes,
+            peer_failures=peers.num_failures,
         ),
-        peer_block_ms=transfers.peer_block_ms,
-        peer_first_ms=transfers.peer_first_ms,
+        peer_block_ms=peers.block_ms,
+        peer_first_ms=peers.first_ms,
         running_call=call_to_proto(running_call) if running_call is not None and is_long else None,
     )
 

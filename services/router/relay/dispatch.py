@@ -194,6 +194,7 @@ class Dispatch:
         self._table.bind(session, stream, decision.replica, now)
         for draft in frames.drafts_for_replica(session):
             self.send(stream, draft, last=False)
+        session.prompt_ms = decision.wait.idle_prefill_ms
         self._registry.place(decision.replica, session.router_session_id, now)
         self._placement.put(session.router_session_id, request, decision, now)
         self._telemetry.placed(session.router_session_id, request, decision, self._decision_ms, now)

@@ -187,7 +187,13 @@ class Intake:
             fleet = FleetKey(replica.region, replica.model_name)
             ttft_ms = (now - session.opened_at) * 1000.0
             self._recent.first_token(fleet, ttft_ms, now)
-            self._autoscale.record_ttft(fleet, ttft_ms - replica.rtt.smoothed_ms, now)
+            self._autoscale.record_ttft(
+                fleet,
+                ttft_ms,
+                now,
+                prompt_ms=session.prompt_ms,
+                round_trip_ms=replica.rtt.smoothed_ms,
+            )
 
     def done(self, session: RelayedSession, usage: common_pb2.Usage, now: float) -> None:
         """A session has its whole reply."""
@@ -226,7 +232,7 @@ class Intake:
             raise poisonous_request_error(session.losses)
         frames.renew_deadline(session, now)
         if route.spill_cause:
-            self._autoscale.record_shortage(FleetKey(route.home, session.model), now)
+            self._autoscale.record_shortage(FleetKey(route.home, session.request.model), now)
         if not self._dispatch.put(session, route.decision, now):
             self._dispatch.place(session, now)
 
@@ -244,4 +250,4 @@ class Intake:
         prevented."""
         if isinstance(error, OverloadedError) and error.metadata.get("cause") in _CAPACITY_CAUSES:
             home = self._fleet_view.home(session.request)
-            self._autoscale.record_shortage(FleetKey(home, session.model), now)
+            self._autoscale.record_shortage(FleetKey(home, session.request.model), now)

@@ -44,6 +44,7 @@ from tests.inference.harness import (
 )
 from tests.inference.integration import real_engine
 from tests.inference.integration.real_engine import Borrowed
+from tests.inference.kv_tiers.stubs import loader_to
 from tests.inference.letters import DIGEST
 from tests.redis_server import redis_server
 
@@ -83,8 +84,7 @@ def failures(it: Running) -> float:
 
 
 def is_settled(it: Running) -> bool:
-    assert it.replica.prefixes is not None
-    return not it.replica.prefixes.num_transfers
+    return not it.replica.tiers.num_transfers
 
 
 async def ask(it: Running, **fields: Any) -> Reply:
@@ -115,7 +115,7 @@ async def ask_anew(
         reply = await peer.finish(1)
         peer.call.cancel()
         assert reply.error is None and reply.ids == IDS
-        report = load_response(it.replica.scheduler.load(), it.replica.table.transfers)
+        report = load_response(it.replica.scheduler.load(), it.replica.tiers.counts)
         return reply, report, failures(it)
 
 
@@ -150,7 +150,8 @@ async def test_what_finds_too_much_waiting_for_the_engine_is_computed() -> None:
         peer.call.cancel()
         assert reply.error is None and reply.ids == IDS
         assert reply.cached_tokens == counted(it, "loaded") == 0
-        assert it.replica.prefixes is not None and not it.replica.prefixes._fetching
+        (peers,) = (tier for tier in it.replica.tiers if isinstance(tier, KvPeers))
+        assert not peers._loader._fetching
 
 
 async def test_a_session_takes_it_along_in_the_middle_of_its_reply() -> None:
@@ -285,10 +286,9 @@ async def test_text_is_exact_behind_kv_of_a_real_engine(
                     kv_holder=holder(other.port, len(prompt) + size),
                 )
             )
-            transfers = it.prefixes
-            assert transfers is not None and other.kv_service is not None
-            served = other.kv_service
-            await eventually(lambda: served.num_bytes > 0 and not transfers.num_transfers)
+            served, tiers = other.kv_service, it.tiers
+            assert served is not None
+            await eventually(lambda: served.num_bytes > 0 and not tiers.num_transfers)
             gated.gate.set()
             reply = await asking
         assert reply.ids == expected
@@ -363,15 +363,15 @@ async def test_a_bad_replica_costs_nothing_but_its_kv(how: str) -> None:
 async def test_a_replica_that_failed_often_is_left_alone_for_a_while() -> None:
     now, metrics = 100.0, Metrics("test")
     config = KvPeersConfig(timeout_ms=20_000.0)
-    peers = KvPeers(config, IDENTITY, DIGEST, 1000, metrics, clock=lambda: now)
+    peers = KvPeers(config, IDENTITY, loader_to(digest=DIGEST), metrics, clock=lambda: now)
     async with bad_peer("endless") as (bad, port):
         whom = KvHolder("other", "", f"127.0.0.1:{port}", len(PROMPT))
         for _ in range(6):
-            assert [block async for block in peers.fetch(whom, HASHES)] == []
-        assert bad.num_asked == peers.num_failures == 3
+            assert [block async for block in peers.frames(whom, HASHES)] == []
+        assert bad.num_asked == peers.counts.num_failures == 3
         now += 1.0
         for _ in range(2):
-            assert [block async for block in peers.fetch(whom, HASHES)] == []
+            assert [block async for block in peers.frames(whom, HASHES)] == []
         assert bad.num_asked == 4
         await peers.close()
     metrics.close()

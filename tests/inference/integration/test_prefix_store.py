@@ -14,6 +14,7 @@ from outrider.testing import eventually
 from outrider.v1 import inference_pb2
 from services.inference.config import PrefixStoreConfig
 from services.inference.prefix_store.sealing import PREFIX
+from services.inference.prefix_store.tier import PrefixStoreTier
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.streaming.wire import load_response
 from tests.inference.harness import GatedEngine, Reply, Running, reference, running
@@ -60,8 +61,7 @@ def by_tier(it: Running) -> dict[str, float]:
 
 def is_settled(it: Running) -> bool:
     """Nothing more will come, nor go."""
-    assert it.replica.prefixes is not None
-    return not it.replica.prefixes.num_transfers
+    return not it.replica.tiers.num_transfers
 
 
 def is_loaded(it: Running) -> bool:
@@ -119,7 +119,7 @@ async def ask_anew(
             "computed": len(PROMPT) - reply.cached_tokens,
         }
         if told is not None:
-            report = load_response(it.replica.scheduler.load(), it.replica.table.transfers)
+            report = load_response(it.replica.scheduler.load(), it.replica.tiers.counts)
             told.append(report)
             failures = it.value("outrider_kv_store_failures_total") or 0.0
             assert failures == report.kv.store_failures
@@ -213,7 +213,8 @@ async def test_what_lies_is_not_believed_and_replaced_by_who_finds_it_out(
         assert counted(it, "saved") == 0, "one prompt alone had it"
         await ask(it)
         await eventually(lambda: counted(it, "saved") == num_lies and is_settled(it))
-        assert it.replica.prefixes is not None and not len(it.replica.prefixes._unusable)
+        (store,) = (tier for tier in it.replica.tiers if isinstance(tier, PrefixStoreTier))
+        assert not len(store._unusable)
     reply = await ask_anew(server, is_loaded)
     assert reply.cached_tokens > NUM_BLOCKS / 2 * BLOCK
 

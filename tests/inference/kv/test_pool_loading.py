@@ -6,9 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.codec.block_hashes import block_hashes
 from services.inference.kv.pool import KvPool
 
 BLOCK = 4
+
+
+def names(ids: list[int], salt: bytes) -> list[bytes]:
+    """Of the blocks of `ids`, as they are asked for: the last one first."""
+    return [*block_hashes(ids, BLOCK, salt)][::-1]
 
 
 def pool_of(num_blocks: int = 32) -> KvPool:
@@ -94,10 +100,10 @@ def test_loaded_blocks_count_once_all_before_them_are_there(
         elif what == "compute":
             run.compute(memory, 1 + amount)
         elif what == "hold":
-            blocks = pool.hold(-number, run.ids, b"")
-            held.append(-number)
-            assert [memory[int(block)] for block in blocks] == [
-                tuple(run.ids[: (n + 1) * BLOCK]) for n in range(len(blocks))
+            named = pool.hold(-number, names(run.ids, b""))[::-1]
+            held += [-number] if named else []
+            assert [memory[it.block] for it in named] == [
+                tuple(run.ids[: (n + 1) * BLOCK]) for n in range(len(named))
             ]
         else:
             pool.release(runs.pop(which).sequence)
@@ -160,12 +166,13 @@ def test_held_blocks_outlive_their_sequence_and_are_not_evicted() -> None:
     pool, memory = pool_of(num_blocks=4), dict[int, tuple[int, ...]]()
     run = Run(pool, 1, list(range(14)))
     run.compute(memory, 12)
-    assert pool.hold(-1, run.ids, b"").tolist() == [0, 1, 2]
-    assert pool.hold(-2, run.ids, b"another group").tolist() == []
+    assert [it.block for it in pool.hold(-1, names(run.ids, b""))] == [2, 1, 0]
+    assert pool.hold(-2, names(run.ids, b"another group")) == []
     pool.release(1)
     other = Run(pool, 2, [*range(100, 120)])
     assert not pool.grow(other.sequence, 8), "one block is left"
     pool.release(-1)
     assert pool.grow(other.sequence, 8)
+    pool.hold(-1, names(run.ids, b""))
     with pytest.raises(RuntimeError, match="already has"):
-        pool.hold(-2, run.ids, b"")
+        pool.hold(-1, names(run.ids, b""))

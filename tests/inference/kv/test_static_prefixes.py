@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.codec.block_hashes import block_hashes
 from services.inference.kv.events import BlockLedger
 from services.inference.kv.pool import BlockCopy, KvPool
 
@@ -22,7 +23,7 @@ def pool_with_prefix(num_blocks: int = 12) -> KvPool:
     pool.open(1, PREFIX, STATIC)
     pool.grow(1, len(PREFIX))
     pool.commit(1, PREFIX, len(PREFIX))
-    pool.hold(-1, PREFIX, STATIC)
+    assert len(pool.hold(-1, [*block_hashes(PREFIX, BLOCK, STATIC)][::-1])) == NUM_PINNED
     pool.release(1)
     assert pool.num_free == num_blocks - NUM_PINNED
     return pool

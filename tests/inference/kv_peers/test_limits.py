@@ -14,6 +14,7 @@ from services.inference.kv_peers.config import KvPeersConfig
 from services.inference.kv_peers.fetching import MAX_PEERS, KvPeers
 from services.inference.kv_peers.serving_limits import ServingLimits
 from services.inference.scheduler.types import KvHolder
+from tests.inference.kv_tiers.stubs import loader_to
 
 
 def test_requests_beyond_the_limits_are_refused() -> None:
@@ -41,7 +42,7 @@ def test_what_is_copied_for_one_host_is_bounded(block_bytes: int, expected: int)
 @asynccontextmanager
 async def peers_of(**settings: Any) -> AsyncIterator[KvPeers]:
     metrics = Metrics("test")
-    peers = KvPeers(KvPeersConfig(**settings), b"i", b"v", 100, metrics)
+    peers = KvPeers(KvPeersConfig(**settings), b"i", loader_to(), metrics)
     yield peers
     await peers.close()
     metrics.close()
@@ -50,14 +51,14 @@ async def peers_of(**settings: Any) -> AsyncIterator[KvPeers]:
 async def asked(peers: KvPeers, address: str) -> None:
     """Whoever is there has nothing."""
     holder = KvHolder("r", "", address, 100)
-    assert [block async for block in peers.fetch(holder, [b"h" * 16])] == []
+    assert [block async for block in peers.frames(holder, [b"h" * 16])] == []
 
 
 async def test_connections_to_other_replicas_are_bounded() -> None:
     async with peers_of(timeout_ms=5000.0) as peers:
         for number in range(MAX_PEERS + 3):
             await asked(peers, f"127.0.0.{number + 1}:1")  # nobody listens there
-        assert len(peers) == MAX_PEERS and peers.num_failures == MAX_PEERS + 3
+        assert len(peers) == MAX_PEERS and peers.counts.num_failures == MAX_PEERS + 3
 
 
 async def test_an_address_that_is_refused_takes_no_other_ones_place() -> None:
@@ -68,4 +69,4 @@ async def test_an_address_that_is_refused_takes_no_other_ones_place() -> None:
         known = [name for name, _ in peers._peers.items()]
         await asked(peers, "192.0.2.1:7300")
         assert [name for name, _ in peers._peers.items()] == known
-        assert peers.num_failures == MAX_PEERS, "it was not called"
+        assert peers.counts.num_failures == MAX_PEERS, "it was not called"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.inference.prefix_store.exchange import Names
+from services.inference.prefix_store.tier import Names
 
 
 def test_the_least_recently_added_is_forgotten() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from outrider.codec.block_hashes import block_hashes
 from outrider.engines.fake import FakeOptions
 from outrider.errors import (
     DeadlineError,
@@ -268,7 +269,7 @@ def on_a_pinned_prefix() -> Driver:
     one_token = SamplingParams(max_tokens=1)
     driver.open(request(9, (*PINNED, 5, 6), cache_salt=STATIC, sampling=one_token))
     driver.finish()
-    driver.scheduler.hold_prefix(PINNED, STATIC)
+    driver.scheduler.hold_prefix([*block_hashes(PINNED, 4, STATIC)][::-1])
     for number in (1, 2, 3):
         prompt = (*PINNED, 30 + number, 7)
         salts = {"cache_salt": b"%d" % number, "static_salts": (STATIC,)}

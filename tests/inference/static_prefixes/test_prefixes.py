@@ -111,7 +111,7 @@ def test_settings_that_cannot_be_right(table: dict[str, Any], wrong: str) -> Non
 def test_bounds_and_names() -> None:
     with pytest.raises(ConfigError, match=f"at most {MAX_PREFIXES}"):
         InferenceConfig(prefixes=tuple(config_of(name=f"p{n}") for n in range(MAX_PREFIXES + 1)))
-    with pytest.raises(ConfigError, match="prefix p is there twice"):
+    with pytest.raises(ConfigError, match="prefix p is defined twice"):
         InferenceConfig(prefixes=(config_of(), config_of(system="other")))
     with pytest.raises(ConfigError, match="prefix_share"):
         InferenceConfig(prefix_share=1.0)

@@ -13,7 +13,7 @@ from outrider.rpc.frames import MAX_FRAMES
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
 from outrider.v1 import inference_pb2
-from services.inference.runner import ModelTick
+from services.inference.model_thread import ModelTick
 from services.inference.scheduler.types import SessionCommit
 from tests.inference.harness import GatedEngine, opening, reference, running
 

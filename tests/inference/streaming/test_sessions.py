@@ -12,7 +12,7 @@ from outrider.session.region import Draft
 from outrider.testing import eventually
 from outrider.v1 import common_pb2
 from outrider.wire import token_block_from_proto, token_block_to_proto
-from services.inference.runner import ModelTick
+from services.inference.model_thread import ModelTick
 from services.inference.scheduler.types import KvHits
 from tests.inference.harness import CODER, GatedEngine, reference, running
 

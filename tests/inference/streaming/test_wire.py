@@ -9,7 +9,7 @@ import pytest
 
 from outrider.codec.tokens import TokenCoder
 from outrider.session.region import Commit
-from services.inference.prefix_store.exchange import TransferCounts
+from services.inference.kv_tiers.tiers import TierCounts
 from services.inference.scheduler.types import ClassLoad, KvHits, SchedulerLoad, SessionCommit
 from services.inference.streaming import wire
 
@@ -35,7 +35,7 @@ def load_at(level: int) -> SchedulerLoad:
 def test_a_report_says_whom_an_overloaded_replica_takes(
     level: int, queues_low: bool, refuses: bool
 ) -> None:
-    report = wire.load_response(load_at(level), draining=False)
+    report = wire.load_response(load_at(level), {}, draining=False)
     assert (report.overload_level, report.queues_low, report.refuses_sessions) == (
         level,
         queues_low,
@@ -78,17 +78,17 @@ LOAD = SchedulerLoad(
 def test_routers_are_told_what_they_would_place_sessions_by(
     changes: dict[str, Any], is_news: bool
 ) -> None:
-    told, now = wire.load_response(LOAD), wire.load_response(replace(LOAD, **changes))
+    told, now = wire.load_response(LOAD, {}), wire.load_response(replace(LOAD, **changes), {})
     assert wire.is_news(now, told) == wire.is_news(told, now) == is_news
 
 
 def test_draining_and_slower_transfers_are_news() -> None:
-    told = wire.load_response(LOAD, TransferCounts(peer_block_ms=10.0, num_bytes=5))
-    slower = TransferCounts(peer_block_ms=12.0, num_bytes=5)
-    more = TransferCounts(peer_block_ms=10.0, num_bytes=50)
+    same = {"peer": TierCounts(block_ms=10.0), "redis": TierCounts(num_bytes=5)}
+    told = wire.load_response(LOAD, same)
+    slower = same | {"peer": TierCounts(block_ms=12.0)}
+    more = same | {"redis": TierCounts(num_bytes=50)}
     assert wire.is_news(wire.load_response(LOAD, slower), told)
     assert not wire.is_news(wire.load_response(LOAD, more), told)
-    same = TransferCounts(peer_block_ms=10.0, num_bytes=5)
     assert wire.is_news(wire.load_response(LOAD, same, draining=True), told)
 
 

@@ -97,6 +97,29 @@ def test_few_late_requests_do_not() -> None:
     assert advisor.advise(usage, 33.0)[FLEET].desired_replicas == 6
 
 
+@pytest.mark.parametrize(
+    ("settings", "is_late"),
+    [
+        ({}, False),
+        ({"counts_prompt": True}, True),
+        ({"counts_round_trip": True}, True),
+        ({"counts_round_trip": True, "slo_ttft_ms": 150.0}, False),
+        ({"slo_ttft_ms": 29.0}, True),
+    ],
+)
+def test_what_more_replicas_do_not_shorten_is_left_out_unless_asked_for(
+    settings: dict[str, Any], is_late: bool
+) -> None:
+    """A slow model with a long prompt, far away, on a replica that has little else to do."""
+    advisor = AutoscaleAdvisor(AutoscalePolicy(**settings))
+    usage = {FLEET: FleetUsage(4, 0.8)}
+    advisor.advise(usage, 0.0)
+    for _ in range(POLICY.min_requests):
+        advisor.record_ttft(FLEET, 330.0, 1.0, prompt_ms=200.0, round_trip_ms=100.0)
+    advice = advisor.advise(usage, 1.0)[FLEET]
+    assert advice.late_share == is_late and (advice.desired_replicas > 4) is is_late
+
+
 def test_too_few_requests_say_nothing() -> None:
     advisor = AutoscaleAdvisor(POLICY)
     usage = {FLEET: FleetUsage(4, 1.0)}

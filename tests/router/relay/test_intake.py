@@ -223,6 +223,19 @@ async def test_the_autoscale_advisor_hears_of_late_tokens_and_of_lack_of_room(me
     assert (found.num_requests, found.late_share) == (2, 1.0), "it spilled over"
 
 
+async def test_a_slow_replica_s_prompt_makes_no_first_token_late(mesh: Mesh) -> None:
+    edge, key = mesh.edge(), FleetKey("us", "m")
+    fleets = {key: FleetUsage(1, 1.0)}
+    mesh.autoscale.advise(fleets, mesh.clock())
+    report(mesh, "near", replace(IDLE, row_ms=400.0))
+    mesh.send(edge, opening(1))
+    (sent,) = await mesh.at_replica("near")
+    mesh.clock.advance(0.5)
+    mesh.reply("near", commit(sent.session))
+    found = mesh.autoscale.advise(fleets, mesh.clock())[key]
+    assert (found.num_requests, found.late_share) == (1, 0.0)
+
+
 async def test_counting_those_who_wait_and_are_refused_reads_no_prompt(
     mesh: Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.inference.prefix_store.planning import LoadPlanner
+from services.inference.kv_tiers.planning import LoadPlanner
 
 MS = st.floats(0.01, 1000.0)
 
@@ -37,14 +37,14 @@ def test_one_in_some_prompts_finds_out_that_transfers_are_fast_again() -> None:
     for number in range(1, 1000):
         if planner.num_to_load(20, 40.0):
             break
-        if planner.plan(20, 40.0):
+        if planner.pays(20, 40.0):
             num_tries += 1
             assert number == 16 * num_tries, "once in a while, and not more often"
             planner.observe_load(1, 1.0)
             planner.observe_round_trip(1.0)
     assert 0 < num_tries < 30
-    assert planner.plan(20, 40.0) == planner.num_to_load(20, 40.0)
-    assert not any(planner.plan(0, 40.0) or planner.plan(20, 0.0) for _ in range(40))
+    assert planner.pays(20, 40.0)
+    assert not any(planner.pays(0, 40.0) or planner.pays(20, 0.0) for _ in range(40))
 
 
 def test_nothing_missing_loads_nothing() -> None:

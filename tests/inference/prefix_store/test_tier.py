@@ -6,23 +6,14 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from outrider.engines.fake import FakeEngine
 from outrider.sampling.params import SamplingParams
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually
-from services.inference.kv_transfer import LoadBlocks
-from services.inference.prefix_store.exchange import (
-    _MAX_LOADS,
-    _MAX_SAVES,
-    KvIdentity,
-    PrefixExchange,
-)
+from services.inference.kv_tiers.tiers import MAX_FETCHES, MAX_SAVES, KvTiers
 from services.inference.prefix_store.sealing import Sealer
+from services.inference.prefix_store.tier import PrefixStoreTier
 from services.inference.scheduler.types import OpenRequest
-
-ENGINE = FakeEngine()
-INFO = ENGINE.info
-BLOCK = ENGINE.export_blocks([0])
+from tests.inference.kv_tiers.stubs import INFO, StubThread, loader_to
 
 
 class StuckStore:
@@ -46,18 +37,6 @@ class StuckStore:
         return True
 
     async def close(self) -> None: ...
-
-
-class Nothing:
-    """A model thread that has nothing cached."""
-
-    def load_blocks(self, command: LoadBlocks) -> bool:
-        return True
-
-    async def export_blocks(
-        self, ids: tuple[int, ...], salt: bytes, indices: tuple[int, ...]
-    ) -> list[tuple[int, bytes]]:
-        return []
 
 
 class Store:
@@ -90,34 +69,18 @@ class Store:
     async def close(self) -> None: ...
 
 
-class Cached(Nothing):
-    """A model thread that has everything cached."""
-
-    def __init__(self) -> None:
-        self.num_exports = 0
-        self.has_room = True
-        """For exports."""
-
-    async def export_blocks(
-        self, ids: tuple[int, ...], salt: bytes, indices: tuple[int, ...]
-    ) -> list[tuple[int, bytes]]:
-        self.num_exports += 1
-        return [(index, BLOCK) for index in indices] if self.has_room else []
-
-
-def exchange_of(store: Any, model: Any, metrics: Metrics, **settings: Any) -> PrefixExchange:
-    """Of prompts up to ten blocks."""
-    assert INFO.kv_layout is not None
-    return PrefixExchange(
+def tiers_of(store: Any, model: StubThread, metrics: Metrics, **settings: Any) -> KvTiers:
+    """The store alone, of prompts up to ten blocks."""
+    tier = PrefixStoreTier(
         store,
         Sealer("k" * 32, b"identity"),
-        KvIdentity(INFO.kv_layout, INFO.fingerprint, b"v" * 32),
-        model,
+        loader_to(model),
         metrics,
         min_tokens=INFO.block_tokens,
         max_tokens=10 * INFO.block_tokens,
         **settings,
     )
+    return KvTiers((tier,), INFO.block_tokens)
 
 
 class Chats:
@@ -125,9 +88,10 @@ class Chats:
 
     def __init__(self, store: Store) -> None:
         self.ids = tuple(range(1, 8 * INFO.block_tokens + 1))
-        self.model = Cached()
+        self.model = StubThread()
+        self.model.cache(self.ids, b"g")
         self.metrics = Metrics("test")
-        self.exchange = exchange_of(
+        self.tiers = tiers_of(
             store, self.model, self.metrics, ttl_s=1000.0, clock=lambda: store.now
         )
         self._last_session = 0
@@ -136,13 +100,13 @@ class Chats:
         """What it loads is there before its first token."""
         self._last_session = number = self._last_session + 1
         request = OpenRequest(number, self.ids, SamplingParams(), cache_salt=b"g", group_lasts=True)
-        self.exchange.opened(request, cached_tokens, 0.5)
-        await eventually(lambda: not self.exchange.num_transfers)
-        self.exchange.first_token(number)
-        await eventually(lambda: not self.exchange.num_transfers)
+        self.tiers.opened(request, cached_tokens, 0.5)
+        await eventually(lambda: not self.tiers.num_transfers)
+        self.tiers.first_token(number)
+        await eventually(lambda: not self.tiers.num_transfers)
 
     async def close(self) -> None:
-        await self.exchange.close()
+        await self.tiers.close()
         self.metrics.close()
 
 
@@ -236,7 +200,7 @@ async def test_a_store_that_was_slow_is_asked_again() -> None:
 
 async def test_what_other_replicas_have_is_saved_the_first_time() -> None:
     store, metrics = StuckStore(), Metrics("test")
-    exchange = exchange_of(store, Nothing(), metrics)
+    tiers = tiers_of(store, StubThread(), metrics)
     ids = tuple(range(1, 4 * INFO.block_tokens + 1))
     for number, shared, is_saved in ((1, INFO.block_tokens - 1, False), (2, len(ids) // 2, True)):
         request = OpenRequest(
@@ -245,39 +209,39 @@ async def test_what_other_replicas_have_is_saved_the_first_time() -> None:
             group_lasts=True,
             shared_prefix_tokens=shared,
         )
-        exchange.opened(request, len(ids), 1000.0)
-        exchange.first_token(number)
-        assert (exchange.num_transfers > 0) is is_saved
+        tiers.opened(request, len(ids), 1000.0)
+        tiers.first_token(number)
+        assert (tiers.num_transfers > 0) is is_saved
     store.may_answer.set()
-    await eventually(lambda: exchange.num_transfers == 0)
-    await exchange.close()
+    await eventually(lambda: tiers.num_transfers == 0)
+    await tiers.close()
     metrics.close()
 
 
 async def test_prompts_beyond_those_that_are_loaded_or_saved_are_left_alone() -> None:
     store, metrics = StuckStore(), Metrics("test")
-    exchange = exchange_of(store, Nothing(), metrics)
+    tiers = tiers_of(store, StubThread(), metrics)
     prompts = [
         tuple((session + n) % 50 + 1 for n in range(8 * INFO.block_tokens))
-        for session in range(_MAX_SAVES + 4)
+        for session in range(MAX_SAVES + 4)
     ]
 
     def open_all(first_session: int) -> None:
         for number, ids in enumerate(prompts, first_session):
             request = OpenRequest(number, ids, SamplingParams(), cache_salt=b"g", group_lasts=True)
-            exchange.opened(request, 0, 1000.0)
+            tiers.opened(request, 0, 1000.0)
 
     open_all(1)
-    assert exchange.num_transfers == _MAX_LOADS
-    await eventually(lambda: store.num_asked == _MAX_LOADS)
+    assert tiers.num_transfers == MAX_FETCHES
+    await eventually(lambda: store.num_asked == MAX_FETCHES)
     for session in range(1, len(prompts) + 1):
-        exchange.first_token(session)
-    assert exchange.num_transfers == _MAX_LOADS, "nobody had these prompts before"
+        tiers.first_token(session)
+    assert tiers.num_transfers == MAX_FETCHES, "nobody had these prompts before"
     open_all(1001)
     for session in range(1001, 1001 + len(prompts)):
-        exchange.first_token(session)
-    assert exchange.num_transfers == _MAX_LOADS + _MAX_SAVES
+        tiers.first_token(session)
+    assert tiers.num_transfers == MAX_FETCHES + MAX_SAVES
     store.may_answer.set()
-    await eventually(lambda: exchange.num_transfers == 0)
-    await exchange.close()
+    await eventually(lambda: tiers.num_transfers == 0)
+    await tiers.close()
     metrics.close()

@@ -1,8 +1,8 @@
-"""How much of a prompt is loaded from the store while the rest is computed (pure).
+"""How much of a prompt is loaded from a tier while the rest is computed (pure).
 
 Two-ended, as in Cake (arXiv 2410.03065): the engine computes from the first token on, and blocks
-are loaded from the last one backwards, until the two meet. Nobody waits for the store, so a slow
-one costs the time of nothing but its own threads; and since unpacking takes a core's time that the
+are loaded from the last one backwards, until the two meet. Nobody waits for a tier, so a slow one
+costs the time of nothing but its own threads; and since unpacking takes a core's time that the
 engine may want, no more is loaded than should arrive before the engine gets there.
 """
 
@@ -28,7 +28,7 @@ class TransferCost:
     block_ms: float = 0.0
     """From asking for a block to its bytes in the engine's form; 0: not known yet."""
     fixed_ms: float = 0.0
-    """Of a round trip to the store, whatever it brings."""
+    """Of a round trip to the tier, whatever it brings."""
 
 
 class LoadPlanner:
@@ -45,7 +45,7 @@ class LoadPlanner:
         return self._cost
 
     def observe_round_trip(self, ms: float) -> None:
-        """The store answered which blocks it has."""
+        """The tier answered, before its first block."""
         fixed_ms = self._cost.fixed_ms
         fixed_ms = ms if not fixed_ms else fixed_ms + _SMOOTHING * (ms - fixed_ms)
         self._cost = TransferCost(self._cost.block_ms, fixed_ms)
@@ -58,13 +58,15 @@ class LoadPlanner:
         block_ms = each if not block_ms else block_ms + _SMOOTHING * (each - block_ms)
         self._cost = TransferCost(block_ms, self._cost.fixed_ms)
 
-    def plan(self, num_blocks: int, compute_block_ms: float) -> int:
-        """num_to_load() of one more prompt, or 1 where that is 0 and it is time to try again."""
-        count = self.num_to_load(num_blocks, compute_block_ms)
-        if count or num_blocks < 1 or compute_block_ms <= 0.0:
-            return count
+    def pays(self, num_blocks: int, compute_block_ms: float) -> bool:
+        """Whether to load any of one more prompt: num_to_load() of them, and one where that is 0
+        and it is time to try again."""
+        if self.num_to_load(num_blocks, compute_block_ms):
+            return True
+        if num_blocks < 1 or compute_block_ms <= 0.0:
+            return False
         self._num_left_out = (self._num_left_out + 1) % _TRY_EVERY
-        return 0 if self._num_left_out else 1
+        return not self._num_left_out
 
     def num_to_load(self, num_blocks: int, compute_block_ms: float) -> int:
         """How many of `num_blocks` blocks that are missing to load, from the last one backwards,
