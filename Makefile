@@ -18,7 +18,7 @@ CHECKS := types lint imports protos-check
 PROMISES := not instrument and not soak
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check collect lint types imports protos-check deploy-check bench bench-core bench-check protos format exactness clean
+.PHONY: help setup demo test test-all check collect lint types imports protos-check deploy-check trace-check bench bench-core bench-check protos format exactness clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -47,6 +47,7 @@ test-all: setup  ## That, the tests of benchmarks, tools, deploy and pages, soak
 
 check: setup  ## Static checks only
 	@$(MAKE) --no-print-directory -j 2 $(CHECKS) deploy-check
+	@$(MAKE) --no-print-directory trace-check
 
 collect:
 	$(PY) -m pytest --collect-only -qqq -rN
@@ -67,6 +68,9 @@ protos-check:
 
 deploy-check:
 	$(PY) -m tools.check_deploy
+
+trace-check:
+	$(PY) -m tools.trace_chat --check
 
 exactness: setup  ## Every prompt through the mesh against the reference, byte for byte
 	$(PY) -m bench.exactness

@@ -4,10 +4,10 @@
        ^------- failed --------/                                     closed -> absent
 
 Whoever asks for something that is not loaded waits for it; all that wait for one thing cause one
-load. When all places are taken, the least recently used thing without a user gives way. As long as
-every one has a user, those who ask for others wait, in the order in which these were asked for, or
-are refused at once (`waits_for_room`). A thing of which the definition changed, or which is not
-served any more, takes no new users and is unloaded after its last one.
+load. When all places are taken, the least recently used thing without a user is evicted. As long as
+every one has a user, those who ask for others wait, in the order in which these were requested, or
+are refused at once (`waits_for_room`). A thing whose definition changed, or which is no longer
+served, takes no new users and is unloaded after its last one.
 
 Methods return the actions to carry out, in this order. Times are in seconds on the clock of `now`.
 """
@@ -38,40 +38,40 @@ WaiterT = TypeVar("WaiterT")
 
 @dataclass(frozen=True, slots=True)
 class LoadLimits:
-    """How many wait for loads, and how long: `[edge.loading]`, for the models of an edge."""
+    """Bounds of waits for loads. Those of an edge's models are set in `[edge.loading]`."""
 
     max_waiting: NonNegativeInt = 256
-    """As many may wait for something to be loaded; those beyond are refused."""
+    """Most that may wait for loads at once; further ones are refused."""
     max_wait_s: NonNegativeFloat = 60.0
-    """How long one may wait."""
+    """Longest wait."""
     min_loaded_s: NonNegativeFloat = 10.0
-    """How long what was loaded stays at least: those who ask for one thing after another would have
-    it loaded all the time."""
+    """Shortest time for which a loaded thing stays; without it, requests for one thing after
+    another would keep loading."""
     retry_s: NonNegativeFloat = 5.0
-    """After a load failed, those who ask for the same are refused for so long; the next one after
-    that has it tried again."""
+    """After a failed load, requests for the same thing are refused for so long; the next one then
+    starts another load."""
 
 
 class LoadState(Enum):
-    """Of what takes a place."""
+    """State of a thing that takes a place."""
 
     LOADING = auto()
     LOADED = auto()
     CLOSING = auto()
-    """No chat uses it; its resources are being released."""
+    """It has no user; its resources are being released."""
 
 
 class Refusal(Enum):
-    """Why somebody does not get what was asked for."""
+    """Reason of a refusal."""
 
     NOT_SERVED = auto()
-    """Nothing of this name is served, or not any more."""
+    """Nothing of this name is served, or no longer."""
     FAILED = auto()
-    """It could not be loaded a moment ago."""
+    """Its last load failed, less than `retry_s` ago."""
     TOO_MANY_WAITING = auto()
-    """As many as may wait already."""
+    """`max_waiting` wait already."""
     STILL_LOADING = auto()
-    """The wait is over, and it is being loaded still."""
+    """It was still being loaded when the wait ended."""
     IN_USE = auto()
     """All places have users."""
 
@@ -85,7 +85,7 @@ class Load(Generic[KeyT]):
 
 @dataclass(frozen=True, slots=True)
 class Unload(Generic[KeyT]):
-    """Give back what this one holds, and report `closed`."""
+    """Release the resources of this one, and report `closed`."""
 
     key: KeyT
     is_eviction: bool
@@ -102,7 +102,7 @@ class Grant(Generic[WaiterT, KeyT]):
 
 @dataclass(frozen=True, slots=True)
 class Refuse(Generic[WaiterT]):
-    """This one does not get it."""
+    """This one does not get what it asked for."""
 
     waiter: WaiterT
     name: str
@@ -157,18 +157,18 @@ class LoadTable(Generic[KeyT, WaiterT]):
         self._limits = limits
         self._waits_for_room = waits_for_room
         self._served: dict[str, KeyT] = {}
-        """By name, in the order in which they were defined."""
+        """Served keys by name, in the order in which they were defined."""
         self._places: OrderedDict[KeyT, _Place] = OrderedDict()
         """The least recently used first."""
         self._queues: OrderedDict[KeyT, OrderedDict[WaiterT, _Wait]] = OrderedDict()
-        """Those that wait, by key; what was asked for first comes first."""
+        """Waiters by key; the key requested first comes first."""
         self._queue_of: dict[WaiterT, KeyT] = {}
         self._held_off: dict[KeyT, _HoldOff] = {}
-        """What could not be loaded, and until when that is not tried again."""
+        """Keys that could not be loaded, and until when that is not tried again."""
 
     @property
     def num_waiting(self) -> int:
-        """Those that wait."""
+        """Waiters of all keys."""
         return len(self._queue_of)
 
     def served(self, name: str) -> KeyT | None:
@@ -176,7 +176,7 @@ class LoadTable(Generic[KeyT, WaiterT]):
         return self._served.get(name)
 
     def define(self, keys: Iterable[KeyT], now: float) -> list[LoadAction[KeyT, WaiterT]]:
-        """These are served from now on."""
+        """Replace what is served."""
         before, self._served = self._served, {key.name: key for key in keys}
         actions: list[LoadAction[KeyT, WaiterT]] = []
         for old in before.values():
@@ -260,7 +260,7 @@ class LoadTable(Generic[KeyT, WaiterT]):
         return actions + self._fill(now)
 
     def leave(self, waiter: WaiterT, now: float) -> list[LoadAction[KeyT, WaiterT]]:
-        """One waits no longer. What is being loaded for it is loaded all the same."""
+        """A waiter stops waiting. A load that it caused continues."""
         if waiter not in self._queue_of:
             return []
         self._forget(waiter)
@@ -291,7 +291,7 @@ class LoadTable(Generic[KeyT, WaiterT]):
         return actions + self._fill(now)
 
     def closed(self, key: KeyT, now: float) -> list[LoadAction[KeyT, WaiterT]]:
-        """What this one held has been given back."""
+        """The resources of this one were released."""
         assert self._places[key].state is LoadState.CLOSING
         del self._places[key]
         return self._fill(now)
@@ -372,7 +372,7 @@ class LoadTable(Generic[KeyT, WaiterT]):
         return actions
 
     def _move(self, queue: OrderedDict[WaiterT, _Wait], key: KeyT) -> None:
-        """Those that wait for an older definition wait for this one."""
+        """Move those that wait for an older definition to this one."""
         if not queue:
             return
         self._queues.setdefault(key, OrderedDict()).update(queue)
@@ -398,7 +398,7 @@ class LoadTable(Generic[KeyT, WaiterT]):
         ]
 
     def _fill(self, now: float) -> list[LoadAction[KeyT, WaiterT]]:
-        """Begin the loads for which there is room, or for which room can be made."""
+        """Begin the loads for which there is room, or for which others can be evicted."""
         actions: list[LoadAction[KeyT, WaiterT]] = []
         while self._num_served_places() > self._max_loaded and (idle := self._evictable()):
             actions.append(self._close(idle[0][0], is_eviction=True))

@@ -190,6 +190,8 @@ def logprobs_from_proto(
     """Log probabilities from protobuf. Raises MalformedFrameError for more than `max_tokens`
     tokens, for more alternatives than can be requested, and for values that are no log
     probabilities."""
+    if not messages:
+        return ()
     if len(messages) > max_tokens or any(len(at.top) > MAX_LOGPROBS for at in messages):
         raise MalformedFrameError(
             f"the peer sent log probabilities of {len(messages)} tokens, or of more than "

@@ -40,6 +40,7 @@ _TOGETHER = {
         "tests/cli/test_elsewhere.py",
     ),
     "mesh": (
+        "tests/e2e/test_code_blocks.py",
         "tests/e2e/test_commands.py",
         "tests/e2e/test_embeddings.py",
         "tests/e2e/test_exactness.py",
@@ -68,6 +69,7 @@ _LONG = ("tests/e2e/", "tests/edge/drafter/test_model.py", "tests/bench/wan/", "
 _INSTRUMENTS = (
     "tests/bench/",
     "tests/deploy/",
+    "tests/e2e/test_code_blocks.py",
     "tests/tools/",
     "tests/test_docs.py",
     "tests/test_documented_names.py",

@@ -8,9 +8,10 @@ import tempfile
 
 MODEL = "smollm2-135m-instruct"
 PROMPTS = (
-    "Explain in three sentences why the sky is blue.",
-    "Write a Python function that returns the n-th Fibonacci number.",
+    "What is photosynthesis?",
+    "Write a Python function that checks whether a number is even.",
 )
+"""The default model answers both of them right, greedily."""
 
 
 def outrider(*arguments: str) -> None:

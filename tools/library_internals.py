@@ -61,6 +61,10 @@ LIBRARIES: Final = {
         ),
         tests=("tests/edge/http", "tests/edge/integration/test_http_framing.py"),
     ),
+    "anyio": Library(
+        users=("services/edge/http/paced_stream.py",),
+        tests=("tests/edge/integration/test_http_chats.py",),
+    ),
 }
 
 

@@ -5,9 +5,9 @@
 
 runs the commands of the README's quick start, or a demo, or `outrider status --watch` while chats
 go on, on a mesh of its own, in a pseudo-terminal, and keeps every byte with its time. What is shown
-is what was printed, when it was printed, but for three things: pauses longer than MAX_PAUSE_S are
-cut to that, the commands are typed at an even pace, and the recording's temporary state folder is
-shown as the user's (SHOWN_STATE_HOME).
+is what was printed, when it was printed, but for three things: pauses longer than MAX_PAUSE_S, also
+those in which a spinner turns, are cut to that, the commands are typed at an even pace, and the
+recording's temporary state folder is shown as the user's (SHOWN_STATE_HOME).
 Needs the extra `bench` (pyte, the terminal emulator), and the ports 4433 and 8080 free.
 """
 
@@ -18,6 +18,7 @@ import contextlib
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -43,6 +44,8 @@ SHOWN_STATE_HOME: Final = "~/.local/state"
 """What stands for the temporary folder in which the mesh keeps its state while it is recorded."""
 _INTERRUPTED: Final = (130, -signal.SIGINT)
 """Exit statuses of what Ctrl-C ended, or its shell."""
+_SPINNER: Final = re.compile(rb"\xe2[\xa0-\xa3][\x80-\xbf]")
+"""A Braille pattern (U+2800 to U+28FF) in UTF-8, of which rich makes its spinners."""
 _REST_S: Final = 4.0
 """How long the last picture stays before the recording begins anew."""
 _CELL_WIDTH, _CELL_HEIGHT, _MARGIN = 8.4, 18, 14
@@ -81,8 +84,7 @@ RECORDINGS: Final = {
     "quick-start": Recording(
         (
             "outrider up --detach",
-            'outrider chat --prompt "Explain in three sentences why the sky is blue."'
-            " --max-tokens 90",
+            'outrider chat --prompt "What is photosynthesis?" --max-tokens 90',
             "outrider down",
         )
     ),
@@ -186,8 +188,7 @@ def svg(
         f'<rect width="{width}" height="{height}" rx="8" fill="{_BACKGROUND}"/>',
         '<animate id="loop" attributeName="opacity" values="1" begin="0s;loop.end"'
         f' dur="{duration_s:.2f}s"/>',
-        '<g font-family="ui-monospace,Menlo,Consolas,DejaVu Sans Mono,monospace" font-size="14"'
-        ' style="white-space:pre">',
+        '<g font-family="ui-monospace,Menlo,Consolas,DejaVu Sans Mono,monospace" font-size="14">',
         *(_text(it, duration_s) for it in rows),
         "</g></svg>\n",
     ]
@@ -198,13 +199,14 @@ def _text(it: Shown, duration_s: float) -> str:
     y = _MARGIN + it.row * _CELL_HEIGHT + 14
     column, runs = 0, []
     for text, color in it.text:
-        x = _MARGIN + column * _CELL_WIDTH
-        length = len(text) * _CELL_WIDTH
-        # Browsers keep blanks because of `white-space`, which librsvg does not know.
-        kept = escape(text).replace(" ", "\N{NO-BREAK SPACE}")
-        runs.append(
-            f'<tspan x="{x:.1f}" textLength="{length:.1f}" fill="{_COLORS[color]}">{kept}</tspan>'
-        )
+        # What becomes of several blanks differs between renderers: they are left out.
+        for part in re.finditer(r"[^ ]+( [^ ]+)*", text):
+            x = _MARGIN + (column + part.start()) * _CELL_WIDTH
+            length = len(part[0]) * _CELL_WIDTH
+            runs.append(
+                f'<tspan x="{x:.1f}" textLength="{length:.1f}" fill="{_COLORS[color]}">'
+                f"{escape(part[0])}</tspan>"
+            )
         column += len(text)
     is_last = it.end_s >= duration_s
     begin, span = (0.0, it.begin_s) if is_last else (it.begin_s, it.end_s - it.begin_s)
@@ -232,13 +234,23 @@ def record(recording: Recording, state_dir: Path) -> list[Output]:
         now_s += 0.3
         outputs.append(Output(now_s, b"\r\n"))
         with _load(recording.load if is_last else "", state_dir):
-            for pause_s, data in _run(command, state_dir, recording, is_last=is_last):
-                now_s += min(pause_s, MAX_PAUSE_S)
+            printed = _run(command, state_dir, recording, is_last=is_last)
+            for pause_s, data in without_waits(printed):
+                now_s += pause_s
                 outputs.append(Output(now_s, with_shown_state_home(data, state_dir)))
         now_s += 0.5
     if recording.unseen_end:
         subprocess.run(_script(recording.unseen_end), env=_environment(state_dir), check=True)
     return outputs
+
+
+def without_waits(printed: Iterable[tuple[float, bytes]]) -> Iterable[tuple[float, bytes]]:
+    """Output with the seconds before each piece. A pause lasts MAX_PAUSE_S at most, and so does a
+    spinner that turns."""
+    turning_s = 0.0
+    for pause_s, data in printed:
+        turning_s = turning_s + pause_s if _SPINNER.search(data) else 0.0
+        yield (0.0 if turning_s > MAX_PAUSE_S else min(pause_s, MAX_PAUSE_S)), data
 
 
 @contextlib.contextmanager

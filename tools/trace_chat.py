@@ -16,6 +16,9 @@ generated from the protos; a call is a call of a Python function, or the resumpt
 
     python -m tools.trace_chat            tables, a row per module, in the order of first entry
     python -m tools.trace_chat --json     and one line of JSON at the end
+    python -m tools.trace_chat --check    fails if a module is entered that trace_chat.modules does
+                                          not name, the file beside this one (in `make check`)
+    python -m tools.trace_chat --record   writes that file anew, from three traces
 """
 
 from __future__ import annotations
@@ -47,7 +50,8 @@ from services.inference import app as inference_app
 from services.inference.config import InferenceConfig
 from services.inference.scheduler.scheduler import Scheduler
 from services.router import app as router_app
-from services.router.config import ReplicaConfig, RouterConfig
+from services.router.config import RouterConfig
+from services.router.fleet.entries import ReplicaConfig
 
 SERVICES: Final = ("edge", "router", "inference")
 NUM_OPENS: Final = 9
@@ -70,6 +74,10 @@ _SETTLE_S: Final = 1.0
 _LEAST_EXCESS: Final = 0.5
 """Calls per stretch above those of an idle mesh from which on a function belongs to the chat."""
 _ROOT: Final = Path(__file__).resolve().parent.parent
+RECORDED: Final = Path(__file__).with_suffix(".modules")
+"""Modules that an opening and a commit may enter: a line for each, `open` or `commit` before it."""
+_TRACES_PER_RECORD: Final = 3
+"""What a timer enters beside a chat differs from trace to trace."""
 _NOT_COUNTED: Final = (
     "outrider/client/",
     "outrider/v1/",
@@ -230,12 +238,29 @@ class Trace:
     def figures(self) -> dict[str, float]:
         """Medians and counts, for --json."""
         found: dict[str, float] = {}
-        for name, stretches in (("open", self.opens), ("commit", self.commits)):
+        for name, stretches in self._by_name():
             functions = stretches.functions()
             found[f"modules_per_{name}"] = len({it.module for it in functions})
             found[f"functions_per_{name}"] = len({(it.module, it.name) for it in functions})
             found[f"calls_per_{name}"] = stretches.num_calls(functions)
         return found
+
+    def modules(self) -> set[str]:
+        """Lines of the file RECORDED."""
+        return {
+            f"{name} {function.module}"
+            for name, stretches in self._by_name()
+            for function in stretches.functions()
+        }
+
+    def _by_name(self) -> tuple[tuple[str, Stretches], ...]:
+        return ("open", self.opens), ("commit", self.commits)
+
+
+def not_recorded(seen: Trace) -> list[str]:
+    """Modules that a chat enters and that the file RECORDED does not name."""
+    recorded = RECORDED.read_text(encoding="utf-8").splitlines()
+    return sorted(seen.modules().difference(recorded))
 
 
 async def trace() -> Trace:
@@ -369,6 +394,16 @@ def _print(title: str, stretches: Stretches) -> None:
             print(f"    {module:<52} {len(names):>3} functions {calls:>6.0f} calls")
 
 
+def _checked(found: list[str]) -> int:
+    if found:
+        print("A chat enters modules that it did not enter before:", *found, sep="\n  ")
+        print(
+            "A reader has to pass through each of them. If one earns its place, record it: "
+            "python -m tools.trace_chat --record"
+        )
+    return 1 if found else 0
+
+
 def _place(service: str) -> int:
     return SERVICES.index(service) if service in SERVICES else len(SERVICES)
 
@@ -377,10 +412,20 @@ def main(arguments: list[str] | None = None) -> int:
     """The command line."""
     options = argparse.ArgumentParser(prog="python -m tools.trace_chat", description=__doc__)
     options.formatter_class = argparse.RawDescriptionHelpFormatter
-    options.add_argument("--json", action="store_true", help="end with one line of JSON")
+    what = options.add_mutually_exclusive_group()
+    what.add_argument("--json", action="store_true", help="end with one line of JSON")
+    what.add_argument("--check", action="store_true", help="fail if modules are entered anew")
+    what.add_argument("--record", action="store_true", help="record the modules that are entered")
     asked = options.parse_args(arguments)
     # The model's vocabulary is fetched with the first start; its engine is not loaded.
+    if asked.record:
+        traces = (asyncio.run(trace()) for _ in range(_TRACES_PER_RECORD))
+        modules: set[str] = set().union(*(seen.modules() for seen in traces))
+        RECORDED.write_text("".join(f"{it}\n" for it in sorted(modules)), encoding="utf-8")
+        return 0
     seen = asyncio.run(trace())
+    if asked.check:
+        return _checked(not_recorded(seen))
     figures = seen.figures()
     _print(f"Opening a chat ({DEFAULT_MODEL.name}'s vocabulary, fake engine)", seen.opens)
     _print("One commit", seen.commits)

@@ -33,7 +33,7 @@ def add(
         typer.Argument(
             metavar="SOURCE",
             help="A GGUF file, a model's folder (write its path with a slash), or a source: "
-            "file:PATH, dir:PATH, hf:REPO#file, hf:REPO@REVISION, https://host/path, pypi:...",
+            "file:PATH, dir:PATH, hf:REPO, hf:REPO@REVISION#file, https://host/path, pypi:...",
         ),
     ],
     sha256: Annotated[

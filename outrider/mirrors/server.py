@@ -67,10 +67,10 @@ class ServerConfig:
     port: int = 7400
     """0: any free one."""
     max_connections: PositiveInt = 64
-    """Those whose handshake is under way among them. Further ones are closed at once; those who
-    fetch ask again, or elsewhere."""
+    """Most connections, including those in their handshake. Further ones are closed at once; the
+    clients ask again, or elsewhere."""
     max_mb_s: NonNegativeFloat = 0.0
-    """So many megabytes a second at most, to all together; 0: no cap."""
+    """Most megabytes a second, to all clients together; 0: no cap."""
     shard_bytes: int = DEFAULT_SHARD_BYTES
 
     def __post_init__(self) -> None:
@@ -151,10 +151,8 @@ class ModelServer:
                 one.cancel()
             await asyncio.gather(*running, return_exceptions=True)
             self._socket.close()
-            tasks: list[asyncio.Future[Any]] = [
-                *self._connections,
-                *self._manifests.running.values(),
-            ]
+            tasks: list[asyncio.Future[Any]]
+            tasks = [*self._connections, *self._manifests.running.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -281,8 +279,8 @@ class ModelServer:
         return self._store.blob(sha256) is not None
 
     async def _manifest(self, sha256: str) -> tuple[Manifest, Path]:
-        """Made once for each model, by reading all of it; whoever asks meanwhile waits. Raises
-        ModelStoreError, OSError."""
+        """The manifest of a model, made once by reading all of it; concurrent callers wait for the
+        same one. Raises ModelStoreError, OSError."""
         try:
             made = partial(asyncio.to_thread, self._read, sha256)
             return await self._manifests.result(sha256, made)

@@ -45,7 +45,7 @@ def read_definition(path: Path) -> VocabularyDefinition:
         raise ConfigError(
             f"{path.name} has a Unigram tokenizer ('t5'): its scores do not say which of several "
             "splits of one sum is meant, and programs differ; choose the model's folder (dir:, "
-            "hf:REPO@REVISION) with its tokenizer.json"
+            "hf:REPO) with its tokenizer.json"
         )
     if model not in _MODELS:
         raise ConfigError(

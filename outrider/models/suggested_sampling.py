@@ -1,8 +1,8 @@
 """Sampling that a model's makers suggest: its `generation_config.json`, or the fields
 `general.sampling.*` of a GGUF file. Pure.
 
-Conversations begin with these values. Requests of programs do not: unset values mean greedy, as
-SamplingParams documents.
+Conversations at a terminal begin with these values, and requests over HTTP get them for what they
+leave out. The Python client's do not: unset values mean greedy, as SamplingParams documents.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from outrider.session.types import (
 
 if TYPE_CHECKING:
     from outrider.reply_parsing.formats import ReplyFormat
+    from outrider.sampling.params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ class Accepted:
     once; `Chat.resume_token` is the latest. Empty within the edge."""
     reply_format: ReplyFormat | None = None
     """Of a chat with tools: how its final text is read (outrider.reply_parsing)."""
+    sampling: SamplingParams | None = None
+    """How the reply is sampled, what the request left to the model included; None in clients."""
 
 
 @dataclass(frozen=True, slots=True)

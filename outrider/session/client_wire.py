@@ -35,8 +35,6 @@ _TEXT: Final = bytes([edge_pb2.CommitText.TEXT_FIELD_NUMBER << 3 | 2])
 _IDS: Final = bytes([edge_pb2.CommitText.IDS_FIELD_NUMBER << 3 | 2])
 _UPTO: Final = bytes([edge_pb2.CommitText.UPTO_FIELD_NUMBER << 3])
 """Protocol Buffers, encoding: field number and wire type, LEN but of numbers."""
-_NOTHING_ELSE: Final = Committed("", (), 0)[3:]
-"""Of a Committed behind text, ids and upto."""
 _STATS: Final = tuple(spec.name for spec in fields(SpeculationStats))
 
 
@@ -78,8 +76,8 @@ def _frame(event: Told | Failed, edge: str, resume_token: str) -> edge_pb2.EdgeF
 def _committed_bytes(event: Committed) -> bytes:
     """A token alone, of which there is nothing else to say, as nearly every commit is: to fill and
     serialise a message takes twice as long."""
-    text, ids, upto, *rest = event
-    if len(ids) != 1 or tuple(rest) != _NOTHING_ELSE:
+    text, ids, upto, model_identity, inexact, logprobs = event
+    if len(ids) != 1 or model_identity is not None or inexact or logprobs:
         return _committed(event).SerializeToString()
     encoded = text.encode()
     number = varint.encode(ids[0])
@@ -177,7 +175,7 @@ def _committed_from_proto(commit: edge_pb2.CommitText) -> Committed:
         commit.upto,
         identity,
         commit.inexact,
-        logprobs_from_proto(commit.logprobs, max_tokens=len(commit.ids)),
+        logprobs_from_proto(commit.logprobs, max_tokens=len(commit.ids)) if commit.logprobs else (),
     )
 
 

@@ -209,14 +209,14 @@ class KeptGroups:
 
     @property
     def num_bytes(self) -> int:
-        """Of all copies."""
+        """Bytes of all copies."""
         return self._copies.weight
 
     def __len__(self) -> int:
         return len(self._copies)
 
     def restore(self, group: bytes) -> Learnt:
-        """What is kept of a group."""
+        """The kept statistics of a group."""
         data = self._copies.peek(name_of(group, self.binding)) if group else None
         if data is None:
             return NOTHING

@@ -24,22 +24,22 @@ def refusal_error(refused: Refuse[Any], served: Iterable[str]) -> OutriderError:
     match refused.why:
         case Refusal.NOT_SERVED:
             return UnknownModelError(
-                f"No vocabulary of model {name[:100]!r} here: use {', '.join(served)}."
+                f"no vocabulary of model {name[:100]!r} here; use {', '.join(served)}"
             )
         case Refusal.FAILED:
             return VocabularyUnavailableError(
-                f"The vocabulary of model {name} cannot be loaded here: {refused.reason}",
+                f"the vocabulary of model {name} cannot be loaded here: {refused.reason}",
                 retry_delay_ms=max(1, round(refused.retry_s * 1000)),
             )
         case Refusal.STILL_LOADING | Refusal.TOO_MANY_WAITING:
             return VocabularyUnavailableError(
-                f"The vocabulary of model {name} is being loaded here: try again in a moment.",
+                f"the vocabulary of model {name} is being loaded here; try again in a moment",
                 retry_delay_ms=_LOADING_RETRY_MS,
             )
         case Refusal.IN_USE:
             return OverloadedError(
-                "All vocabularies that may be loaded are in use: try again in a moment, or raise "
-                "max_loaded_vocabularies.",
+                "all vocabularies that may be loaded are in use; try again in a moment, or raise "
+                "max_loaded_vocabularies",
                 retry_delay_ms=_BUSY_RETRY_MS,
             )
 
@@ -47,7 +47,7 @@ def refusal_error(refused: Refuse[Any], served: Iterable[str]) -> OutriderError:
 def mismatch_error(model: str, *, ours: bytes, theirs: bytes) -> OutriderError:
     """The error for a request that wants a vocabulary of another digest than the model has."""
     return VocabularyMismatchError(
-        f"Vocabulary {theirs.hex()} of model {model} is not served here, {ours.hex()} is: use the "
-        "model's own, or ask a tokenizer that has yours.",
+        f"vocabulary {theirs.hex()} of model {model} is not served here, {ours.hex()} is; use the "
+        "model's own, or ask a tokenizer that has yours",
         metadata={"ours": ours.hex(), "theirs": theirs.hex()},
     )

@@ -118,7 +118,7 @@ class ServedModels:
         """Loads under way; each ends with why it failed, if it did."""
         self._timer: asyncio.TimerHandle | None = None
         self.on_unload: Callable[[CachingEncoder], None] = lambda encoder: None
-        """Told of every vocabulary that is given up."""
+        """Called with every vocabulary that is unloaded."""
         self._define(models, ())
 
     @classmethod
@@ -135,8 +135,8 @@ class ServedModels:
         return found
 
     async def preload(self) -> None:
-        """Load as many as there is room for, the first ones first. Raises what loading the default
-        model raises; others are tried again when they are asked for."""
+        """Load as many as fit, in order. Raises the error of loading the default model; others are
+        tried again on demand."""
         self._preload(self._served)
         tasks = list(self._loads.values())
         if not tasks:

@@ -119,7 +119,7 @@ def test_a_source_gets_one_too() -> None:
     [
         ("gone.gguf", ArtifactMissingError, "gone.gguf does not exist"),
         ("./gone", ArtifactMissingError, "./gone does not exist"),
-        ("hf:nothing", ConfigError, "write hf:"),
+        ("hf:not/a/repo", ConfigError, "write hf:"),
         ("ftp://host/m", ConfigError, "write pypi:"),
     ],
 )
@@ -160,7 +160,9 @@ def test_a_mesh_keeps_the_definitions_it_was_started_with(
 
 def test_a_mesh_is_asked_by_names_only(weights: Path, tmp_path: Path) -> None:
     file = _edge_config(tmp_path, str(weights))
-    assert served_name("anything", file) == "anything"
+    assert [served_name(name, file) for name in ("", "some-model")] == ["", "some-model"]
+    with pytest.raises(UnknownModelError, match="serves first, some-model, not nosuch"):
+        served_name("nosuch", file)
     assert served_name(str(weights), file) == "some-model"
     assert served_name(f"file:{weights}", file) == "some-model"
     with pytest.raises(

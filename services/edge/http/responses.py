@@ -197,7 +197,7 @@ def _refuse_what_is_not_stored(body: ConversationFields) -> None:
 
 
 def _frame(body: ResponsesRequest, created_at: int) -> ResponseObject:
-    """The response as it begins."""
+    """The response as it begins; what it leaves to the model is known once that is."""
     text = body.text or TextConfig()
     return ResponseObject(
         id="",

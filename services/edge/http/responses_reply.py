@@ -145,6 +145,8 @@ class ResponseShape:
         self._frame = msgspec.structs.replace(
             self._frame, id=f"resp_{accepted.request_id}", model=accepted.model
         )
+        if (used := accepted.sampling) is not None:
+            self._frame.temperature, self._frame.top_p = used.temperature, used.top_p
 
     def _part_begun(self, part: Part) -> list[Event]:
         added = OutputItemAdded(output_index=part.index, item=self._item(part, IN_PROGRESS))

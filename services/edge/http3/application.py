@@ -73,6 +73,7 @@ class ApplicationCall:
                 "secret": connection.secret,
                 "budget": self._budget,
                 "abort": self._abort,
+                "push": self._push,
             },
         )
         try:
@@ -115,6 +116,18 @@ class ApplicationCall:
         while self._session.must_wait(self._stream):
             self._changed.clear()
             await self._changed.wait()
+
+    def _push(self, data: bytes) -> bool:
+        """Send a piece of the body at once; False: nothing was sent, for its client does not
+        read."""
+        if len(data) > _PIECE_BYTES or self._session.must_wait(self._stream):
+            return False
+        if self._stream.gone_since is not None or self._is_client_lost:
+            return False
+        message = {"type": "http.response.body", "body": data, "more_body": True}
+        self._session.send(self._stream, message, self._loop.time())
+        self._transmit()
+        return True
 
     def _abort(self) -> None:
         self._session.abort(self._stream, self._loop.time())

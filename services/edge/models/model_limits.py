@@ -6,25 +6,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from outrider.errors import InvalidRequestError, InvalidSamplingError, PromptTooLongError
+from outrider.models.suggested_sampling import SuggestedSampling
 from services.edge.session.events import ChatRequest
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """Limits of one model, from its definition and its vocabulary."""
+    """What one model allows and suggests, from its definition and its vocabulary."""
 
     model: str
     vocabulary_size: int
     max_context_tokens: int
+    suggested: SuggestedSampling | None = None
+    """How the model's definition, or else its files, say to sample from it."""
 
     def fitted(self, request: ChatRequest) -> ChatRequest:
-        """The request, its reply no longer than the context: a tenant's tokens are reserved for as
-        much as may come. Raises what `check` raises."""
+        """The request as this model gets it: sampled by the model's own settings where it leaves
+        that to the model, and its reply no longer than the context, since a tenant's tokens are
+        reserved for as much as may come. Raises what `check` raises."""
         self.check(request)
-        params = request.sampling
-        if params.max_tokens <= self.max_context_tokens:
+        own = {} if self.suggested is None else self.suggested.values()
+        values = {name: own[name] for name in request.left_to_model if name in own}
+        if request.sampling.max_tokens > self.max_context_tokens:
+            values["max_tokens"] = self.max_context_tokens
+        if not values:
             return request
-        return replace(request, sampling=replace(params, max_tokens=self.max_context_tokens))
+        return replace(request, sampling=replace(request.sampling, **values))
 
     def check(self, request: ChatRequest) -> None:
         """Raises InvalidRequestError for a chat that is none of this model's: of ids outside its

@@ -31,7 +31,7 @@ def refusal_error(refused: Refuse[Any]) -> OutriderError:
                 retry_delay_ms=max(1, round(refused.retry_s * 1000)),
             )
         case Refusal.TOO_MANY_WAITING:
-            text = "as many chats wait for models to be loaded as may; try again"
+            text = "too many chats already wait for models to be loaded; try again"
         case Refusal.STILL_LOADING:
             text = f"the model {name} is still being loaded; try again, or ask for another one"
         case Refusal.IN_USE:

@@ -166,7 +166,12 @@ def load_model(
         made.pop_all()  # the model's from here on
     return ServedModel(
         key=model.key,
-        limits=ModelLimits(name, vocabulary.size, max_context_tokens),
+        limits=ModelLimits(
+            name,
+            vocabulary.size,
+            max_context_tokens,
+            suggested=model.spec.sampling or vocabulary.facts.sampling,
+        ),
         tool_calling=ToolCalling.of(vocabulary, model.spec.tool_parser),
         policy=SessionPolicy(
             vocabulary_digest=digest,

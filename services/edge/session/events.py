@@ -56,6 +56,9 @@ class ChatRequest:
     model: str
     messages: tuple[Message, ...]
     sampling: SamplingParams
+    left_to_model: tuple[str, ...] = ()
+    """Names of values of `sampling` that the request leaves to the model's own settings, if it has
+    any; without those they are as `sampling` has them."""
     priority: Priority | None = None
     """None leaves it to the region."""
     deadline_ms: int = 0

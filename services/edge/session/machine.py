@@ -435,6 +435,7 @@ def _accept(chat: _OpenedChat) -> Actions:
         request.model,
         chat.num_prompt_tokens,
         reply_format=request.reply_format,
+        sampling=request.sampling,
     )
     return [accepted, *chat.resumed]
 

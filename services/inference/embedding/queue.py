@@ -3,16 +3,14 @@
     text --next_text--> with a tokenizer --tokenized--> token buffer --next_batch--> engine
     ids --------------------------------------------------^
 
-A batch is of texts of one padded length (decision 0025), within a budget of tokens; of 1, 2, 4, 8,
-... of them, since an engine prepares itself for each number and length that it has not seen, and
-of no more than leaves other engines that are idle their part. Which length it is: that of the
-longest text that waits, in the highest class that waits; that of the first text once it has waited
-for `max_wait_ms`; and in one call of four at most, whatever its class, that of one that has waited
-for `starvation_ms`: a backlog that is older than that leaves the others to higher classes. Within a
-class tenants take turns by their tokens, at the tokenizers and at the engines: a flood of one of
-them costs another the call that runs.
-All that is held is bounded: further inputs are refused, and texts stay texts while the token buffer
-is full.
+A batch has texts of one padded length (decision 0025), within a budget of tokens; 1, 2, 4, 8, ...
+of them, since an engine prepares itself for each new number and length, and few enough to leave
+other idle engines their part. Its length is that of the longest waiting text in the highest waiting
+class; that of the first text once it has waited for `max_wait_ms`; and in at most one call of four,
+whatever its class, that of a text that has waited for `starvation_ms`: an older backlog leaves the
+other calls to higher classes. Within a class tenants take turns by tokens, at the tokenizers and at
+the engines: a flood from one delays another by only the running call. Everything held is bounded:
+further inputs are refused, and texts stay untokenized while the token buffer is full.
 
 Keys are the caller's. Times are in seconds on the clock of `now`.
 """
@@ -249,7 +247,7 @@ class EmbeddingQueue:
             del ready[padded]
 
     def _choose(self, now: float) -> tuple[Priority, int] | None:
-        """The class and the length of what comes next."""
+        """The class and the length of the next batch."""
         firsts = [_first_of(queues.values()) for queues in self._ready.values() if queues]
         first = self._first(firsts, self._call_turns, now)
         if first is None:

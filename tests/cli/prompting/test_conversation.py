@@ -66,7 +66,7 @@ NAMES = (
 )
 
 
-def name_of(model: str) -> str:
+async def name_of(model: str) -> str:
     if model == "none":
         raise UnknownModelError("there is no model none")
     return model.lower()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pyte
 from hypothesis import example, given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 
 from outrider.cli.prompting.painter import Painter
-from tests.cli.prompting.screen import Screen
+from tests.cli.prompting.screen import Screen, Style
 
 texts = st.text(alphabet="ab \n漢é😀", max_size=60)
 
@@ -19,8 +20,29 @@ def test_screen_shows_the_last_state(states: list[tuple[str, str]], width: int) 
     for delta, provisional in states:
         committed += delta
         screen.write(painter.paint(delta, provisional))
-    assert screen.text(dim=False) == committed.replace("\n", "")
-    assert screen.text(dim=True) == provisional.replace("\n", "")
+    # A blank for which a row has no room is not painted.
+    assert without_blanks(screen.text(dim=False)) == without_blanks(committed)
+    assert without_blanks(screen.text(dim=True)) == without_blanks(provisional)
+    whole = {word for word in (committed + provisional).split() if cell_len(word) < width}
+    narrow = {word for word in whole if word.isascii()}
+    assert narrow <= {word for row in screen.rows for word in words(row)}, "a word was broken"
+
+
+def without_blanks(text: str) -> str:
+    return "".join(text.split())
+
+
+def words(row: dict[int, tuple[str, Style]]) -> list[str]:
+    """Of a row; characters that take two cells are no part of any."""
+    chars = [char if cell_len(char) < 2 else " " for _, (char, _) in sorted(row.items())]
+    return "".join(chars).split()
+
+
+def test_a_word_moves_to_the_next_row_as_it_grows() -> None:
+    painter, screen = Painter(12), Screen(12)
+    for text in ("one two ", "th", "r", "ee four"):
+        screen.write(painter.paint(text, ""))
+    assert [words(row) for row in screen.rows] == [["one", "two"], ["three", "four"]]
 
 
 def test_control_characters_are_shown_not_obeyed() -> None:
@@ -41,7 +63,7 @@ def test_no_more_provisional_text_than_can_be_taken_back() -> None:
     stream.feed(painter.paint("a\nb\nc\nfinal", "x" * 200))
     stream.feed(painter.paint("", "y" * 200))
     stream.feed(painter.paint(" text", ""))
-    assert rows(terminal) == ["c", "final tex", "t", "", ""]
+    assert rows(terminal) == ["c", "final", "text", "", ""]
 
 
 sizes = st.tuples(st.integers(6, 60), st.integers(3, 20))

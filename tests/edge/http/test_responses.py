@@ -13,6 +13,7 @@ from outrider.errors import EngineError, InvalidRequestError, OutriderError, Ove
 from outrider.models.chat import Message
 from outrider.models.tools import ToolCall, check_tools
 from outrider.sampling.grammar import Grammar, GrammarKind
+from outrider.sampling.params import SamplingParams
 from outrider.session.client import Accepted, Committed
 from outrider.session.types import FinishReason, ScoredToken, TokenLogprobs
 from services.edge.http.openai_sampling import UNLIMITED_TOKENS
@@ -291,6 +292,13 @@ def test_a_response_that_is_not_streamed_is_as_the_api_has_it() -> None:
         "total_tokens": 7,
     }
     assert whole["completed_at"] >= whole["created_at"] == 1_700_000_000
+
+
+def test_a_response_says_how_its_model_samples() -> None:
+    _, *reply = ending("He", "llo")
+    accepted = Accepted("r1", "small", 5, sampling=SamplingParams(temperature=0.2, top_p=0.9))
+    whole = json.loads(told(planned(API, body()), [accepted, *reply]))
+    assert (whole["temperature"], whole["top_p"]) == (0.2, 0.9)
 
 
 @pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.DEADLINE])

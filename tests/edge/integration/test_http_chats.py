@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +15,8 @@ import pytest
 from httpx2 import AsyncClient
 
 from outrider.errors import OverloadedError
+from outrider.models.catalog import ModelCatalog
+from outrider.models.suggested_sampling import SuggestedSampling
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from services.edge.access.identity import TenantConfig
@@ -33,6 +36,7 @@ from tests.edge.integration.chat_routes import (
 )
 from tests.edge.integration.http_client import KEY, RawRequest, official, plain, serving_http
 from tests.edge.integration.running import REPLY, Running
+from tests.mesh import catalog_of
 
 pytestmark = pytest.mark.edge(http=HttpConfig(port=0))
 
@@ -211,6 +215,24 @@ async def test_models_are_those_that_the_key_may_use(mesh: Running) -> None:
         with pytest.raises(openai.NotFoundError) as caught:
             await client.chat.completions.create(model="nope", messages=[USER])
         assert caught.value.code == "model_not_found"
+
+
+OWN = SuggestedSampling(temperature=0.2, top_k=20, top_p=0.9)
+COOL = ModelCatalog((replace(spec, sampling=OWN) for spec in catalog_of("small")), "small")
+
+
+@over_chat_routes
+@pytest.mark.edge(catalog=COOL)
+async def test_what_a_request_leaves_out_is_the_models_own(
+    route: ChatRoute, mesh: Running, caller: AsyncClient
+) -> None:
+    (listed,) = (await caller.get("/v1/models")).json()["data"]
+    assert listed["default_sampling_params"] == OWN.values()
+    for body, temperature in ((route.body, 0.2), ({**route.body, "temperature": 0.7}, 0.7)):
+        await caller.post(route.path, json=body)
+        found = mesh.region.opened[-1].sampling
+        assert (found.top_k, found.top_p) == pytest.approx((20, 0.9))
+        assert found.temperature == pytest.approx(temperature)
 
 
 # Failures, and limits.

@@ -155,19 +155,20 @@ def test_of_bytes_with_another_digest_nothing_is_kept(hub: Hub, store: ModelStor
     assert "config.json" not in hub.fetched(), "what was compared is kept"
 
 
+@pytest.mark.parametrize("source", [SOURCE, "hf:org/name"])
 def test_a_branch_means_the_commit_of_the_first_pull(
-    hub: Hub, folder: Path, store: ModelStore
+    source: str, hub: Hub, store: ModelStore
 ) -> None:
-    first = store.ensure(SOURCE)
+    first = store.ensure(source)
     hub.older = {hub.commit: hub.files}
     hub.files = hub.files | {"config.json": hub.files["config.json"] + b"\n"}
     hub.commit = NEW
     first.path.chmod(0o644)
     first.path.write_bytes(b"damaged")
-    again = store.ensure(SOURCE)
+    again = store.ensure(source)
     assert again.sha256 == first.sha256, "fetched from the older commit"
     assert hub.requests[-1][0].startswith(f"/storage/{COMMITS[0]}/")
-    newer = store.pull(SOURCE)
+    newer = store.pull(source)
     assert newer.sha256 != first.sha256
 
 

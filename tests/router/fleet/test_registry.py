@@ -159,7 +159,7 @@ def test_the_region_is_the_configured_one() -> None:
     table = registry("a")
     table.discover("h:2", "dns", "r", 0.0)
     for name in ("a", "h:2"):
-        with pytest.raises(UnavailableError, match="elsewhere, and is configured as in r"):
+        with pytest.raises(UnavailableError, match="elsewhere and is configured in r"):
             table.identify(name, ReplicaIdentity(name, "elsewhere", MODEL))
         assert table[name].region == "r"
     table.identify("a", ReplicaIdentity("another", "r", MODEL))

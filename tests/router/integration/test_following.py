@@ -164,7 +164,7 @@ async def test_the_default_model_is_followed(config_map: ConfigMap) -> None:
         edge = router.edge()
         await edge.send(opening(1, model=""))
         refused = await edge.hear("error")
-        assert "No replica serves model nothing: use one of m" in refused.error.message
+        assert "no replica serves model nothing; use one of m" in refused.error.message
         config_map.publish(near, default_model="m")
         await explained(router)
         await edge.send(opening(2, model=""))

@@ -202,7 +202,7 @@ async def test_only_a_replica_that_is_there_can_be_drained(
 
     unknown = await refused("nix")
     assert isinstance(unknown, InvalidRequestError)
-    assert unknown.message == "This router knows no replica 'nix'; it has far, near."
+    assert unknown.message == "this router knows no replica 'nix'; it has far, near"
     await near.kill()
     assert isinstance(await refused("near"), UnavailableError)
 
