@@ -28,7 +28,7 @@ from outrider.speculation.learnt import LearntConfig
 from outrider.static_prefixes import StaticPrefixConfig, check_prefixes
 from outrider.telemetry.config import AdminConfig
 from outrider.tls.config import TlsConfig
-from services.inference.embedding.limits import EmbeddingLimits
+from services.inference.embedding_limits import EmbeddingLimits
 from services.inference.kv_peers.config import KvPeersConfig
 from services.inference.scheduler.limits import SchedulerLimits
 

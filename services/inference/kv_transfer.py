@@ -36,8 +36,8 @@ class LoadBlocks:
     session_id: int
     blocks: tuple[tuple[int, bytes], ...]
     """Index of the block in the prompt, and what an engine of the same fingerprint exported."""
-    from_peer: bool = False
-    """Whether another replica sent it; else the prefix store had it."""
+    tier: str
+    """The name of the KV tier that brought it."""
 
     @property
     def num_bytes(self) -> int:
@@ -126,9 +126,7 @@ class KvTransfer:
 
     def _import(self, command: LoadBlocks) -> None:
         for index, data in command.blocks:
-            block = self._scheduler.add_loaded(
-                command.session_id, index, from_peer=command.from_peer
-            )
+            block = self._scheduler.add_loaded(command.session_id, index, command.tier)
             if block is None:
                 continue
             try:

@@ -38,14 +38,14 @@ def test_kv_that_waits_for_sessions_in_the_queue_is_bounded(
     for session in (1, 2):
         scheduler.open(OpenRequest(session, PROMPT, SamplingParams(max_tokens=1)), 0.0)
         for index in range(4):
-            transfer.execute(LoadBlocks(session, ((index, bytes(300)),)))
+            transfer.execute(LoadBlocks(session, ((index, bytes(300)),), "redis"))
     assert transfer._waiting_bytes == 900
     assert {session: len(held) for session, held in transfer.waiting.items()} == {1: 3}
     # A session that ends gives its room back.
     scheduler.cancel(1, 0.0)
     transfer.load_waiting()
     assert transfer._waiting_bytes == 0 and not transfer.waiting
-    transfer.execute(LoadBlocks(2, ((0, bytes(300)),)))
+    transfer.execute(LoadBlocks(2, ((0, bytes(300)),), "redis"))
     assert transfer._waiting_bytes == 300
 
 

@@ -68,9 +68,9 @@ def test_a_full_inbox_takes_nothing_but_cancels() -> None:
 def test_an_inbox_that_nobody_takes_from_holds_so_much_kv(max_loaded_bytes: int) -> None:
     inbox = Inbox() if max_loaded_bytes == MAX_LOADED_BYTES else Inbox(9, max_loaded_bytes)
     blocks = ((0, bytes(max_loaded_bytes // 3)), (1, b""))
-    loads = [LoadBlocks(session, blocks) for session in (1, 2, 3, 4)]
+    loads = [LoadBlocks(session, blocks, "redis") for session in (1, 2, 3, 4)]
     assert [inbox.put(load) for load in loads] == [True, True, True, False]
-    assert not inbox.put(LoadBlocks(5, ((0, bytes(max_loaded_bytes % 3 + 1)),)))
+    assert not inbox.put(LoadBlocks(5, ((0, bytes(max_loaded_bytes % 3 + 1)),), "redis"))
     others: list[Command] = [_request(6), AddDraft(6, Draft(0, 0, ())), Cancel(6)]
     assert all(inbox.put(command) for command in others)
     assert inbox.take(None) == [*loads[:3], *others]

@@ -200,7 +200,7 @@ async def test_what_is_no_news_comes_along_with_a_heartbeat() -> None:
         watch = it.stub.WatchLoad(request)
         await watch.read()
         assert table.load is not None
-        table.load = replace(table.load, kv_hits=KvHits(100, 60, 0, 0))
+        table.load = replace(table.load, kv_hits=KvHits(100, 60))
         table.announce()
         while True:
             report = await watch.read()

@@ -23,8 +23,8 @@ from outrider.errors import CancelledError, DeadlineError, EngineError, Outrider
 from outrider.models.embedding_folder import TextTokenizer
 from outrider.session.types import Priority
 from outrider.tokenization.backends.equivalence import is_defect
-from services.inference.embedding.limits import EmbeddingLimits
 from services.inference.embedding.queue import EmbeddingBatch, EmbeddingQueue
+from services.inference.embedding_limits import EmbeddingLimits
 
 _MAX_FAILURES: Final = 3
 """Engine calls that may fail in a row before the replica stops."""

@@ -26,7 +26,7 @@ from outrider.engines.embedding import Ids, padded_tokens
 from outrider.errors import FrameTooLargeError, OverloadedError
 from outrider.fair_queue import FairClock, FairQueue
 from outrider.session.types import Priority
-from services.inference.embedding.limits import EmbeddingLimits
+from services.inference.embedding_limits import EmbeddingLimits
 
 _CLASSES: Final = (Priority.HIGH, Priority.MEDIUM, Priority.LOW)
 STARVATION_CALLS: Final = 4

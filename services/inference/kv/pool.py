@@ -15,8 +15,10 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -47,6 +49,14 @@ class NamedBlock:
     block: int
 
 
+class LoadedBlock(NamedTuple):
+    """A block whose KV came from elsewhere, until the tokens before it are computed."""
+
+    block: int
+    tier: str
+    """The KV tier that brought it."""
+
+
 @dataclass(slots=True)
 class _Table:
     path: list[Node]
@@ -60,10 +70,8 @@ class _Table:
     """The shared blocks, then the private ones."""
     copied: Ids | None = None
     """`blocks` as it was handed out; None once it has changed."""
-    loaded: dict[int, int] = field(default_factory=dict)
+    loaded: dict[int, LoadedBlock] = field(default_factory=dict)
     """Loaded blocks that wait, by their index in the table; all behind the shared ones."""
-    from_peers: set[int] = field(default_factory=set)
-    """Of these, the indices of those that came from another replica."""
 
     @property
     def num_shared(self) -> int:
@@ -115,10 +123,8 @@ class KvPool:
         self._tables: dict[int, _Table] = {}
         self._copies: list[BlockCopy] = []
         self._recorder: BlockRecorder | None = None
-        self.num_loaded_tokens = 0
-        """Of blocks loaded from the store and from other replicas that came to be used."""
-        self.num_peer_tokens = 0
-        """Of these: from other replicas."""
+        self.loaded_tokens: Counter[str] = Counter()
+        """Tokens of loaded blocks that came to be used, by the KV tier that brought them."""
 
     @property
     def num_free(self) -> int:
@@ -165,10 +171,8 @@ class KvPool:
         num_computed = max(num_computed, table.num_shared * self.block_tokens)
         return self._copy_beginning(sequence, ids, num_computed)
 
-    def add_loaded(
-        self, sequence: int, index: int, ids: Sequence[int], *, from_peer: bool = False
-    ) -> int | None:
-        """A physical block for the KV of block `index` of `ids`, loaded from elsewhere, to be
+    def add_loaded(self, sequence: int, index: int, ids: Sequence[int], tier: str) -> int | None:
+        """A physical block for the KV of block `index` of `ids`, loaded from a KV tier, to be
         written before the next engine call; None where it is of no use (that block is computed,
         published or loaded already, or is not one that can be reused), where no block is free, and
         while copies wait to be made: the block might be the source of one."""
@@ -178,9 +182,8 @@ class KvPool:
         reusable = (len(ids) - self._min_rows) // self.block_tokens
         if not table.num_shared <= index < reusable or index in table.loaded or not self.num_free:
             return None
-        table.loaded[index] = block = self._take_block()
-        if from_peer:
-            table.from_peers.add(index)
+        block = self._take_block()
+        table.loaded[index] = LoadedBlock(block, tier)
         return block
 
     def drop_loaded(self, sequence: int, index: int) -> None:
@@ -301,8 +304,10 @@ class KvPool:
         """Forget the sequence. What it published stays cached until its room is needed."""
         table = self._tables.pop(sequence)
         self._copies = [copy for copy in self._copies if copy.sequence != sequence]
-        for block in (*reversed(table.blocks[table.num_shared :]), *table.loaded.values()):
+        for block in reversed(table.blocks[table.num_shared :]):
             self._allocator.release(block)
+        for loaded in table.loaded.values():
+            self._allocator.release(loaded.block)
         self._tree.leave(table.path)
 
     def _take_block(self) -> int:
@@ -345,15 +350,13 @@ class KvPool:
     def _publish_loaded(self, table: _Table, key: Key) -> bool:
         """Publish the loaded block that is next in the table, if there is one: all tokens before it
         are there."""
-        block = table.loaded.pop(table.num_shared, None)
-        if block is None:
-            return False
         index = table.num_shared
-        self.num_loaded_tokens += self.block_tokens
-        if index in table.from_peers:
-            self.num_peer_tokens += self.block_tokens
-        table.follow(self._tree.publish(table.path[-1], key, block))
-        self._put(table, index, block)
+        loaded = table.loaded.pop(index, None)
+        if loaded is None:
+            return False
+        self.loaded_tokens[loaded.tier] += self.block_tokens
+        table.follow(self._tree.publish(table.path[-1], key, loaded.block))
+        self._put(table, index, loaded.block)
         return True
 
     def _put(self, table: _Table, index: int, block: int) -> None:
@@ -369,10 +372,9 @@ class KvPool:
     def _drop_loaded(self, table: _Table, index: int) -> None:
         """Free a loaded block that waits at `index`, if one does: it was not written, or came too
         late, when that one was computed or published by another sequence."""
-        table.from_peers.discard(index)
         late = table.loaded.pop(index, None)
         if late is not None:
-            self._allocator.release(late)
+            self._allocator.release(late.block)
 
     def _key(self, ids: Sequence[int], index: int) -> Key:
         return tuple(ids[index * self.block_tokens : (index + 1) * self.block_tokens])
@@ -400,7 +402,7 @@ class KvPool:
             assert all(b.parent is a for a, b in zip(table.path, table.path[1:], strict=False))
             assert table.aliases == [n for n, node in enumerate(table.path) if node.is_alias]
             private.extend(table.blocks[table.num_shared :])
-            private.extend(table.loaded.values())
+            private.extend(loaded.block for loaded in table.loaded.values())
             assert all(index >= table.num_shared for index in table.loaded)
         assert len(set(private)) == len(private), "a private block is in two tables"
         assert published.isdisjoint(private), "a published block is private to a sequence"

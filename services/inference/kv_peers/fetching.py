@@ -127,7 +127,7 @@ class KvPeers(KvTier):
                             self._count("refused", 1)
                             self._lied(holder)
                             break
-                        if self._loader.load(prefix, ((index, block),), from_peer=True):
+                        if self._loader.load(prefix, ((index, block),), self.name):
                             num_loaded += 1
                         elif prefix.is_computed:
                             break

@@ -113,14 +113,12 @@ class BlockLoader:
         """In the thread: the block, if the frame is what it should be."""
         return self.identity.unpack(frame, prefix.parent(index), prefix.block_ids(index))
 
-    def load(
-        self, prefix: Prefix, blocks: tuple[tuple[int, bytes], ...], *, from_peer: bool = False
-    ) -> bool:
-        """Hand the engine blocks, each with its index; False if the engine was sooner, or too much
-        waits for it."""
+    def load(self, prefix: Prefix, blocks: tuple[tuple[int, bytes], ...], tier: str) -> bool:
+        """Hand the engine blocks, each with its index, that the tier of this name has brought;
+        False if the engine was sooner, or too much waits for it."""
         if prefix.is_computed:
             return False
-        command = LoadBlocks(prefix.request.session_id, blocks, from_peer=from_peer)
+        command = LoadBlocks(prefix.request.session_id, blocks, tier)
         if not self.model.load_blocks(command):
             return False
         prefix.fetched.update(index for index, _ in blocks)

@@ -95,7 +95,7 @@ class KvTier:
     leaves out does nothing."""
 
     name: ClassVar[str]
-    """In reports to routers."""
+    """In metrics and in reports to routers."""
 
     def __init__(self) -> None:
         self.counts = TierCounts()

@@ -218,7 +218,7 @@ class PrefixStoreTier(KvTier):
         self._count("missing", len(values) - num_found)
         self._count("refused", num_found - len(blocks))
         if blocks:
-            is_loaded = self._loader.load(prefix, blocks)
+            is_loaded = self._loader.load(prefix, blocks, self.name)
             self._count("loaded" if is_loaded else "late", len(blocks))
 
     def _unpack(

@@ -306,14 +306,14 @@ class Scheduler:
         live = self._queues.sessions.get(session)
         return live is not None and live.state is SchedulingState.WAITING
 
-    def add_loaded(self, session: int, index: int, *, from_peer: bool = False) -> int | None:
+    def add_loaded(self, session: int, index: int, tier: str) -> int | None:
         """The physical block for the KV of the session's block `index`, which must be written
         before the next call; None if it is not needed or there is no room. It counts as computed
         once all tokens before it are."""
         live = self._queues.sessions.get(session)
         if live is None or live.state is not SchedulingState.PREFILLING:
             return None
-        return self._pool.add_loaded(live.sequence, index, live.ids, from_peer=from_peer)
+        return self._pool.add_loaded(live.sequence, index, live.ids, tier)
 
     def drop_loaded(self, session: int, index: int) -> None:
         """The block of add_loaded() could not be written."""
@@ -439,8 +439,7 @@ class Scheduler:
             kv_hits=KvHits(
                 self._num_prompt_tokens,
                 self._num_cached_tokens,
-                self._pool.num_loaded_tokens,
-                self._pool.num_peer_tokens,
+                tuple(self._pool.loaded_tokens.items()),
             ),
         )
 

@@ -145,18 +145,17 @@ class KvHits(NamedTuple):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     """Prompt tokens that the session did not compute itself."""
-    loaded_tokens: int = 0
-    """Part of these: loaded from elsewhere."""
-    peer_tokens: int = 0
-    """Part of these: from other replicas."""
+    loaded_tokens: tuple[tuple[str, int], ...] = ()
+    """Part of these: loaded from elsewhere, by the name of the KV tier."""
 
     def tiers(self) -> dict[str, int]:
-        """Prompt tokens by tier. Loaded ones count as soon as they are used, the others when their
-        session ends: until then "device" does not include them."""
+        """Prompt tokens by where their KV came from: the pool ("device"), a tier that blocks were
+        loaded from, or the session ("computed"). Loaded ones count as soon as they are used, the
+        others when their session ends: until then "device" does not include them."""
+        loaded = dict(self.loaded_tokens)
         return {
-            "device": self.cached_tokens - self.loaded_tokens,
-            "peer": self.peer_tokens,
-            "redis": self.loaded_tokens - self.peer_tokens,
+            "device": self.cached_tokens - sum(loaded.values()),
+            **loaded,
             "computed": self.prompt_tokens - self.cached_tokens,
         }
 

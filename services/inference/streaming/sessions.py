@@ -517,6 +517,6 @@ class SessionTable:
         if load.kv_hits != self._kv_hits:
             self._kv_hits = load.kv_hits
             for tier, num_tokens in load.kv_hits.tiers().items():
-                counted = self._counted_tokens[tier]
+                counted = self._counted_tokens.get(tier, 0)
                 self._kv_tokens.add(max(0, num_tokens - counted), {"tier": tier})
                 self._counted_tokens[tier] = max(num_tokens, counted)

@@ -354,7 +354,8 @@ def load_response(
 ) -> inference_pb2.WatchLoadResponse:
     """A report for routers, with what went through the KV tiers, by their names; of a running call
     where it has lasted long."""
-    hits, store, peers = load.kv_hits, tiers.get("redis", _NO_COUNTS), tiers.get("peer", _NO_COUNTS)
+    store, peers = tiers.get("redis", _NO_COUNTS), tiers.get("peer", _NO_COUNTS)
+    tokens = load.kv_hits.tiers()
     is_long = running_call is not None and running_call.duration_ms >= LONG_CALL_MS
     return inference_pb2.WatchLoadResponse(
         running_sessions=load.running_sessions,
@@ -374,13 +375,13 @@ def load_response(
         queues_low=load.overload_level >= OverloadLevel.QUEUE_LOW,
         refuses_sessions=load.overload_level >= OverloadLevel.REFUSE,
         kv=inference_pb2.KvCounts(
-            prompt_tokens=hits.prompt_tokens,
+            prompt_tokens=load.kv_hits.prompt_tokens,
             # A block may be loaded for a session that ended before it counted.
-            pool_tokens=max(0, hits.cached_tokens - hits.loaded_tokens),
-            store_tokens=hits.loaded_tokens - hits.peer_tokens,
+            pool_tokens=max(0, tokens["device"]),
+            store_tokens=tokens.get("redis", 0),
             sync_bytes=store.num_bytes,
             store_failures=store.num_failures,
-            peer_tokens=hits.peer_tokens,
+            peer_tokens=tokens.get("peer", 0),
             peer_bytes=peers.num_bytes,
             peer_failures=peers.num_failures,
         ),

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from outrider.engines.embedding import Ids, padded_tokens
 from outrider.errors import FrameTooLargeError, OverloadedError
 from outrider.session.types import Priority
-from services.inference.embedding.limits import EmbeddingLimits
 from services.inference.embedding.queue import EmbeddingQueue
+from services.inference.embedding_limits import EmbeddingLimits
 
 LOW, MEDIUM, HIGH = Priority.LOW, Priority.MEDIUM, Priority.HIGH
 LIMITS = EmbeddingLimits(

@@ -38,7 +38,7 @@ from outrider.wire import error_from_proto
 from services.inference.config import InferenceConfig
 from services.inference.embedding import service
 from services.inference.embedding.app import EmbeddingReplica, LoadedEmbedder, load_embedder
-from services.inference.embedding.limits import EmbeddingLimits
+from services.inference.embedding_limits import EmbeddingLimits
 from tests.models.encoders import WIDTH, write_encoder
 
 TEXTS = ["the cat sat.", "a dog", "the cats sat. the dogs sat.", ""]

@@ -30,7 +30,7 @@ class Run:
 
     def load(self, memory: dict[int, tuple[int, ...]], index: int) -> bool:
         """The KV of a block comes; whether it was of use."""
-        block = self.pool.add_loaded(self.sequence, index, self.ids)
+        block = self.pool.add_loaded(self.sequence, index, self.ids, "redis")
         if block is None:
             return False
         memory[block] = tuple(self.ids[: (index + 1) * BLOCK])

@@ -45,7 +45,8 @@ class Shelf(KvTier):
         self.asked.append(missing)
         with prefix.cancelling_fetch():
             await self.may_answer.wait()
-        self._loader.load(prefix, tuple((index, BLOCK) for index in missing if index in self._has))
+        blocks = tuple((index, BLOCK) for index in missing if index in self._has)
+        self._loader.load(prefix, blocks, self.name)
 
     def wants(self, prefix: Prefix) -> Sequence[int]:
         return range(len(prefix.hashes))

@@ -128,11 +128,12 @@ async def test_prompt_tokens_are_counted_once_though_what_is_loaded_is_known_fir
         await eventually(lambda: it.replica.table.load is not None)
         load = it.replica.table.load
         assert load is not None
+        loaded = (("redis", 64), ("peer", 32))
         for hits in (
-            KvHits(0, 0, 64, 0),  # a block of the store is published
-            KvHits(0, 0, 96, 32),  # one of another replica
-            KvHits(200, 128, 96, 32),  # the session ends, with 32 tokens of the pool
-            KvHits(300, 188, 96, 32),  # another one, with 60 of the pool
+            KvHits(0, 0, (("redis", 64),)),  # a block of the store is published
+            KvHits(0, 0, loaded),  # one of another replica
+            KvHits(200, 128, loaded),  # the session ends, with 32 tokens of the pool
+            KvHits(300, 188, loaded),  # another one, with 60 of the pool
         ):
             it.replica.table.on_tick(ModelTick((), replace(load, kv_hits=hits), 0))
         assert [

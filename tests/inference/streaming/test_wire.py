@@ -72,7 +72,7 @@ LOAD = SchedulerLoad(
         ({"service_ms": 0.0}, True),
         ({"kv_blocks_free": 81}, False),
         ({"kv_blocks_free": 80}, True),
-        ({"kv_hits": KvHits(1000, 500, 0, 0)}, False),
+        ({"kv_hits": KvHits(1000, 500)}, False),
     ],
 )
 def test_routers_are_told_what_they_would_place_sessions_by(
