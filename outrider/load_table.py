@@ -38,19 +38,18 @@ WaiterT = TypeVar("WaiterT")
 
 @dataclass(frozen=True, slots=True)
 class LoadLimits:
-    """Limits on the number and length of waits for loads: `[edge.loading]`, for the models of an
-    edge."""
+    """Bounds of waits for loads. Those of an edge's models are set in `[edge.loading]`."""
 
     max_waiting: NonNegativeInt = 256
-    """Most requests that wait for loads; further ones are refused."""
+    """Most that may wait for loads at once; further ones are refused."""
     max_wait_s: NonNegativeFloat = 60.0
-    """Longest wait of a request in seconds."""
+    """Longest wait."""
     min_loaded_s: NonNegativeFloat = 10.0
-    """Least seconds that a thing stays loaded: otherwise requests for one thing after another would
-    keep loading and evicting."""
+    """Shortest time for which a loaded thing stays; without it, requests for one thing after
+    another would keep loading."""
     retry_s: NonNegativeFloat = 5.0
-    """Seconds after a failed load in which requests for the same thing are refused; the next one
-    after that loads it again."""
+    """After a failed load, requests for the same thing are refused for so long; the next one then
+    starts another load."""
 
 
 class LoadState(Enum):
@@ -63,16 +62,16 @@ class LoadState(Enum):
 
 
 class Refusal(Enum):
-    """Reason why a request is refused."""
+    """Reason of a refusal."""
 
     NOT_SERVED = auto()
-    """No thing of this name is served, or it is no longer served."""
+    """Nothing of this name is served, or no longer."""
     FAILED = auto()
-    """Its last load failed a moment ago."""
+    """Its last load failed, less than `retry_s` ago."""
     TOO_MANY_WAITING = auto()
-    """The most requests that may wait are waiting already."""
+    """`max_waiting` wait already."""
     STILL_LOADING = auto()
-    """The request waited as long as it may, and the load continues."""
+    """It was still being loaded when the wait ended."""
     IN_USE = auto()
     """All places have users."""
 
@@ -103,7 +102,7 @@ class Grant(Generic[WaiterT, KeyT]):
 
 @dataclass(frozen=True, slots=True)
 class Refuse(Generic[WaiterT]):
-    """Action: the waiter's request is refused."""
+    """This one does not get what it asked for."""
 
     waiter: WaiterT
     name: str

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from services.router.config import RegionConfig
+from services.router.fleet.entries import RegionConfig
 
 _EARTH_RADIUS_KM = 6371.0
 _FIBRE_KM_PER_MS = 200.0

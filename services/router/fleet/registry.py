@@ -14,7 +14,7 @@ from outrider.errors import UnavailableError
 from outrider.model_identity import short_form
 from outrider.peers.health import Change, HealthPolicy, PeerHealth, PeerState, Quarantine, Signal
 from outrider.peers.round_trip import RoundTrip
-from services.router.config import ReplicaConfig
+from services.router.fleet.entries import ReplicaConfig
 from services.router.fleet.replica import Replica, ReplicaIdentity, ReplicaLoad, ServedModel
 
 _MAX_TRANSITIONS: Final = 4096

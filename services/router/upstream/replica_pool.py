@@ -17,7 +17,8 @@ from outrider.peers.discovery import Discovery
 from outrider.peers.membership import parse_target
 from outrider.peers.stall_free_clock import StallFreeClock
 from outrider.tls import PLAINTEXT, Tls
-from services.router.config import ReplicaConfig, RouterConfig
+from services.router.config import RouterConfig
+from services.router.fleet.entries import ReplicaConfig
 from services.router.fleet.registry import Registry
 from services.router.fleet.replica import Replica
 from services.router.relay.switch import Switch
