@@ -352,9 +352,9 @@ def _open_tiers(
     metrics: Metrics,
     tls: Tls,
 ) -> KvTiers:
-    """Those that are configured, the nearest first. Without `kv` the engine's KV cannot go anywhere
-    else. Raises ConfigError for settings that cannot be right, and if the client of the store is
-    not installed."""
+    """The configured KV tiers, the nearest first. `kv` is None if the engine's KV cannot be copied
+    out. Raises ConfigError for invalid settings, and if the client of the store is not
+    installed."""
     info, has_store = model.engine.info, bool(config.prefix_store.url)
     tiers: list[KvTier] = []
     if static.prefixes:
