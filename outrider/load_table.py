@@ -38,18 +38,18 @@ WaiterT = TypeVar("WaiterT")
 
 @dataclass(frozen=True, slots=True)
 class LoadLimits:
-    """How many wait for loads, and how long: `[edge.loading]`, for the models of an edge."""
+    """Bounds of waits for loads. Those of an edge's models are set in `[edge.loading]`."""
 
     max_waiting: NonNegativeInt = 256
-    """As many may wait for something to be loaded; those beyond are refused."""
+    """Most that may wait for loads at once; further ones are refused."""
     max_wait_s: NonNegativeFloat = 60.0
-    """How long one may wait."""
+    """Longest wait."""
     min_loaded_s: NonNegativeFloat = 10.0
-    """How long what was loaded stays at least: those who ask for one thing after another would have
-    it loaded all the time."""
+    """Shortest time for which a loaded thing stays; without it, requests for one thing after
+    another would keep loading."""
     retry_s: NonNegativeFloat = 5.0
-    """After a load failed, those who ask for the same are refused for so long; the next one after
-    that has it tried again."""
+    """After a failed load, requests for the same thing are refused for so long; the next one then
+    starts another load."""
 
 
 class LoadState(Enum):
@@ -62,16 +62,16 @@ class LoadState(Enum):
 
 
 class Refusal(Enum):
-    """Why somebody does not get what was asked for."""
+    """Reason of a refusal."""
 
     NOT_SERVED = auto()
-    """Nothing of this name is served, or not any more."""
+    """Nothing of this name is served, or no longer."""
     FAILED = auto()
-    """It could not be loaded a moment ago."""
+    """Its last load failed, less than `retry_s` ago."""
     TOO_MANY_WAITING = auto()
-    """As many as may wait already."""
+    """`max_waiting` wait already."""
     STILL_LOADING = auto()
-    """The wait is over, and it is being loaded still."""
+    """It was still being loaded when the wait ended."""
     IN_USE = auto()
     """All places have users."""
 
@@ -102,7 +102,7 @@ class Grant(Generic[WaiterT, KeyT]):
 
 @dataclass(frozen=True, slots=True)
 class Refuse(Generic[WaiterT]):
-    """This one does not get it."""
+    """This one does not get what it asked for."""
 
     waiter: WaiterT
     name: str

@@ -49,7 +49,7 @@ from services.edge.models.served import LoadVocabulary, ServedModel
 from services.inference.app import Replica
 from services.inference.config import InferenceConfig
 from services.inference.model import LoadedModel, replies_in
-from services.router.config import ReplicaConfig
+from services.router.fleet.entries import ReplicaConfig
 from services.router.relay.policy import HangPolicy
 from services.tokenizer.vocabularies import ServedVocabulary
 from tests.router.replica import RouterUnderTest, running_router

@@ -12,7 +12,7 @@ from outrider.cli.local.settings import config_class
 from outrider.config import load
 from outrider.config_text import changed_values, defaults_text, effective_text, is_secret
 
-ROLES = ("edge", "router", "tokenizer", "inference")
+ROLES = ("edge", "router", "tokenizer", "tokenizer_worker", "inference")
 
 
 def loaded(cls: Any, role: str, file: Path, text: str) -> Any:

@@ -16,6 +16,7 @@ from services.edge.config import EdgeConfig
 from services.inference.config import InferenceConfig
 from services.router.config import RouterConfig
 from services.tokenizer.config import TokenizerConfig
+from services.tokenizer_worker.config import TokenizerWorkerConfig
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("bench", "deploy", "docs", "outrider", "protos", "services", "tests", "tools")
@@ -27,6 +28,7 @@ CONFIGS: Mapping[str, type] = {
     "inference": InferenceConfig,
     "router": RouterConfig,
     "tokenizer": TokenizerConfig,
+    "tokenizer_worker": TokenizerWorkerConfig,
 }
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)

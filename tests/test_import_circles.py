@@ -1,5 +1,5 @@
 """No module is imported by what it imports itself, over however many others; and the rooms of an
-edge are drawn in the order that import-linter enforces."""
+edge and of a router are drawn in the order that import-linter enforces."""
 
 from __future__ import annotations
 
@@ -25,10 +25,14 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         pytest.fail(f"a circle: {' -> '.join(error.args[1])}")
 
 
-def test_the_rooms_of_an_edge_are_drawn_in_the_order_that_is_enforced() -> None:
+@pytest.mark.parametrize(
+    ("package", "title"),
+    [("services.edge", "The rooms of an edge"), ("services.router", "The rooms of a router")],
+)
+def test_rooms_are_drawn_in_the_order_that_is_enforced(package: str, title: str) -> None:
     linter = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
-    (enforced,) = (it for it in linter["contracts"] if it.get("containers") == ["services.edge"])
+    (enforced,) = (it for it in linter["contracts"] if it.get("containers") == [package])
     page = (ROOT / "docs" / "architecture.md").read_text()
-    drawing = page.partition("### The rooms of an edge\n")[2].split("```")[1]
+    drawing = page.partition(f"### {title}\n")[2].split("```")[1]
     drawn = [name for line in drawing.splitlines() if (name := line[:WIDTH].strip())]
     assert drawn == enforced["layers"] and enforced["exhaustive"]

@@ -50,7 +50,8 @@ from services.inference import app as inference_app
 from services.inference.config import InferenceConfig
 from services.inference.scheduler.scheduler import Scheduler
 from services.router import app as router_app
-from services.router.config import ReplicaConfig, RouterConfig
+from services.router.config import RouterConfig
+from services.router.fleet.entries import ReplicaConfig
 
 SERVICES: Final = ("edge", "router", "inference")
 NUM_OPENS: Final = 9

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from services.router.config import RegionConfig
+from services.router.fleet.entries import RegionConfig
 from services.router.fleet.geography import Geography
 
 LOCAL_RTT_MS = 1.0

@@ -20,7 +20,7 @@ from services.router.admission.admission import Admission
 from services.router.admission.policy import AdmissionPolicy
 from services.router.admission.routing import LiveFleetView
 from services.router.admission.tenants import TenantPolicy
-from services.router.config import ReplicaConfig
+from services.router.fleet.entries import ReplicaConfig
 from services.router.fleet.geography import Geography
 from services.router.fleet.registry import Registry
 from services.router.fleet.replica import ClassLoad, PrefillLimits, ReplicaLoad, ServedModel

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+import itertools
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +14,16 @@ import pyarrow as pa
 from outrider.bulk.plan.results import TextCounts
 from outrider.bulk.reading import Document
 from outrider.models.vocabulary import Vocabulary
+from outrider.tokenization.backends.base import Batch
 from outrider.tokenization.backends.fallback import FallbackBackend
 from outrider.tokenization.cuts import CutRule, Cutter
 
 LONG_CHARS: Final = 1 << 16
 """Texts above it are encoded in parts: shorter ones are faster, and the reference takes many bytes
 of memory a token."""
+
+EncodeElsewhere: TypeAlias = Callable[[str], "array[int] | None"]
+"""The ids ('I') of a long text; None: it is to be encoded here."""
 
 _LIST: Final = pa.list_(pa.field("item", pa.uint32(), nullable=False))
 _COLUMNS: Final = (
@@ -51,8 +57,13 @@ class DocumentEncoder:
         rule: CutRule | None,
         *,
         token_offsets: bool = False,
+        elsewhere: EncodeElsewhere = lambda text: None,
     ) -> None:
+        """`elsewhere` is asked first for what is longer than LONG_CHARS."""
         self.backend = backend
+        self.num_elsewhere = 0
+        """Texts that were encoded there."""
+        self._elsewhere = elsewhere
         self.schema = schema(token_offsets=token_offsets)
         self._rule = rule
         self._bytes_of = (
@@ -62,13 +73,12 @@ class DocumentEncoder:
 
     def encode(self, documents: Sequence[Document]) -> tuple[pa.RecordBatch, TextCounts]:
         """The rows of the documents."""
-        texts: list[str] = []
+        pieces: list[str | array[int]] = []
         ends = [0]
         for document in documents:
-            for text in document.texts:
-                texts += self._parts(text)
-            ends.append(len(texts))
-        batch = self.backend.encode_batch(texts)
+            pieces += self._pieces(document)
+            ends.append(len(pieces))
+        batch = self._encode(pieces)
         ids = np.frombuffer(batch.ids, np.uint32)
         offsets = np.frombuffer(batch.offsets, np.uint64)[ends].astype(np.int32)
         columns = self._columns(documents, np.diff(offsets))
@@ -83,6 +93,22 @@ class DocumentEncoder:
             tokens=len(ids),
         )
         return pa.RecordBatch.from_arrays(columns, schema=self.schema), counts
+
+    def _pieces(self, document: Document) -> list[str | array[int]]:
+        """Texts and ids that joined are the document's."""
+        if document.num_chars > LONG_CHARS:
+            ids = self._elsewhere(document.text)
+            if ids is not None:
+                self.num_elsewhere += 1
+                return [ids]
+        return [part for text in document.texts for part in self._parts(text)]
+
+    def _encode(self, pieces: Sequence[str | array[int]]) -> Batch:
+        batch = self.backend.encode_batch([it for it in pieces if isinstance(it, str)])
+        if all(isinstance(it, str) for it in pieces):
+            return batch
+        numbers = itertools.count()
+        return Batch.of(batch.ids_of(next(numbers)) if isinstance(it, str) else it for it in pieces)
 
     def _parts(self, text: str) -> list[str]:
         if self._rule is None or len(text) <= LONG_CHARS:

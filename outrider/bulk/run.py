@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from outrider.bulk import scan
+from outrider.bulk.encoding import EncodeElsewhere
 from outrider.bulk.folder import OutputFolder
 from outrider.bulk.plan.journal import fingerprint
 from outrider.bulk.plan.results import (
@@ -61,6 +62,8 @@ class RunRequest:
     backend: str
     """Name of the package that passed the equivalence test; REFERENCE for none."""
     resume: bool = False
+    elsewhere: Callable[[Vocabulary], EncodeElsewhere] | None = None
+    """As in BulkJob."""
 
 
 @dataclass(slots=True)
@@ -74,6 +77,8 @@ class RunReport:
     failed: list[FailedShard]
     num_new_tokens: int
     """Tokens of this run only."""
+    num_elsewhere: int = 0
+    """Long texts of this run that a tokenizer service encoded."""
     names: list[str] = field(default_factory=list)
     """File names of the shards, in order; empty unless all are finished."""
 
@@ -118,7 +123,9 @@ def run(
     """Write every shard that is not written yet. Raises OutriderError, OSError, and
     KeyboardInterrupt; shards finished by then are kept."""
     vocabulary, settings, rule = request.vocabulary, request.settings, request.rule
-    job = BulkJob(str(request.folder), settings, vocabulary, request.backend, rule)
+    job = BulkJob(
+        str(request.folder), settings, vocabulary, request.backend, rule, request.elsewhere
+    )
     shards = ShardsRequest(
         paths=request.paths,
         folder=request.folder,
@@ -163,7 +170,8 @@ def _report(
     count = len(unreadable) + sum(result.num_problems for result in finished)
     counts = total(finished)
     num_new = counts.tokens - num_earlier_tokens
-    return RunReport(counts, num_shards, problems, count, failed, num_new)
+    num_elsewhere = sum(result.num_elsewhere for result in finished)
+    return RunReport(counts, num_shards, problems, count, failed, num_new, num_elsewhere)
 
 
 def _work(

@@ -26,14 +26,18 @@ class LoadedVocabulary:
     backend: FallbackBackend
     rule: CutRule | None
     """None if no rule for cutting its texts is proven."""
+    model: str = ""
+    """Of the catalogue; empty: it is of a file."""
 
     @classmethod
-    def of(cls, vocabulary: Vocabulary, backend: FallbackBackend) -> LoadedVocabulary:
+    def of(
+        cls, vocabulary: Vocabulary, backend: FallbackBackend, model: str = ""
+    ) -> LoadedVocabulary:
         """Load a vocabulary and encode once, so that what backends build at first use exists before
         processes are forked."""
         for one in backend.both:
             one.encode(_LINE)
-        return cls(vocabulary, backend, rule_of(vocabulary))
+        return cls(vocabulary, backend, rule_of(vocabulary), model)
 
 
 def rule_of(vocabulary: Vocabulary) -> CutRule | None:
@@ -49,7 +53,7 @@ def of_model(name: str, backend: str) -> LoadedVocabulary:
     UnknownModelError, ModelStoreError, ConfigError."""
     spec, store = lookup(name), ModelStore(default_root())
     vocabulary = load_vocabulary(spec, store)
-    return LoadedVocabulary.of(vocabulary, load_backend(store, vocabulary, backend))
+    return LoadedVocabulary.of(vocabulary, load_backend(store, vocabulary, backend), spec.name)
 
 
 def of_file(path: Path, backend: str) -> LoadedVocabulary:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -11,7 +12,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from outrider.bulk.encoding import DocumentEncoder
+from outrider.bulk.encoding import DocumentEncoder, EncodeElsewhere
 from outrider.bulk.plan.results import MAX_PROBLEMS, ShardResult, TextCounts, TextProblem
 from outrider.bulk.plan.shards import BulkSettings, Shard
 from outrider.bulk.reading import Document, ReadOptions, ReadResult, read
@@ -54,6 +55,8 @@ class BulkJob:
     backend: str
     """The package to use, which passed the equivalence test; REFERENCE for none."""
     rule: CutRule | None
+    elsewhere: Callable[[Vocabulary], EncodeElsewhere] | None = None
+    """Makes, once in each worker, who is asked first for long texts; None: nobody."""
 
 
 class BulkWorker:
@@ -69,10 +72,14 @@ class BulkWorker:
             reason="it passed the equivalence test",
             sample_every=SAMPLE_EVERY,
         )
-        offsets = job.settings.token_offsets
         self._encoder = DocumentEncoder(
-            job.vocabulary, self._backend, job.rule, token_offsets=offsets
+            job.vocabulary,
+            self._backend,
+            job.rule,
+            token_offsets=job.settings.token_offsets,
+            elsewhere=self._encode_elsewhere,
         )
+        self._elsewhere: EncodeElsewhere | None = None
         self._job = job
         self._was_fast = fast is not None
 
@@ -85,6 +92,7 @@ class BulkWorker:
 
     def run(self, shard: Shard) -> ShardResult:
         """Write the shard. Raises OSError where it cannot be written."""
+        num_elsewhere = self._encoder.num_elsewhere
         settings = self._job.settings
         path = Path(self._job.folder) / shard.name(settings.suffix)
         counts = TextCounts()
@@ -108,7 +116,15 @@ class BulkWorker:
             problems=tuple(problems[:MAX_PROBLEMS]),
             num_problems=len(problems),
             backend_problem=self._backend.reason if is_off else "",
+            num_elsewhere=self._encoder.num_elsewhere - num_elsewhere,
         )
+
+    def _encode_elsewhere(self, text: str) -> array[int] | None:
+        if self._job.elsewhere is None:
+            return None
+        if self._elsewhere is None:  # not before the process is forked that uses it
+            self._elsewhere = self._job.elsewhere(self._job.vocabulary)
+        return self._elsewhere(text)
 
     def _documents(self, shard: Shard) -> Iterator[ReadResult]:
         options = ReadOptions(self._job.settings, self._job.rule)

@@ -16,7 +16,7 @@ from outrider.errors import ConfigError
 from outrider.models.catalog import load_catalog
 
 app = typer.Typer(no_args_is_help=True, help="Show, explain and check a service's configuration.")
-_ROLES = tuple(role.value for role in Role)
+_ROLES = tuple(role.name for role in Role)
 
 
 @app.command()
@@ -39,8 +39,8 @@ def show(
     secrets.
     """
     flags = flags_of(settings or [])
-    loaded = load(config_class(role.value), role.value, file=config, flags=flags)
-    print(effective_text(loaded, role.value))
+    loaded = load(config_class(role.name), role.name, file=config, flags=flags)
+    print(effective_text(loaded, role.name))
 
 
 @app.command()
@@ -50,7 +50,7 @@ def defaults(role: Annotated[Role, typer.Argument(help="The service.")]) -> None
     In the environment, KEY of [ROLE] is OUTRIDER_ROLE_KEY and KEY of [ROLE.TABLE] is
     OUTRIDER_ROLE_TABLE_KEY. With --set they are KEY and TABLE.KEY.
     """
-    print(defaults_text(config_class(role.value), role.value))
+    print(defaults_text(config_class(role.name), role.name))
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""Credentials of the command line for routers: an operator's certificate."""
+"""Credentials of the command line for services: an operator's certificate."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from outrider.tls import Tls
 
 Certificate = Annotated[
-    Path | None, typer.Option(help="PEM certificate of an operator, to ask a router elsewhere.")
+    Path | None, typer.Option(help="PEM certificate of an operator, to ask services elsewhere.")
 ]
 PrivateKey = Annotated[Path | None, typer.Option(help="PEM key of --certificate.")]
 Ca = Annotated[
     Path | None,
-    typer.Option(help="PEM certificate of the CA that signed the router's certificate."),
+    typer.Option(help="PEM certificate of the CA that signed their certificates."),
 ]
 TrustDomain = Annotated[str, typer.Option(help="Trust domain of the certificates.")]
 Plaintext = Annotated[
-    bool, typer.Option("--plaintext", help="Ask a router elsewhere without certificates.")
+    bool, typer.Option("--plaintext", help="Ask services elsewhere without certificates.")
 ]
 Flags: TypeAlias = tuple[Path | None, Path | None, Path | None, str, bool]
 """Values of a command's flags, in the order above."""

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from outrider import process
-from outrider.cli.local.settings import refuse_secret
+from outrider.cli.local.settings import config_class, refuse_secret
 from outrider.config import load
 from outrider.config_following import ConfigSource
 from outrider.errors import ConfigError
@@ -24,11 +24,12 @@ from outrider.workers import worker
 
 
 class Role(StrEnum):
-    """The four services."""
+    """The services; their names are those of tables in files."""
 
     edge = "edge"
     router = "router"
     tokenizer = "tokenizer"
+    tokenizer_worker = "tokenizer-worker"
     inference = "inference"
 
 
@@ -58,7 +59,7 @@ def serve(
 
     --set overrides the environment (OUTRIDER_ROLE_KEY), which overrides the file of --config, which
     overrides the defaults. The file is read again when it changes and on SIGHUP; changes that need
-    a restart are logged.
+    a restart are logged. Tables and variables write tokenizer_worker for tokenizer-worker.
 
     Every service answers /health, /ready and /metrics on its admin port.
     """
@@ -68,22 +69,17 @@ def serve(
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     # gRPC writes a line for each handshake that fails: as many as whoever can connect likes.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    service_config = importlib.import_module(f"services.{role.value}.config")
-    # A router takes models' names as they come.
-    if looks_up_models := role is not Role.router:
+    # A router takes models' names as they come, a worker vocabularies.
+    if looks_up_models := role not in (Role.router, Role.tokenizer_worker):
         use(load_catalog(config), config)
-    app = importlib.import_module(f"services.{role.value}.app")
-    config_class = getattr(service_config, f"{role.value.capitalize()}Config")
+    app = importlib.import_module(f"services.{role.name}.app")
+    kind = config_class(role.name)
     flags = flags_of(settings or [])
-    loaded = load(config_class, role.value, file=config, flags=flags)
-    source = config and ConfigSource(
-        config_class, role.value, config, flags, with_models=looks_up_models
-    )
+    loaded = load(kind, role.name, file=config, flags=flags)
+    source = config and ConfigSource(kind, role.name, config, flags, with_models=looks_up_models)
     is_supervised = process.was_told_of_parent()
     if getattr(loaded, "processes", 1) > 1 and worker.this_worker() is None:
-        _serve_many(
-            role.value, loaded, config, settings or [], ready_file, has_parent=is_supervised
-        )
+        _serve_many(role.name, loaded, config, settings or [], ready_file, has_parent=is_supervised)
         return
     process.run(
         partial(app.serve, source=source),

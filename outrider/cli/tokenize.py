@@ -17,8 +17,18 @@ import typer
 
 from outrider.cli.bulk_executors import ExecutorName, ExecutorOption, RayAddress
 from outrider.cli.bulk_progress import shown
+from outrider.cli.operator import (
+    TRUST_DOMAIN,
+    Ca,
+    Certificate,
+    Plaintext,
+    PrivateKey,
+    TrustDomain,
+)
+from outrider.cli.tokenizer_service import TokenizerServices
 from outrider.errors import ConfigError
 from outrider.telemetry.logs import configure_logging
+from outrider.tls.config import TlsConfig
 
 if TYPE_CHECKING:
     from outrider.bulk.run import Executor, RunReport, RunRequest
@@ -88,6 +98,19 @@ def tokenize(
     workers: Annotated[
         int, typer.Option(min=0, max=1024, help="Number of worker processes; 0: one per core.")
     ] = 0,
+    service: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="HOST:PORT, dns:HOST:PORT or srv:NAME of a tokenizer service, for texts above "
+            "65,536 characters; what it does not do is done here. Repeat it for several.",
+        ),
+    ] = None,
+    certificate: Certificate = None,
+    private_key: PrivateKey = None,
+    ca: Ca = None,
+    trust_domain: TrustDomain = TRUST_DOMAIN,
+    plaintext: Plaintext = False,
     executor: ExecutorOption = ExecutorName.local,
     ray_address: RayAddress = None,
     resume: Annotated[
@@ -126,6 +149,13 @@ def tokenize(
         rule=loaded.rule,
         backend=loaded.backend.name,
         resume=resume,
+        elsewhere=TokenizerServices(
+            tuple(service),
+            loaded.model,
+            TlsConfig(certificate, private_key, ca, trust_domain, plaintext),
+        )
+        if service
+        else None,
     )
     num_workers = workers or len(os.sched_getaffinity(0))
     make = _executor_maker(executor, num_workers, ray_address, loaded.backend.fast)
@@ -187,6 +217,8 @@ def _print_report(
         print(json.dumps(_as_object(report, elapsed_s, lengths, problems), ensure_ascii=False))
         return
     _print_counts(report, folder, elapsed_s)
+    if report.num_elsewhere:
+        print(f"{report.num_elsewhere:,} long texts by a tokenizer service")
     if lengths:
         print("tokens per document: " + ", ".join(f"{k} {n:,}" for k, n in lengths.items()))
     for problem in problems[:_MAX_LISTED]:
@@ -221,6 +253,7 @@ def _as_object(
         "tokens_per_s": report.num_new_tokens / max(elapsed_s, 1e-9),
         "elapsed_s": elapsed_s,
         "tokens_per_document": lengths,
+        "by_service": report.num_elsewhere,
         "shards": report.names,
         "num_problems": report.num_problems + len(report.failed),
         "problems": problems,

@@ -20,6 +20,7 @@ from outrider.client.events import (
     Interrupted,
     ModelInfo,
     Resumed,
+    TextIds,
 )
 from outrider.client.recovery import ReconnectPolicy
 from outrider.client.tickets import SessionTickets
@@ -80,6 +81,7 @@ __all__ = [
     "SessionTickets",
     "Speculation",
     "SpeculationStats",
+    "TextIds",
     "Timings",
     "TokenLogprobs",
     "ToolCall",

@@ -21,7 +21,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from outrider.client.chat import Chat
 from outrider.client.client import Client, Typing, connect
-from outrider.client.events import ChatResult, EdgeInfo, Event
+from outrider.client.events import ChatResult, EdgeInfo, Event, TextIds
 from outrider.errors import UnavailableError
 from outrider.models.chat import Message
 
@@ -126,6 +126,10 @@ class BlockingClient:
     def describe(self) -> EdgeInfo:
         """Ask the edge for its name, region and models; see `Client.describe`."""
         return self._thread.wait(self._client.describe())
+
+    def tokenize(self, text: str, *, model: str = "") -> TextIds:
+        """As Client.tokenize."""
+        return self._thread.wait(self._client.tokenize(text, model=model))
 
 
 class BlockingChat(Iterator[Event]):

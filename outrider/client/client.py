@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 from urllib.parse import urlsplit
 
 from outrider.access.client_key import configured_key, found_key
 from outrider.client.chat import Chat
 from outrider.client.connection import ClientConnection
-from outrider.client.events import EdgeInfo
+from outrider.client.events import EdgeInfo, TextIds
 from outrider.client.link import EdgeAddress, Link, open_link
 from outrider.client.messages import read_messages
 from outrider.client.protocol import DEFAULT_PORT
@@ -30,6 +30,8 @@ from outrider.client.wire import (
     PriorityName,
     SpeculationName,
     read_description,
+    read_text_ids,
+    tokenize_frame,
     typed_frame,
 )
 from outrider.codec.frames import FrameDecoder
@@ -39,6 +41,7 @@ from outrider.models.tools import check_tools, tool_text
 from outrider.sampling.grammar import from_response_format
 from outrider.sampling.params import SamplingParams
 
+T = TypeVar("T")
 DEFAULT_RECONNECT: Final = ReconnectPolicy()
 
 
@@ -139,9 +142,19 @@ class Client:
     async def describe(self) -> EdgeInfo:
         """Ask the edge for its name, region and models. Raises UnavailableError, or the edge's own
         error."""
-        question = _Question()
+        return await self._ask(DESCRIBE, read_description)
+
+    async def tokenize(self, text: str, *, model: str = "") -> TextIds:
+        """Turn a text of up to about a megabyte into token ids, as the edge's `/tokenize` does:
+        names of control tokens in it become these tokens, and a tokenizer service encodes long
+        texts if the edge has one. It needs the scope `tokenize`. Raises UnavailableError,
+        PromptTooLongError, InvalidRequestError, or the edge's own error."""
+        return await self._ask(tokenize_frame(text, model, self._credential), read_text_ids)
+
+    async def _ask(self, frame: bytes, read: Callable[[bytes], T]) -> T:
+        question = _Question(read)
         connection = await self._link.usable()
-        stream_id = connection.open(question, DESCRIBE)
+        stream_id = connection.open(question, frame)
         try:
             return await question.answer
         finally:
@@ -259,18 +272,19 @@ class Typing:
         """Called by the connection when the stream is cut off: so is the head start."""
 
 
-class _Question:
+class _Question(Generic[T]):
     """A stream whose answer is one frame."""
 
-    def __init__(self) -> None:
+    def __init__(self, read: Callable[[bytes], T]) -> None:
         self._decoder = FrameDecoder()
-        self.answer: asyncio.Future[EdgeInfo] = asyncio.get_running_loop().create_future()
+        self._read = read
+        self.answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
     def received(self, data: bytes, end_stream: bool) -> None:
         """Called by the connection."""
         try:
             for payload in self._decoder.feed(data):
-                self._settle(read_description(payload))
+                self._settle(self._read(payload))
             if end_stream and not self.answer.done():
                 raise UnavailableError("the edge ended the stream without an answer; ask again")
         except OutriderError as error:
@@ -281,9 +295,9 @@ class _Question:
         if not self.answer.done():
             self.answer.set_exception(error)
 
-    def _settle(self, info: EdgeInfo) -> None:
+    def _settle(self, answer: T) -> None:
         if not self.answer.done():
-            self.answer.set_result(info)
+            self.answer.set_result(answer)
 
 
 def _address(

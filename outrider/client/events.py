@@ -61,6 +61,16 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class TextIds:
+    """The token ids of a text."""
+
+    ids: tuple[int, ...]
+    model: str
+    """In whose vocabulary they are."""
+    vocabulary_digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class EdgeInfo:
     """Description of an edge."""
 

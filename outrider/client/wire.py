@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
-from outrider.client.events import EdgeInfo, ModelInfo
+from outrider.client.events import EdgeInfo, ModelInfo, TextIds
 from outrider.codec.frames import DEFAULT_MAX_FRAME_BYTES, encode_frame
 from outrider.errors import (
     InvalidRequestError,
@@ -176,6 +176,32 @@ def typed_frame(
         return encode_frame(edge_pb2.ClientFrame(typed=typed).SerializeToString())
     except (ValueError, TypeError) as error:
         raise InvalidRequestError(f"the text cannot be sent: {error}") from error
+
+
+def tokenize_frame(text: str, model: str, credential: Credential) -> bytes:
+    """Asks for the ids of a text. Raises InvalidRequestError for what no frame can hold,
+    PromptTooLongError for more than one holds."""
+    try:
+        asked = edge_pb2.TokenizeText(text=text, model=model, credential=_credential(credential))
+        frame = edge_pb2.ClientFrame(tokenize=asked).SerializeToString()
+    except (ValueError, TypeError) as error:
+        raise InvalidRequestError(f"the text cannot be sent: {error}") from error
+    if len(frame) > DEFAULT_MAX_FRAME_BYTES:
+        raise PromptTooLongError(
+            f"the text is {len(frame):,} bytes, of which an edge takes "
+            f"{DEFAULT_MAX_FRAME_BYTES:,}; send parts, or use `outrider tokenize`"
+        )
+    return encode_frame(frame)
+
+
+def read_text_ids(payload: bytes) -> TextIds:
+    """The answer to `tokenize_frame`. Raises as `read_frame`, and MalformedFrameError for another
+    frame."""
+    frame = read_frame(payload)
+    if not frame.HasField("tokenized"):
+        raise MalformedFrameError("the edge was asked for ids and sent something else")
+    answer = frame.tokenized
+    return TextIds(tuple(answer.ids), answer.model, answer.vocabulary_digest)
 
 
 def _credential(credential: Credential) -> edge_pb2.Credential | None:

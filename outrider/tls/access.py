@@ -38,7 +38,8 @@ ACCESS: Final[Mapping[str, frozenset[Role]]] = {
     "/outrider.v1.KvTransferService/FetchKv": frozenset({Role.INFERENCE}),
     "/outrider.v1.TokenizerService/Encode": _ROUTER_OPERATOR,
     "/outrider.v1.TokenizerService/Decode": _ROUTER_OPERATOR,
-    "/outrider.v1.TokenizerService/Tokenize": _ROUTER_OPERATOR,
+    # An edge has the texts that it hands over.
+    "/outrider.v1.TokenizerService/Tokenize": frozenset({Role.EDGE, Role.ROUTER, Role.OPERATOR}),
     "/outrider.v1.TokenizerService/Count": _ROUTER_OPERATOR,
     "/outrider.v1.TokenizerService/Detokenize": _ROUTER_OPERATOR,
     # A vocabulary is no secret; workers and edges tokenize with it.

@@ -30,6 +30,7 @@ class ClientFrame(_message.Message):
     DESCRIBE_FIELD_NUMBER: _builtins.int
     TYPED_FIELD_NUMBER: _builtins.int
     ACKNOWLEDGE_FIELD_NUMBER: _builtins.int
+    TOKENIZE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def chat(self) -> Global___ChatRequest: ...
     @_builtins.property
@@ -46,6 +47,10 @@ class ClientFrame(_message.Message):
     def acknowledge(self) -> Global___AcknowledgeToken:
         """The resume token of the last ChatAccepted has arrived: the one before it is void."""
 
+    @_builtins.property
+    def tokenize(self) -> Global___TokenizeText:
+        """Alone on its stream."""
+
     def __init__(
         self,
         *,
@@ -54,12 +59,13 @@ class ClientFrame(_message.Message):
         describe: Global___DescribeEdge | None = ...,
         typed: Global___TypedText | None = ...,
         acknowledge: Global___AcknowledgeToken | None = ...,
+        tokenize: Global___TokenizeText | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "cancel", b"cancel", "chat", b"chat", "describe", b"describe", "kind", b"kind", "typed", b"typed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "cancel", b"cancel", "chat", b"chat", "describe", b"describe", "kind", b"kind", "tokenize", b"tokenize", "typed", b"typed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "cancel", b"cancel", "chat", b"chat", "describe", b"describe", "kind", b"kind", "typed", b"typed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "cancel", b"cancel", "chat", b"chat", "describe", b"describe", "kind", b"kind", "tokenize", b"tokenize", "typed", b"typed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["chat", "cancel", "describe", "typed", "acknowledge"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["chat", "cancel", "describe", "typed", "acknowledge", "tokenize"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -76,6 +82,7 @@ class EdgeFrame(_message.Message):
     DONE_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     DESCRIPTION_FIELD_NUMBER: _builtins.int
+    TOKENIZED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def accepted(self) -> Global___ChatAccepted: ...
     @_builtins.property
@@ -94,6 +101,10 @@ class EdgeFrame(_message.Message):
     def description(self) -> Global___EdgeDescription:
         """The answer to DescribeEdge; ends the stream."""
 
+    @_builtins.property
+    def tokenized(self) -> Global___TokenizedText:
+        """The answer to TokenizeText; ends the stream."""
+
     def __init__(
         self,
         *,
@@ -104,12 +115,13 @@ class EdgeFrame(_message.Message):
         done: Global___ChatDone | None = ...,
         error: _common_pb2.ErrorDetail | None = ...,
         description: Global___EdgeDescription | None = ...,
+        tokenized: Global___TokenizedText | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "commit", b"commit", "description", b"description", "done", b"done", "error", b"error", "kind", b"kind", "provisional", b"provisional", "retract", b"retract"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "commit", b"commit", "description", b"description", "done", b"done", "error", b"error", "kind", b"kind", "provisional", b"provisional", "retract", b"retract", "tokenized", b"tokenized"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "commit", b"commit", "description", b"description", "done", b"done", "error", b"error", "kind", b"kind", "provisional", b"provisional", "retract", b"retract"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "commit", b"commit", "description", b"description", "done", b"done", "error", b"error", "kind", b"kind", "provisional", b"provisional", "retract", b"retract", "tokenized", b"tokenized"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["accepted", "provisional", "retract", "commit", "done", "error", "description"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["accepted", "provisional", "retract", "commit", "done", "error", "description", "tokenized"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -306,6 +318,62 @@ class TypedText(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TypedText: _TypeAlias = TypedText  # noqa: Y015
+
+@_typing.final
+class TokenizeText(_message.Message):
+    """Asks for the ids of a text, in which the texts of control tokens are these tokens."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    CREDENTIAL_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Empty: as in ChatRequest."""
+    text: _builtins.str
+    @_builtins.property
+    def credential(self) -> Global___Credential: ...
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        text: _builtins.str = ...,
+        credential: Global___Credential | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "model", b"model", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenizeText: _TypeAlias = TokenizeText  # noqa: Y015
+
+@_typing.final
+class TokenizedText(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDS_FIELD_NUMBER: _builtins.int
+    VOCABULARY_DIGEST_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    vocabulary_digest: _builtins.bytes
+    """Whose ids they are."""
+    model: _builtins.str
+    @_builtins.property
+    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        ids: _abc.Iterable[_builtins.int] | None = ...,
+        vocabulary_digest: _builtins.bytes = ...,
+        model: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "model", b"model", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenizedText: _TypeAlias = TokenizedText  # noqa: Y015
 
 @_typing.final
 class EdgeDescription(_message.Message):

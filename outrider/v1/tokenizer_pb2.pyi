@@ -468,24 +468,28 @@ class WorkRequest(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
+    LEAVING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___WorkerHello: ...
     @_builtins.property
     def result(self) -> Global___PartResult: ...
     @_builtins.property
     def heartbeat(self) -> Global___WorkerHeartbeat: ...
+    @_builtins.property
+    def leaving(self) -> Global___WorkerLeaving: ...
     def __init__(
         self,
         *,
         hello: Global___WorkerHello | None = ...,
         result: Global___PartResult | None = ...,
         heartbeat: Global___WorkerHeartbeat | None = ...,
+        leaving: Global___WorkerLeaving | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "result", b"result"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "leaving", b"leaving", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "result", b"result"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "leaving", b"leaving", "result", b"result"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "result", "heartbeat"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "result", "heartbeat", "leaving"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -497,23 +501,46 @@ class WorkerHello(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     SLOTS_FIELD_NUMBER: _builtins.int
+    REFERENCE_VERSION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Unique among the workers of the service; a newer worker of the same name replaces the older."""
     slots: _builtins.int
     """Parts it may hold at once."""
+    reference_version: _builtins.str
+    """Of the package `tokenizers`, the reference: a worker with another one than the service is refused
+    as VOCABULARY_MISMATCH, for versions differ in ids.
+    """
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         slots: _builtins.int = ...,
+        reference_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "slots", b"slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "reference_version", b"reference_version", "slots", b"slots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerHello: _TypeAlias = WorkerHello  # noqa: Y015
+
+@_typing.final
+class WorkerLeaving(_message.Message):
+    """No further part."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerLeaving: _TypeAlias = WorkerLeaving  # noqa: Y015
 
 @_typing.final
 class WorkerHeartbeat(_message.Message):
@@ -540,8 +567,13 @@ class PartResult(_message.Message):
     SEQUENCE_FIELD_NUMBER: _builtins.int
     IDS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    VOCABULARY_DIGEST_FIELD_NUMBER: _builtins.int
     job: _builtins.int
     sequence: _builtins.int
+    vocabulary_digest: _builtins.bytes
+    """Of the vocabulary that the ids are of. One that is not the part's ends the worker's stream as
+    VOCABULARY_MISMATCH, and the part goes to another worker.
+    """
     @_builtins.property
     def ids(self) -> _common_pb2.TokenBlock: ...
     @_builtins.property
@@ -553,10 +585,11 @@ class PartResult(_message.Message):
         sequence: _builtins.int = ...,
         ids: _common_pb2.TokenBlock | None = ...,
         error: _common_pb2.ErrorDetail | None = ...,
+        vocabulary_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "ids", b"ids", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "ids", b"ids", "job", b"job", "result", b"result", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "ids", b"ids", "job", b"job", "result", b"result", "sequence", b"sequence", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["ids", "error"]  # noqa: Y015
     _WhichOneofArgType_result: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015

@@ -122,7 +122,9 @@ class TokenizerWorkServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> TokenizerWorkServiceAsyncStub: ...
     Work: _grpc.StreamStreamMultiCallable[_tokenizer_pb2.WorkRequest, _tokenizer_pb2.WorkResponse]
-    """The worker says hello, then gets a part for each free slot, and frees the slot by a result."""
+    """The worker says hello, then gets a part for each free slot, and frees the slot by a result. One
+    that leaves gets no further part; the service ends the stream once it has the last result.
+    """
 
 @_typing.type_check_only
 class TokenizerWorkServiceAsyncStub(TokenizerWorkServiceStub):
@@ -130,7 +132,9 @@ class TokenizerWorkServiceAsyncStub(TokenizerWorkServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Work: _aio.StreamStreamMultiCallable[_tokenizer_pb2.WorkRequest, _tokenizer_pb2.WorkResponse]  # type: ignore[assignment]
-    """The worker says hello, then gets a part for each free slot, and frees the slot by a result."""
+    """The worker says hello, then gets a part for each free slot, and frees the slot by a result. One
+    that leaves gets no further part; the service ends the stream once it has the last result.
+    """
 
 class TokenizerWorkServiceServicer(metaclass=_abc_1.ABCMeta):
     """For worker processes, on this node and others. Callers are trusted: their ids are passed on."""
@@ -141,6 +145,8 @@ class TokenizerWorkServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_tokenizer_pb2.WorkRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_tokenizer_pb2.WorkResponse], _abc.AsyncIterator[_tokenizer_pb2.WorkResponse]]:
-        """The worker says hello, then gets a part for each free slot, and frees the slot by a result."""
+        """The worker says hello, then gets a part for each free slot, and frees the slot by a result. One
+        that leaves gets no further part; the service ends the stream once it has the last result.
+        """
 
 def add_TokenizerWorkServiceServicer_to_server(servicer: TokenizerWorkServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

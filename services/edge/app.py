@@ -28,6 +28,7 @@ from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.tokenization.rewriting import Rewriter
+from outrider.tokenizer_client import LONG_TEXTS, TokenizerClient
 from outrider.workers.worker import Worker, this_worker
 from services.edge.access.following import IssuerKeys, keys_followed
 from services.edge.access.identity import Tenants
@@ -133,6 +134,11 @@ class Edge:
         self._process = EdgeProcess(config, worker)
         self._config = config = self._process.config
         self.telemetry = EdgeTelemetry(metrics)
+        self._long_texts = TokenizerClient(
+            config.long_texts,
+            tls=tls,
+            record=lambda who: metrics.counter(LONG_TEXTS).add(1, {"tokenized_by": who}),
+        )
         self.upstream = _router_pool(config, metrics, tls)
         self.models = _models(config, catalog, load, metrics, self.telemetry, tls)
 
@@ -160,6 +166,7 @@ class Edge:
             models=self.models,
             upstream=self.upstream,
             embedding_queue=TenantCallQueue(),
+            long_texts=self._long_texts,
             telemetry=self.telemetry,
             resumable=resumable,
             time_slicer=slicer,
@@ -221,6 +228,7 @@ class Edge:
         await self.models.start()
         admin_port = await self._admin.start()
         self.upstream.start()
+        self._long_texts.start()
         self._drafter_deadline = asyncio.get_running_loop().time() + _DRAFTER_START_S
         port = await self.listener.start(
             config.host, config.port, chain, key, opened=self._process.opened("datagrams")
@@ -269,6 +277,7 @@ class Edge:
         if self._renewal is not None:
             self._renewal.cancel()
         await self.upstream.stop()
+        await self._long_texts.close()
         await self.models.stop()
         await self._admin.stop()
         if self._shared_limits is not None:

@@ -32,6 +32,7 @@ from outrider.telemetry.config import AdminConfig
 from outrider.tls.config import TlsConfig
 from outrider.tokenization.pool.config import TokenizationConfig
 from outrider.tokenization.rewriting import AS_IT_IS, RewritingPolicy
+from outrider.tokenizer_client import LongTextsConfig
 from outrider.workers.steering import MAX_PROCESSES
 from services.edge.access.config import AccessConfig, JwtConfig, SharedLimitsConfig
 from services.edge.access.identity import (
@@ -181,6 +182,8 @@ class EdgeConfig:
     """How chats are rewritten before they are tokenized (docs/guides/tokens.md)."""
     tokenization: TokenizationConfig = field(default_factory=TokenizationConfig)
     """How prompts are tokenized, for each loaded model."""
+    long_texts: LongTextsConfig = field(default_factory=LongTextsConfig)
+    """Tokenizer services for the long texts of `/tokenize` (docs/guides/long-texts.md)."""
     max_queued_frames: PositiveInt = 4096
     """Frames that may wait for one router."""
     prompt_memory_bytes: NonNegativeInt = 16 << 20

@@ -49,9 +49,10 @@ SERVICE: Final = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_na
 LIVE_KEYS: Final = frozenset({"default_model", "replicas"})
 """Settings that are followed while the router runs."""
 _HOUSEKEEPING_S: Final = 0.5
-"""Between two looks for what nobody waits for: peers that have left, the advice on replicas."""
+"""Seconds between two rounds of periodic work: removing peers that have left, advice on
+replicas."""
 _EXPORT_S: Final = 1.0
-"""Longest time between two updates of the metrics of sessions that nobody reads."""
+"""Longest time between two updates of the metrics of sessions whose stream is not being read."""
 _MAX_SWEPT_ROWS: Final = 512
 """Rows of the prefix tree looked at in one tick: on a slow CPU some 3 ms if all are freed."""
 
@@ -111,7 +112,7 @@ class Router:
         return counts[PeerState.READY] > 0, f"replicas: {text or 'none configured'}"
 
     def tick(self) -> None:
-        """What passes with time alone."""
+        """Do the work that only depends on time: expiries, metrics of replicas, advice."""
         now = self.clock()
         if self.clock.stalled_recently:
             self.core.registry.was_late()
@@ -161,7 +162,8 @@ class Router:
             await self.clock.next_tick()
 
     async def retrying(self) -> None:
-        """Sessions that wait for a replica go on when there is reason to, before the next tick."""
+        """Retry sessions that wait for a replica as soon as something changed, before the next
+        tick."""
         while True:
             await self.retry_scheduled.wait()
             self.retry_scheduled.clear()

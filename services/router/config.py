@@ -14,10 +14,10 @@ from outrider.bounds import (
     between,
     check_bounds,
 )
-from outrider.config import check_address, check_message_bytes
+from outrider.config import check_message_bytes
 from outrider.errors import ConfigError
 from outrider.peers.health import QuarantinePolicy
-from outrider.peers.membership import DiscoveryPolicy, Lookup, parse_target
+from outrider.peers.membership import DiscoveryPolicy, parse_target
 from outrider.telemetry.config import AdminConfig
 from outrider.tls.config import TlsConfig
 from outrider.tls.identity import is_label
@@ -27,69 +27,10 @@ from services.router.admission.pricing import Price, PriceTable
 from services.router.admission.tenants import TenantPolicy
 from services.router.autoscale.policy import AutoscalePolicy
 from services.router.embedding.policy import EmbeddingPolicy
+from services.router.fleet.entries import RegionConfig, ReplicaConfig, ReplicaTarget
 from services.router.placement.types import PlacementPolicy
 from services.router.prefix_index.index import PrefixIndexLimits
 from services.router.relay.policy import FailoverPolicy, HangPolicy
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaConfig:
-    """One inference replica this router may place sessions on (`[[router.replicas]]`)."""
-
-    name: str
-    """Unique in the mesh; shown in placements, logs and metrics."""
-    region: str
-    """Region that holds the prompt while the replica serves it (data residency). A replica that
-    says another one is refused, and with certificates one whose certificate does not say it."""
-    address: str
-    """gRPC target, `host:port`."""
-    model: str = ""
-    """What the replica is expected to serve, known before it answers; empty: learned from it."""
-
-    def __post_init__(self) -> None:
-        for field in ("name", "region", "address"):
-            if not getattr(self, field):
-                raise ConfigError(f"a replica has no {field}; set it in [[router.replicas]]")
-        check_address(self.address, f"address of replica {self.name}")
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaTarget:
-    """Where further replicas of a region are found (`[[router.replica_targets]]`)."""
-
-    target: str
-    """`dns:HOST:PORT` or `srv:NAME`."""
-    region: str
-    """Region of all that is found there (data residency): a replica that says another one is
-    refused, and with certificates one whose certificate does not say the same."""
-
-    def __post_init__(self) -> None:
-        if not self.region:
-            raise ConfigError(
-                f"the target {self.target} has no region; set it in [[router.replica_targets]]"
-            )
-        if parse_target(self.target, "each of replica_targets").lookup is Lookup.NONE:
-            raise ConfigError(
-                f"{self.target} in replica_targets is one address; give it a name and a region in "
-                "[[router.replicas]], or have it looked up with dns: or srv:"
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class RegionConfig:
-    """Where a region stands (`[[router.regions]]`): the RTT estimate before the first probe."""
-
-    name: str
-    """The region's name, as replicas state it."""
-    latitude: Annotated[float, between(-90, 90)]
-    """Degrees north."""
-    longitude: Annotated[float, between(-180, 180)]
-    """Degrees east."""
-
-    def __post_init__(self) -> None:
-        if not self.name:
-            raise ConfigError("a region has no name; set it in [[router.regions]]")
-        check_bounds(self, f"region {self.name}: ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +45,17 @@ class RouterConfig:
     """Processes, where one core is not enough: at `port` and the ports behind it. Each is a router
     of its own (docs/guides/processes.md); more than 1 needs Linux."""
     admin: AdminConfig = dataclasses.field(default_factory=AdminConfig)
-    """Where /metrics, /health and /ready are served."""
+    """Address and settings of /metrics, /health and /ready."""
     tls: TlsConfig = dataclasses.field(default_factory=TlsConfig)
     """Certificate of this process, of the role router."""
     region: str = "local"
     """The region this router stands in."""
     default_model: str = "smollm2-135m-instruct"
-    """What a session that names no model gets."""
+    """Model of a session that names none."""
     replicas: tuple[ReplicaConfig, ...] = ()
     """Replicas of every region this router may use."""
     replica_targets: tuple[ReplicaTarget, ...] = ()
-    """Where further replicas are found, by region."""
+    """DNS names that are looked up for further replicas, each with its region."""
     tokenizers: tuple[str, ...] = ()
     """Tokenizer services, `HOST:PORT`, `dns:HOST:PORT` or `srv:NAME`, best first; used for sessions
     that bring text."""
@@ -123,23 +64,24 @@ class RouterConfig:
     regions: tuple[RegionConfig, ...] = ()
     """Coordinates for the cold start; regions left out start at `default_rtt_ms`."""
     default_rtt_ms: NonNegativeFloat = 100.0
-    """RTT assumed for another region until coordinates or a probe say better."""
+    """RTT in milliseconds assumed for another region until coordinates or a probe give a better
+    estimate."""
     placement: PlacementPolicy = dataclasses.field(default_factory=PlacementPolicy)
     """How replicas are compared (docs/guides/placement.md)."""
     prefix_index: PrefixIndexLimits = dataclasses.field(default_factory=PrefixIndexLimits)
-    """Bounds of what is known of the replicas' prefix caches."""
+    """Bounds of the index of the replicas' prefix caches."""
     history: PositiveInt = 1024
     """Placements kept for `outrider explain`."""
     admission: AdmissionPolicy = dataclasses.field(default_factory=AdmissionPolicy)
     """Admission control (docs/guides/admission.md)."""
     tenants: tuple[TenantPolicy, ...] = ()
-    """Limits of tenants; without any there are none."""
+    """Limits of tenants; a tenant without an entry has none unless there is an entry "*"."""
     lengths: LengthPolicy = dataclasses.field(default_factory=LengthPolicy)
     """Classes by length of prompt (docs/guides/tokens.md)."""
     prices: tuple[Price, ...] = ()
-    """What tokens cost whom (docs/guides/tokens.md)."""
+    """Prices of tokens by tenant and model (docs/guides/tokens.md)."""
     currency: str = ""
-    """Currency of the prices, as clients are told it, e.g. USD; needed where there are prices."""
+    """Currency of the prices, as reported to clients, e.g. USD; required if there are prices."""
     autoscale: AutoscalePolicy = dataclasses.field(default_factory=AutoscalePolicy)
     """How many replicas a region should have."""
     embedding: EmbeddingPolicy = dataclasses.field(default_factory=EmbeddingPolicy)
@@ -157,8 +99,8 @@ class RouterConfig:
     """Bytes of opens and committed tokens kept over all sessions, to open them on another replica;
     beyond it the oldest sessions cannot move."""
     prompt_memory_bytes: NonNegativeInt = 64 << 20
-    """For prompts of late, so that edges send only what is new of a prompt that goes on from one;
-    about 15 KB for one of 3,000 tokens. 0: all prompts come whole."""
+    """Bytes of recent prompts kept, so that edges send only the new part of a prompt that continues
+    one of them; a prompt of 3,000 tokens takes about 15 KB. 0: edges send every prompt whole."""
     edge_buffer_frames: PositiveInt = 2048
     """Frames that may wait for one edge; beyond it that edge's sessions end as OVERLOADED."""
     replica_buffer_frames: PositiveInt = 4096
@@ -181,24 +123,25 @@ class RouterConfig:
     heartbeat_ms: PositiveInt = 1000
     """Longest time between two load reports that a replica is asked for, changed or not."""
     silence_s: PositiveFloat = 3.0
-    """A replica whose load reports stay away this long is SUSPECT."""
+    """A replica that has sent no load report for this many seconds is SUSPECT."""
     quarantine: QuarantinePolicy = dataclasses.field(default_factory=QuarantinePolicy)
     """When a replica that fails gets no sessions, and for how long: failures are streams that break
     and sessions that fail by its fault. At most half of a model's replicas are in quarantine."""
     return_s: NonNegativeFloat = 2.0
-    """Without another replica, sessions wait for one that was lost less than this ago; after that
-    they are refused at once, with NO_REPLICA."""
+    """If no other replica can take them, sessions wait for one that was lost less than this many
+    seconds ago; afterwards they are refused at once, with NO_REPLICA."""
     tokenize_timeout_s: PositiveFloat = 10.0
     """Limit of tokenizing one session's messages, over all tokenizers tried."""
     max_tokenizing: PositiveInt = 256
-    """Sessions waiting for a tokenizer at once; more are refused as OVERLOADED. A tenant has at
-    most three times as many as places are free: three quarters if it is alone."""
+    """Most sessions that wait for a tokenizer at once; more are refused as OVERLOADED. One tenant
+    may have at most three times as many as there are free places: three quarters if no other
+    waits."""
     hang: HangPolicy = dataclasses.field(default_factory=HangPolicy)
     """When a replica that sends no tokens is taken to hang, and its sessions move."""
     failover: FailoverPolicy = dataclasses.field(default_factory=FailoverPolicy)
     """How many sessions may move to other replicas, and for how long they look for one."""
     cancel_timeout_s: PositiveFloat = 5.0
-    """A cancelled session whose replica does not confirm within this time is ended."""
+    """A cancelled session whose replica does not confirm within this many seconds is ended."""
     drain_s: NonNegativeFloat = 10.0
     """Time running sessions get to finish when the router stops."""
     log_level: str = "info"
@@ -228,7 +171,7 @@ class RouterConfig:
             raise ConfigError(f"port is {self.port}; use 0 to {65536 - self.processes}")
 
     def price_table(self) -> PriceTable:
-        """What tokens cost whom. Raises ConfigError."""
+        """The prices as a table. Raises ConfigError."""
         return PriceTable(self.prices, self.currency)
 
     def _check_targets(self) -> None:

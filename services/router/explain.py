@@ -18,7 +18,7 @@ _DEFAULT_PLACEMENTS: Final = 16
 
 
 class Tokenized(Protocol):
-    """What a tokenizer makes of messages."""
+    """Token ids that a tokenizer computed from messages."""
 
     @property
     def ids(self) -> common_pb2.TokenBlock:
@@ -26,7 +26,7 @@ class Tokenized(Protocol):
 
     @property
     def vocabulary_digest(self) -> bytes:
-        """Of the ids."""
+        """Digest of the vocabulary that the ids belong to."""
 
 
 class Explainer:
@@ -43,7 +43,8 @@ class Explainer:
         clock: Callable[[], float],
         timer: Callable[[], float],
     ) -> None:
-        """`clock` is that of the placements, `timer` measures a decision; both in seconds."""
+        """`clock` is the clock of the placements, `timer` measures the time of a decision; both in
+        seconds."""
         self._placement = placement
         self._history = history
         self._prompts = prompts

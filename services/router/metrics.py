@@ -1,5 +1,5 @@
-"""The router's metrics of replicas, admission and autoscaling. Those of sessions are recorded in
-`relay.telemetry`."""
+"""The router's metrics of replicas, admission and autoscaling. `relay.telemetry` records those of
+sessions."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ class ReplicaMetrics:
 
 
 class AdmissionMetrics:
-    """Who waits, was refused, spilled or let in, and what it costs."""
+    """Metrics of the queue, of refused, spilled and admitted sessions, and of costs."""
 
     def __init__(self, metrics: Metrics, admission: Admission, registry: Registry) -> None:
         self._metrics = metrics
@@ -218,8 +218,8 @@ class EmbeddingMetrics:
         self._fleet = fleet
 
     def tick(self) -> None:
-        """Export what was counted since the last call. A model that no replica has, whose name is a
-        client's, is nameless."""
+        """Export the counts since the last call. A model that no replica serves is exported with an
+        empty name, because clients choose such names freely."""
         stats, known = self._fleet.stats.take(), self._fleet.registry.models()
         by_outcome = ((EMBEDDING_REQUESTS, stats.requests), (EMBEDDING_INPUTS, stats.inputs))
         for family, counts in by_outcome:
@@ -258,7 +258,7 @@ class AutoscaleMetrics:
         self._slo_ttft_ms = slo_ttft_ms
         self._next_review_at = 0.0
         self.advice: Mapping[FleetKey, ScalingAdvice] = {}
-        """Of the last review."""
+        """Advice of the last review, by fleet."""
 
     def tick(self, now: float) -> None:
         """Called often."""

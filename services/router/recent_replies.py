@@ -1,7 +1,7 @@
-"""What came of the sessions of a fleet lately: TTFT, tokens, drafts. Pure.
+"""Statistics of a fleet's recent sessions: TTFT, tokens, drafts. Pure.
 
-Operators see it in `outrider status`; nothing is decided by it. Of each model and region the latest
-`MAX_KEPT` sessions within `WINDOW_S` count, so memory is bounded whatever the traffic.
+`outrider status` shows them to operators; no decision depends on them. The latest `MAX_KEPT`
+sessions within `WINDOW_S` count for each model and region, so memory is bounded at any load.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WINDOW_S: Final = 60.0
 MAX_KEPT: Final = 2000
 """Sessions of one fleet."""
 MAX_FLEETS: Final = 1000
-"""The fleet whose last session is longest ago is forgotten first."""
+"""Most fleets kept; the one whose last session is oldest is dropped first."""
 
 
 class Reply(NamedTuple):
@@ -30,7 +30,7 @@ class Reply(NamedTuple):
 
 
 class Recent(NamedTuple):
-    """Of one fleet within the window."""
+    """Statistics of one fleet within the window."""
 
     num_first_tokens: int = 0
     ttft_p50_ms: float = 0.0
@@ -62,7 +62,7 @@ class RecentReplies:
         self._fleet(fleet).replies.append((now, reply))
 
     def of(self, fleet: FleetKey, now: float) -> Recent:
-        """What the window holds of a fleet."""
+        """Statistics of a fleet within the window that ends at `now`."""
         found = self._fleets.peek(fleet)
         if found is None:
             return Recent()

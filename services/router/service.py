@@ -95,13 +95,13 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     async def GetRouter(
         self, request: router_pb2.GetRouterRequest, context: Context
     ) -> router_pb2.GetRouterResponse:
-        """Where this router stands, and whether it takes sessions."""
+        """Region of this router, and whether it takes sessions."""
         return router_pb2.GetRouterResponse(region=self._config.region, serving=self._serving())
 
     async def ListModels(
         self, request: router_pb2.ListModelsRequest, context: Context
     ) -> router_pb2.ListModelsResponse:
-        """Which models are served, and where."""
+        """The models that are served, each with its regions."""
         now = self._clock()
         statuses = self._core.placement.statuses(now)
 

@@ -1,7 +1,7 @@
-"""What a session asks for, as relay, admission and placement take it. Pure.
+"""The request of a session, as relay, admission and placement use it. Pure.
 
-`frames.read_request` of the relay makes it once of the session's open; what changes later (its
-class, its prompt once messages are token ids, what was committed since) replaces that field.
+`frames.read_request` of the relay makes it from the session's open; later changes (class, token ids
+instead of messages, committed tokens) replace single fields.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ class SessionRequest:
 
     model: str
     vocabulary_digest: bytes = b""
-    """Of the prompt's token ids; empty while the prompt is messages."""
+    """Digest of the vocabulary of the prompt's token ids; empty while the prompt is messages."""
     prompt_tokens: int = 0
     """Tokens of the prompt; 0 while it is messages, or is yet to come."""
     num_committed: int = 0
-    """Tokens of its reply that are final: those of earlier runs of the chat, which its edge brings,
-    and those that a replica that it left has committed. It is prefilled with them."""
+    """Number of final tokens of its reply: those of earlier runs of the chat, which its edge sends,
+    and those that a lost replica has committed. The next replica prefills them with the prompt."""
     identity: bytes | None = None
-    """The model identity that computed these: only a replica of the same one may have it. Empty:
-    nobody knows it, and no replica is the same. None: there are none."""
+    """Model identity that computed the committed tokens: only a replica of the same identity may
+    continue them. Empty: unknown, which no replica matches. None: nothing is committed."""
     allows_inexact: bool = False
     """Whether a replica of another identity may have it where none of this one can."""
     residency: tuple[str, ...] = ()
@@ -46,10 +46,10 @@ class SessionRequest:
     chat_digest: bytes = b""
     """Equal for runs of the same request of the same client; empty: unknown."""
     call_key: int = 0
-    """Its name in engine calls (`outrider.engine_calls.request_key`)."""
+    """Key of the session in engine calls (`outrider.engine_calls.request_key`)."""
     prompt: HashedPrompt | None = None
-    """Its ids, to be looked up in the prefix index; None: not at hand, and taken as cached
-    nowhere."""
+    """Hashed token ids, to look up in the prefix index; None: not available, so the prompt counts
+    as cached nowhere."""
 
     @property
     def prefill_tokens(self) -> int:
@@ -58,8 +58,8 @@ class SessionRequest:
 
     @property
     def is_resumed(self) -> bool:
-        """Whether it says that it was let in before, and lost its replica or router. A client may
-        say so of any chat."""
+        """Whether it claims to have been admitted before and to have lost its replica or router. A
+        client may claim this for any chat."""
         return self.num_committed > 0
 
     def allows_region(self, region: str) -> bool:

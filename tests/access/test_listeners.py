@@ -14,8 +14,10 @@ from services.edge.config import EdgeConfig
 from services.inference.config import InferenceConfig
 from services.router.config import RouterConfig
 from services.tokenizer.config import TokenizerConfig
+from services.tokenizer_worker.config import TokenizerWorkerConfig
 
 GUIDE: Final = Path(__file__).parents[2] / "docs" / "guides" / "access.md"
+_LIKE: Final = ("edge", "router", "tokenizer", "tokenizer_worker")
 ROWS: Final = {
     "edge.port": "edge, QUIC",
     "edge.http.port": "edge, HTTP",
@@ -23,7 +25,7 @@ ROWS: Final = {
     "inference.port": "router, replica, tokenizer: gRPC",
     "tokenizer.port": "router, replica, tokenizer: gRPC",
     "tokenizer.worker_port": "tokenizer, `worker_port`",
-    **{f"{role}.admin.port": "all, admin port" for role in ("edge", "router", "tokenizer")},
+    **{f"{role}.admin.port": "all, admin port" for role in _LIKE},
     "inference.admin.port": "all, admin port",
 }
 """By setting, the row of the table."""
@@ -31,6 +33,7 @@ FRAMES: Final = {
     "chat": "a chat, its resumption, typed text",
     "typed": "a chat, its resumption, typed text",
     "describe": "DESCRIBE",
+    "tokenize": "ids of a text",
     # These go on with what a chat's first frame began.
     "cancel": "",
     "acknowledge": "",
@@ -55,6 +58,7 @@ def test_every_port_is_listed() -> None:
         "edge": EdgeConfig,
         "router": RouterConfig,
         "tokenizer": TokenizerConfig,
+        "tokenizer_worker": TokenizerWorkerConfig,
         "inference": InferenceConfig,
     }
     found = {port for role, config in configs.items() for port in ports(config, role)}

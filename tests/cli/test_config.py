@@ -33,11 +33,12 @@ def test_show_tells_what_file_environment_and_flags_come_to(tmp_path: Path) -> N
     assert SECRET not in shown and "# cache_salt_key is set, and not shown" in shown
 
 
-@pytest.mark.parametrize("role", ["edge", "router", "tokenizer", "inference"])
+@pytest.mark.parametrize("role", ["edge", "router", "tokenizer", "tokenizer-worker", "inference"])
 def test_the_defaults_of_a_role_are_a_valid_file(role: str, tmp_path: Path) -> None:
     file = tmp_path / "x.toml"
     file.write_text(run("defaults", role))
-    assert run("validate", str(file)) == f"{file}: [{role}] well\n"
+    table = role.replace("-", "_")
+    assert run("validate", str(file)) == f"{file}: [{table}] well\n"
 
 
 @pytest.mark.parametrize(

@@ -96,9 +96,9 @@ def test_what_a_key_is_for(keys: Keys) -> None:
     ("arguments", "says"),
     [
         (("create", "two words"), "a key's name"),
-        (("create", "x", "--scope", "root"), "no scope 'root'"),
+        (("create", "x", "--scope", "root"), "unknown scope 'root'"),
         (("create", "x", "--expires", "soon"), "is not a time"),
-        (("create", "x", "--expires", "2001-01-01"), "is past"),
+        (("create", "x", "--expires", "2001-01-01"), "is in the past"),
         (("create", "x", "--expires", "9999-12-31"), "before the year 5000"),
         (("create", "x", "--expires", "999999w"), "before the year 5000"),
         (("create", "x", "--max-priority", "top"), "low, medium or high"),

@@ -13,13 +13,14 @@ from tests.cli.invoking import invoke
 
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
 ROLES = ("edge", "router", "tokenizer", "inference")
+ALL_ROLES = (*ROLES, "tokenizer_worker")
 
 
 def example(role: str) -> Any:
     return load(config_class(role), role, file=EXAMPLES / f"{role}.toml", environ={})
 
 
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("role", ALL_ROLES)
 def test_an_example_is_valid(role: str) -> None:
     result = invoke(["config", "validate", str(EXAMPLES / f"{role}.toml")])
     assert result.exit_code == 0, result.output
@@ -29,6 +30,9 @@ def test_the_examples_meet_each_other() -> None:
     router = example("router")
     assert example("edge").routers == (f"127.0.0.1:{router.port}",)
     assert router.tokenizers == (f"127.0.0.1:{example('tokenizer').port}",)
+    assert example("tokenizer_worker").services == (
+        f"127.0.0.1:{example('tokenizer').worker_port}",
+    )
     (replica,) = router.replicas
     inference = example("inference")
     assert replica.address == f"127.0.0.1:{inference.port}"

@@ -314,6 +314,24 @@ def test_tables_of_the_configuration_count() -> None:
     assert changed("us-east", with_tables) == []
 
 
+def test_tokenizer_workers_on_nodes_of_their_own() -> None:
+    manifests = component_manifests(DEPLOY / "components" / "tokenizer-workers")
+    assert list(schema_problems(manifests)) == []
+    assert list(policy_problems(manifests)) == []
+    found = {role: config for _, role, config in loaded(manifests)}
+    assert found["tokenizer-worker"].services == (
+        f"dns:tokenizer:{found['tokenizer'].worker_port}",
+    )
+    assert found["edge"].long_texts.tokenizers == (f"dns:tokenizer:{found['tokenizer'].port}",)
+    objects = copy.deepcopy(manifests.objects)
+    things = {f"{it['kind']}/{it['metadata']['name']}": dict_of(it) for it in objects}
+    things["Service/tokenizer"]["spec"]["ports"].pop()
+    container(things, TOKENIZER)["ports"].pop()
+    problems = list(policy_problems(Manifests(objects)))
+    for policy in ("services_are_found", "ports_are_those_configured"):
+        assert any(problem.startswith(f"{policy}: ") for problem in problems), problems
+
+
 @pytest.mark.parametrize("component", ["second-model", "second-model-edge"])
 def test_a_second_model(component: str) -> None:
     manifests = component_manifests(DEPLOY / "components" / component)

@@ -172,12 +172,12 @@ def test_older_folders_keep_the_template_elsewhere(tmp_path: Path) -> None:
         (
             {"config.json": '{"vocab_size": 300, "vocab_size": 400}'},
             ArtifactCorruptError,
-            "'vocab_size' is there twice",
+            "'vocab_size' occurs twice",
         ),
         (
             {"generation_config.json": '{"eos_token_id": 1, "eos_token_id": 2}'},
             ArtifactCorruptError,
-            "'eos_token_id' is there twice",
+            "'eos_token_id' occurs twice",
         ),
         ({"tokenizer.json": "{"}, ArtifactCorruptError, r"no whole tokenizer\.json"),
         ({"tokenizer_config.json": {"bos_token": 3}}, ArtifactCorruptError, "bos_token"),

@@ -63,7 +63,7 @@ def test_tensors_are_where_the_header_says(tmp_path: Path) -> None:
         (framed(b"{", b""), "Expecting"),
         (framed(b"[" * 50_000, b""), "recursion|Recursion"),
         (framed(b"{\xff}", b""), "utf-8"),
-        (framed(b'{"a": {}, "a": {}}', b""), "'a' is there twice"),
+        (framed(b'{"a": {}, "a": {}}', b""), "'a' occurs twice"),
         (framed({"a": 3}, b""), "no attribute|keys"),
         (framed({"a": entry() | {"x": 1}}, bytes(8)), "other fields"),
         (framed({"a": entry("F12")}, bytes(8)), "'F12', which is not known"),

@@ -18,7 +18,8 @@ from outrider.testing import free_tcp_port, leak_check
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc, router_pb2, router_pb2_grpc
 from services.router.app import serve
-from services.router.config import ReplicaConfig, RouterConfig
+from services.router.config import RouterConfig
+from services.router.fleet.entries import ReplicaConfig
 from services.router.placement.types import PlacementPolicy
 from tests.router.relay.mesh import IDENTITY, commit, opening
 from tests.service import running_service

@@ -8,7 +8,8 @@ import pytest
 
 from outrider.config import load
 from outrider.errors import ConfigError
-from services.router.config import RegionConfig, ReplicaConfig, ReplicaTarget, RouterConfig
+from services.router.config import RouterConfig
+from services.router.fleet.entries import RegionConfig, ReplicaConfig, ReplicaTarget
 
 TWO_REGIONS = """
 [router]

@@ -10,10 +10,10 @@ from outrider.peers.health import PeerState
 from outrider.telemetry.metrics import Metrics
 from services.router.autoscale.advisor import AutoscaleAdvisor
 from services.router.autoscale.policy import AutoscalePolicy
-from services.router.config import ReplicaConfig
 from services.router.embedding.machine import EmbeddingFleet
 from services.router.embedding.placement import EmbeddingPlacement
 from services.router.embedding.policy import EmbeddingPolicy
+from services.router.fleet.entries import ReplicaConfig
 from services.router.fleet.registry import Registry
 from services.router.fleet.replica import ServedModel
 from services.router.metrics import EmbeddingMetrics, ReplicaMetrics

@@ -17,7 +17,7 @@ from services.router.admission.queue import MIN_SAMPLES
 from services.router.admission.routing import Route
 from services.router.autoscale.advisor import AutoscaleAdvisor, FleetKey, fleet_usage
 from services.router.autoscale.policy import AutoscalePolicy
-from services.router.config import ReplicaConfig
+from services.router.fleet.entries import ReplicaConfig
 from services.router.fleet.model_fleets import PredictedLoad, RegionFleet, model_fleets
 from services.router.fleet.registry import Registry
 from services.router.fleet.replica import ServedModel

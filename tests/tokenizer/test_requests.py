@@ -73,7 +73,7 @@ def test_a_request_of_more_bytes_than_are_tokenized_at_once_is_refused() -> None
     most = tokenizer_pb2.EncodeRequest(text="x" * 98)
     assert most.ByteSize() == 100
     assert handler.encode(served, most).ids.count
-    with pytest.raises(FrameTooLargeError, match="of 101 bytes, at most 100"):
+    with pytest.raises(FrameTooLargeError, match="has 101 bytes, at most 100"):
         handler.encode(served, tokenizer_pb2.EncodeRequest(text="x" * 99))
 
 

@@ -223,5 +223,5 @@ async def test_given_vocabularies_are_served_and_the_older_one_by_its_digest() -
 def test_models_have_to_be_defined_and_those_that_embed_tokenize_at_their_replicas() -> None:
     names = ["smollm2-135m-instruct", "all-minilm-l6-v2"]
     assert tokenized(names, SHIPPED) == ("smollm2-135m-instruct",)
-    with pytest.raises(ConfigError, match="there is"):
+    with pytest.raises(ConfigError, match="use one of"):
         tokenized(["nobody"], SHIPPED)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -11,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from outrider.cli.local.settings import config_class
 from outrider.config import load
 from outrider.errors import ConfigError, OutriderError
 from outrider.models.catalog import MODELS_VARIABLE, ModelCatalog, ModelSpec, load_catalog
@@ -19,7 +19,7 @@ from outrider.redis_settings import RedisAddress
 from outrider.tls.identity import Role, server_name
 from tools.deploy_checks.manifests import NAME_LABEL, Manifests, Object, label
 
-ROLES = ("edge", "router", "tokenizer", "inference")
+ROLES = ("edge", "router", "tokenizer", "tokenizer-worker", "inference")
 CONFIG_PATH = "/etc/outrider/outrider.toml"
 _MARGIN_S = 5
 _MIB = 1 << 20
@@ -48,9 +48,12 @@ def ports_are_those_configured(manifests: Manifests) -> Iterator[str]:
     for workload, role, config in loaded(manifests):
         ports = {port["name"]: port["containerPort"] for port in main_container(workload)["ports"]}
         main = ports.get("quic" if role == "edge" else "grpc")
-        if (config.port, config.admin.port) != (main, ports.get("admin")):
+        found = (main, ports.get("work"), ports.get("admin"))
+        # A worker listens for its operators alone.
+        bound = (getattr(config, name, None) for name in ("port", "worker_port"))
+        if (*bound, config.admin.port) != found:
             yield f"{label(workload)}: container ports {ports} are not what outrider.toml binds"
-        if config.host != "0.0.0.0" or config.admin.host != "0.0.0.0":
+        if getattr(config, "host", "0.0.0.0") != "0.0.0.0" or config.admin.host != "0.0.0.0":
             yield f"{label(workload)}: host and admin.host must be 0.0.0.0 in a pod"
 
 
@@ -131,7 +134,7 @@ def services_have_certificates(manifests: Manifests) -> Iterator[str]:
         secrets = {volumes.get(it, {}).get("secret", {}).get("secretName", "") for it in names}
         spec = issued.get(min(secrets), {}) if len(secrets) == 1 else {}
         expected = {server_name(Role(role), tls.trust_domain)}
-        if role != "tokenizer":  # which does not know where it stands
+        if hasattr(config, "region"):  # tokenizers and workers do not know where they stand
             expected.add(server_name(Role(role), tls.trust_domain, config.region))
         if not expected <= set(spec.get("dnsNames", ())):
             yield f"{where}: no Certificate for its secret has the names {sorted(expected)}"
@@ -170,6 +173,8 @@ def models_are_known(manifests: Manifests) -> Iterator[str]:
     for workload, role, config in loaded(manifests):
         if role == "router":  # takes names as they come
             defaults[role] = config.default_model
+            continue
+        if role == "tokenizer-worker":  # gets vocabularies from the tokenizers
             continue
         value = getattr(config, "model" if role == "inference" else "models")
         names = value or ("",) if isinstance(value, tuple) else (value,)
@@ -275,11 +280,11 @@ def _load(manifests: Manifests, workload: Object, role: str) -> Any:
     container = main_container(workload)
     if CONFIG_PATH not in container.get("args", ()):
         raise LookupError(f"its arguments do not name {CONFIG_PATH}")
-    module = importlib.import_module(f"services.{role}.config")
+    section = role.replace("-", "_")
     with _config_file(manifests, workload) as file:
         return load(
-            getattr(module, f"{role.capitalize()}Config"),
-            role,
+            config_class(section),
+            section,
             file=file,
             environ=_environment(manifests, container, role),
         )
@@ -335,7 +340,10 @@ def _num_bytes(quantity: object) -> float:
 def _targets(role: str, config: Any) -> list[Target]:
     """What a service of that role looks up."""
     if role == "edge":
-        return [parse_target(text, "routers") for text in config.routers]
+        texts = [*config.routers, *config.long_texts.tokenizers]
+        return [parse_target(text, "the edge's targets") for text in texts]
+    if role == "tokenizer-worker":
+        return [parse_target(text, "services") for text in config.services]
     if role == "router":
         texts = [*config.tokenizers, *(entry.target for entry in config.replica_targets)]
         return [parse_target(text, "the router's targets") for text in texts]

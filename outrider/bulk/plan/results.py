@@ -64,11 +64,14 @@ class ShardResult:
     """Number of problems, including those not listed."""
     backend_problem: str = ""
     """Why the worker's fast backend was turned off; then the shard is not to be trusted."""
+    num_elsewhere: int = 0
+    """Long texts that a tokenizer service encoded."""
 
     def to_json(self) -> dict[str, Any]:
         """Form used in the journal and the manifest."""
         values = asdict(self)
-        del values["backend_problem"]
+        for name in ("backend_problem", "num_elsewhere"):  # of no interest to who has the shard
+            del values[name]
         return values
 
     @classmethod

@@ -55,6 +55,6 @@ def read(file: Path, roles: Iterable[str]) -> dict[str, dict[str, object]]:
 
 
 def config_class(role: str) -> Any:
-    """The settings of a service, as a class."""
+    """The settings of a service, as a class; `role` as in the file's table."""
     module = importlib.import_module(f"services.{role}.config")
-    return getattr(module, f"{role.capitalize()}Config")
+    return getattr(module, f"{role.title().replace('_', '')}Config")

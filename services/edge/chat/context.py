@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outrider.tokenization.rewriting import Rewriter
+from outrider.tokenizer_client import TokenizerClient
 from services.edge.access.identity import Identities
 from services.edge.access.limiter import Limiter
 from services.edge.chat.resumption import ResumableChats
@@ -35,6 +36,7 @@ class EdgeContext:
     """What chats with one model share is with it (services.edge.models.served)."""
     upstream: RouterPool
     embedding_queue: TenantCallQueue
+    long_texts: TokenizerClient
     telemetry: EdgeTelemetry
     resumable: ResumableChats
     time_slicer: TimeSlicer

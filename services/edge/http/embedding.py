@@ -12,9 +12,9 @@ from outrider.errors import OutriderError, by_reason
 from outrider.model_identity import short_form
 from services.edge.access.identity import Identity
 from services.edge.chat.context import EdgeContext
+from services.edge.chat.tokenizing import allowed
 from services.edge.http.exchange import ClientLeft, Exchange
 from services.edge.http.openai_embeddings import AskedEmbeddings, answer_of, asked_of
-from services.edge.http.tokenizing import allowed
 from services.edge.models.choice import choose
 from services.edge.upstream.embedding import Embedded, EmbeddingQuery, InputError, embedded
 

@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 
 import msgspec
 
-from outrider.errors import (
-    InvalidRequestError,
-    OutriderError,
-    PromptTooLongError,
-)
+from outrider.errors import InvalidRequestError, PromptTooLongError
 from outrider.models.chat import MAX_CHAT_CHARS, Message
-from outrider.tokenization.pool.pool import (
-    TokenizationJob,
-    TokenizationPool,
-    TokenizationResult,
-)
-from services.edge.access.limiter import Allowance
-from services.edge.chat.context import EdgeContext
+from services.edge.chat.tokenizing import answered, text_ids, using_model
 from services.edge.http.bodies import read
 from services.edge.http.exchange import Exchange
 from services.edge.http.openai_errors import refused
 from services.edge.http.openai_messages import ChatMessage, Tool, messages_of, tools_of
-from services.edge.models.choice import choose
 from services.edge.models.served import ServedModel
 
 
@@ -86,7 +73,7 @@ async def serve_tokenize(exchange: Exchange) -> None:
     _check(asked)
     tools = tools_of(asked.tools or ())
     async with _using_model(exchange, asked.model) as model:
-        ids = await _ids(asked, model, tools, _scope(exchange))
+        ids = await _ids(asked, model, tools, exchange)
         texts = None
         if asked.return_token_strs:
             texts = await asyncio.to_thread(_token_strs, model, ids)
@@ -144,13 +131,12 @@ async def num_prompt_tokens(
 
 
 async def _ids(
-    asked: TokenizeRequest, model: ServedModel, tools: tuple[str, ...], scope: bytes | None
+    asked: TokenizeRequest, model: ServedModel, tools: tuple[str, ...], exchange: Exchange
 ) -> tuple[int, ...]:
-    pool = model.tokenization
-    if asked.messages is None:
-        text = asked.prompt or ""
-        return await _answered(pool, lambda answer: pool.submit_text(text, answer, scope=scope))
-    return await _chat_ids(model, messages_of(asked.messages), tools, scope)
+    scope = _scope(exchange)
+    if asked.messages is not None:
+        return await _chat_ids(model, messages_of(asked.messages), tools, scope)
+    return await text_ids(asked.prompt or "", model, scope, exchange.frontend.context.long_texts)
 
 
 async def _chat_ids(
@@ -163,31 +149,9 @@ async def _chat_ids(
     if tools:
         model.tool_calling.check_calls_tools()
     pool = model.tokenization
-    return await _answered(
+    return await answered(
         pool, lambda answer: pool.submit(messages, answer, tools=tools, scope=scope)
     )
-
-
-async def _answered(
-    pool: TokenizationPool,
-    submit: Callable[[Callable[[TokenizationResult], None]], TokenizationJob],
-) -> tuple[int, ...]:
-    """The ids of a prompt; `submit` passes it to the pool with the callback for them."""
-    answered: asyncio.Future[tuple[int, ...]] = asyncio.get_running_loop().create_future()
-
-    def answer(result: TokenizationResult) -> None:
-        if answered.done():
-            return
-        if isinstance(result, OutriderError):
-            answered.set_exception(result)
-        else:
-            answered.set_result(result)
-
-    job = submit(answer)
-    try:
-        return await answered
-    finally:
-        pool.cancel(job)
 
 
 def _scope(exchange: Exchange) -> bytes | None:
@@ -203,70 +167,7 @@ def _text_of(model: ServedModel, ids: list[int]) -> str:
     return model.vocabulary.decode(ids, keep_special=True)
 
 
-class _Waiting:
-    """A request that waits for its model."""
-
-    def __init__(self, release: Callable[[ServedModel], None]) -> None:
-        self.model: asyncio.Future[ServedModel] = asyncio.get_running_loop().create_future()
-        self._release = release
-
-    def granted(self, model: ServedModel) -> None:
-        """The model is loaded."""
-        if self.model.done():
-            self._release(model)
-        else:
-            self.model.set_result(model)
-
-    def refused(self, error: OutriderError) -> None:
-        """The model is not available now."""
-        if not self.model.done():
-            self.model.set_exception(error.bare())
-
-
-@asynccontextmanager
-async def _using_model(exchange: Exchange, asked: str | None) -> AsyncIterator[ServedModel]:
-    """The model, loaded, for one request, which counts as a chat of its client and as a request of
-    its tenant. Its tokens count for nothing: no replica computes them. Raises OutriderError."""
-    context: EdgeContext = exchange.frontend.context
-    identity = exchange.identity
-    assert identity is not None
-    name = choose(asked or "", context.models.names, identity.models)
-    with contextlib.ExitStack() as held:
-        held.callback(exchange.begin_chat(identity.client))
-        model = context.models.use(name) or await _wait_for(name, context)
-        held.callback(context.models.release, model)
-        allowance = context.limiter.begin(identity)
-        held.callback(allowance.close)
-        await allowed(allowance)
-        yield model
-
-
-async def allowed(allowance: Allowance) -> None:
-    """Return once the limits of all edges allow one more request. Raises RateLimitedError."""
-    decided: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def decide(refusal: OutriderError | None) -> None:
-        if decided.done():
-            return  # the client has left meanwhile
-        if refusal is None:
-            decided.set_result(None)
-        else:
-            decided.set_exception(refusal.bare())
-
-    allowance.ask(0, decide)
-    await decided
-
-
-async def _wait_for(name: str, context: EdgeContext) -> ServedModel:
-    waiting = _Waiting(context.models.release)
-    context.models.ask(name, waiting, None)
-    try:
-        return await waiting.model
-    except asyncio.CancelledError:
-        # Given up, and with it the future that was awaited. `granted` gives a model back that comes
-        # all the same; one that has come already is given back here.
-        context.models.leave(waiting)
-        model = waiting.model
-        if model.done() and not model.cancelled() and model.exception() is None:
-            context.models.release(model.result())
-        raise
+def _using_model(exchange: Exchange, asked: str | None) -> AbstractAsyncContextManager[ServedModel]:
+    assert exchange.identity is not None
+    context = exchange.frontend.context
+    return using_model(context, exchange.identity, exchange.begin_chat, asked or "")

@@ -21,6 +21,7 @@ from services.edge.chat.typeahead import TypeaheadPrefill
 from services.edge.limits.listener import ListenerLimits, MemoryBudget
 from services.edge.limits.quotas import Rate
 from services.edge.quic.aioquic_shim import BoundedConnection
+from services.edge.quic.ids_question import IdsQuestion
 from services.edge.session.events import (
     ChatAsked,
     ChatRequest,
@@ -166,6 +167,11 @@ class EdgeStream:
             if client_wire.is_typed_text(frames[0]):
                 self.handler = TypeaheadPrefill(self, connection.context)
                 self.handler.receive(frames[0])
+            elif client_wire.asks_for_ids(frames[0]):
+                most = self._max_unsent_bytes - _FRAME_OBJECT_BYTES
+                question = IdsQuestion(self, connection.context, most)
+                self.handler = question
+                question.receive(frames[0])
             else:
                 connection.stop_typing()
                 request, identity = self._read_request(frames[0])

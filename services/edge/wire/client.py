@@ -35,6 +35,7 @@ DESCRIBE = edge_pb2.ClientFrame(describe=edge_pb2.DescribeEdge()).SerializeToStr
 DESCRIBE_STREAM = encode_frame(DESCRIBE)
 _TYPED_TAG = bytes([edge_pb2.ClientFrame.TYPED_FIELD_NUMBER << 3 | 2])
 """Protocol Buffers, encoding: field number and wire type LEN."""
+_TOKENIZE_TAG = bytes([edge_pb2.ClientFrame.TOKENIZE_FIELD_NUMBER << 3 | 2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,28 @@ def read_typed_text(
     before = tuple(map(message_from_proto, typed.before))
     tools = check_tools(typed.tools)
     return TypedText(before, typed.text, credential, typed.model, tools)
+
+
+def asks_for_ids(payload: bytes) -> bool:
+    """Whether a ClientFrame asks for the ids of a text, by the tag that it begins with."""
+    return payload[:1] == _TOKENIZE_TAG
+
+
+def read_text(payload: bytes, admit: Callable[[Credential], None]) -> tuple[str, str]:
+    """The text whose ids a ClientFrame asks for, and the model, "" for none. `admit` as in `read`.
+    Raises MalformedFrameError."""
+    try:
+        asked = edge_pb2.ClientFrame.FromString(payload).tokenize
+    except DecodeError as error:
+        raise MalformedFrameError("a frame is no ClientFrame; check that text is UTF-8") from error
+    admit(_credential(asked.credential))
+    return asked.text, asked.model
+
+
+def tokenized(ids: Iterable[int], vocabulary_digest: bytes, model: str) -> bytes:
+    """The EdgeFrame with the ids of a text."""
+    answer = edge_pb2.TokenizedText(ids=ids, vocabulary_digest=vocabulary_digest, model=model)
+    return edge_pb2.EdgeFrame(tokenized=answer).SerializeToString()
 
 
 @dataclass(frozen=True, slots=True)

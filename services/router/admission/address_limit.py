@@ -1,9 +1,9 @@
 """The limit on sessions above LOW of clients without a key, per address prefix. Pure.
 
 One client that opens many sessions at once would take most of the replicas' slots and make all
-others wait. So while other clients are there, only a few sessions of one address prefix get the
-class that they ask for; further ones are LOW: they use room that nobody else wants and give their
-places up to higher classes. While a client is alone there is no limit.
+others wait. So while other clients are present, only a few sessions of one address prefix get the
+class that they ask for; further ones are LOW: they use free room and give way to higher classes. A
+client without competitors has no limit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from outrider.session.types import Priority
 PRESENCE_S: Final = 60.0
 """A flow counts as present for so long after its last session ended."""
 MAX_REMEMBERED: Final = 1024
-"""Flows without a session whose last end is remembered."""
+"""Most flows without a session whose last end is remembered."""
 
 
 class AddressLimit:

@@ -1,9 +1,9 @@
 """Admission control: which sessions get a replica at once, wait in the queue, or are refused. Pure.
 
-Under load things are given up in this order: waiting in the nearest region within the objective of
+Under load the router gives up, in this order: waiting in the nearest region within the objective of
 the class; another region; waiting for any region; LOW sessions that wait; new sessions, which are
-told when the queue will have room for them. A session that has a replica keeps it. Before any of
-this the replicas give up drafts and large prefill chunks by themselves.
+refused with the time at which the queue will have room. A session that has a replica keeps it.
+Before all of this the replicas themselves give up drafts and large prefill chunks.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class AdmissionStats:
     """Counts since the last `take`, for metrics."""
 
     refused: Counter[tuple[str, ...]] = field(default_factory=Counter)
-    """By class, cause and model; without a model where a tenant's limit is the cause: nobody has
-    asked yet whether there is such a model."""
+    """Refused sessions by class, cause and model. Without a model if the cause is a tenant's limit,
+    which is checked before the model's name."""
     spilled: Counter[tuple[str, ...]] = field(default_factory=Counter)
     """By home region, region taken and cause."""
     waits_ms: deque[tuple[Priority, str, float]] = field(default_factory=_waits)
@@ -69,7 +69,7 @@ class Dequeued:
 
     session_id: int
     outcome: Route | OutriderError
-    """Where it goes now, or why it can go nowhere."""
+    """Route of the session, or the error with which it is refused."""
 
 
 class Admission:
@@ -169,8 +169,8 @@ class Admission:
                     break
 
     def close(self, session_id: int, upto: int, now: float, *, was_taken: bool = True) -> None:
-        """A session ended with `upto` tokens of reply; `was_taken`: whether a replica that it was
-        sent to took it. Unknown sessions, which were refused, are ignored."""
+        """End a session whose reply has `upto` tokens; `was_taken`: whether the replica that it was
+        sent to accepted it. Unknown sessions, which were refused, are ignored."""
         session = self._sessions.pop(session_id, None)
         if session is None:
             return
@@ -192,8 +192,8 @@ class Admission:
             self._charge(session, upto)
 
     def cost(self, session_id: int, upto: int) -> Cost | None:
-        """What the whole chat of an open session costs when its reply has `upto` tokens, resumed
-        ones included; None if no price applies."""
+        """Cost of the whole chat of an open session, earlier runs included, if its reply has `upto`
+        tokens; None if no price applies."""
         return self._cost(self._sessions[session_id], upto)
 
     def expire(self, now: float) -> None:
@@ -258,7 +258,7 @@ class Admission:
     def _route_at_once(
         self, session: AdmittedSession, fleet: FleetView, now: float
     ) -> Route | None:
-        """A route without waiting; None if others are ahead of it or there is no room."""
+        """A route without waiting; None if other sessions come first or there is no room."""
         sub_queue = self._queue.find(session)
         if sub_queue is not None and sub_queue.num_ahead(session.queue_priority, session.flow):
             return None
@@ -313,7 +313,7 @@ class Admission:
         self._refuse_waiting(victim, "shed", now)
 
     def _try(self, head: Head, fleet: FleetView, now: float) -> Dequeued | None:
-        """None: there is no room for it."""
+        """Take the head of a sub-queue if a replica has room for it; else None."""
         session = head.session
         try:
             route = choose_route(session, head.backlog_priority, fleet, self.policy, now)

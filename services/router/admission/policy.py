@@ -52,7 +52,7 @@ class AdmissionPolicy:
     model are shed first. Other models have their own room, and so have as many sessions that lost
     their router."""
     ageing_s: PositiveFloat = 10.0
-    """A class whose oldest session has waited so long gets one of every eight turns."""
+    """A class whose oldest session has waited this many seconds gets one of every eight turns."""
     max_above_low_per_address: PositiveInt = 4
     """Sessions above LOW that clients without a key may have open from one address prefix (IPv4
     /32, IPv6 /56) while other clients are there; further ones are LOW."""
@@ -74,8 +74,8 @@ class AdmissionPolicy:
         return (self.max_wait_low_s, self.max_wait_medium_s, self.max_wait_high_s)[priority - 1]
 
     def max_backlog_ms(self, priority: QueuePriority) -> float:
-        """Backlog on a replica, of this priority and above, up to which a session is sent there
-        although its first token will miss the objective."""
+        """Longest backlog on a replica, counting this priority and above, at which a session is
+        still sent there although its first token will miss the objective."""
         if priority is QueuePriority.RESUMED:
             return math.inf
         return BACKLOG_SHARE * self.slo_ms(Priority(priority))

@@ -1,4 +1,4 @@
-"""The price of a session's tokens, and what of it is charged to its tenant. Pure."""
+"""The price of a session's tokens, and the part that is charged to its tenant. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outrider.lru_map import LruMap
 
 ANY: Final = "*"
 MAX_CHATS: Final = 4096
-"""Chats whose charge is remembered."""
+"""Most chats whose charge is remembered."""
 MAX_PER_MILLION: Final = 1e9
 """Largest price, in units of any currency: at it, nine million tokens cost as much as a Cost can
 hold."""
@@ -52,8 +52,8 @@ class Price:
 
 
 class PriceTable:
-    """The price of every tenant and model: the row for both, else the tenant's, else the model's,
-    else that of all."""
+    """Prices by tenant and model: the row for both, else the tenant's, else the model's, else the
+    row without either."""
 
     def __init__(self, prices: Iterable[Price] = (), currency: str = "") -> None:
         """Raises ConfigError for two rows of the same, and for rows in no currency."""
@@ -73,7 +73,7 @@ class PriceTable:
             )
 
     def of(self, tenant: str, model: str) -> Price | None:
-        """The row that applies; None if there is none."""
+        """The row that applies to a tenant and a model; None if no row does."""
         for key in ((tenant, model), (tenant, ANY), (ANY, model), (ANY, ANY)):
             if (price := self._rows.get(key)) is not None:
                 return price
@@ -90,11 +90,12 @@ class PriceTable:
 
 
 class ChatCharges:
-    """What recent chats were charged: the runs of one chat together cost as much as the dearest.
+    """Charges of recent chats: the runs of one chat together cost as much as its most expensive
+    run.
 
-    A chat runs more than once if its edge was lost or its client turned to another edge. Each run
-    brings the tokens that the client already has and is priced as if it were the only one; all of
-    them give the same text.
+    A chat runs more than once if its edge was lost or its client changed to another edge. Each run
+    sends the tokens that the client already has and is priced as if it were the only one; all runs
+    return the same text.
     """
 
     def __init__(self, max_chats: int = MAX_CHATS) -> None:

@@ -1,17 +1,17 @@
 """The router's queue: bounded, by priority, fair between tenants, with an end to every wait. Pure.
 
     AdmissionQueue      all waiting sessions, bounded, with their ends
-      SubQueue          those that the same replicas can serve
-        FairQueue       those of one priority, fair between flows (outrider.fair_queue)
-    FairClock           what flows got, over all sub-queues (likewise)
+      SubQueue          sessions that the same replicas can serve
+        FairQueue       sessions of one priority, fair between flows (outrider.fair_queue)
+    FairClock           service of each flow, over all sub-queues (outrider.fair_queue)
     QueueRate           how fast sessions of a model leave, from which waits are predicted
 
-Each set of replicas has a sub-queue of its own, so a session whose replicas are full holds up no
-session that can be served elsewhere. Between them there is one order: the highest priority goes
-first, and of one priority the flow that got least, in whichever sub-queue it was. Naming other
-regions gets nobody more. Resumed sessions get every other turn: clients say themselves that a
-session is one. A class that has waited longer than `ageing_s` gets one of every eight
-turns, so that LOW sessions make progress under any load.
+Each set of replicas has its own sub-queue, so a session whose replicas are full delays no session
+that can be served elsewhere. All sub-queues share one order: the highest priority first, and within
+a priority the flow that has received least, in whichever sub-queue it waits. Naming other regions
+therefore gains nobody anything. Resumed sessions get at most every other turn, because clients
+themselves claim that a session is one. A class that has waited longer than `ageing_s` gets one of
+every eight turns, so that LOW sessions make progress under any load.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Head(NamedTuple):
 
     session: AdmittedSession
     backlog_priority: QueuePriority
-    """The priority whose backlog limit it has: RESUMED (no limit) for one of an aged class."""
+    """Priority whose backlog limit applies: RESUMED (no limit) for a session of an aged class."""
     order: tuple[float, ...]
-    """By which heads have their turns: those of aged classes, then by priority, then by start."""
+    """Sort key of the turns: aged classes first, then by priority, then by start."""
 
 
 class Turns:
-    """What the sub-queues of one model share."""
+    """Order of turns that the sub-queues of one model share."""
 
     def __init__(self) -> None:
         self.clocks = {priority: FairClock() for priority in QueuePriority}
@@ -61,7 +61,7 @@ class SubQueue:
     """Waiting sessions that the same replicas can serve: one fair queue per priority."""
 
     def __init__(self, ageing_s: float, turns: Turns) -> None:
-        """`turns` is that of its model."""
+        """`turns`: the order that all sub-queues of its model share."""
         self.turns = turns
         self.queues = {
             it: FairQueue[AdmittedSession](turns.clocks[it]) for it in reversed(QueuePriority)
@@ -73,8 +73,8 @@ class SubQueue:
         return sum(map(len, self.queues.values()))
 
     def num_ahead(self, priority: QueuePriority, flow: str) -> int:
-        """Sessions that leave before a new one of this priority and flow: those of higher
-        priorities, and of its own as many of every flow as its own flow has."""
+        """Number of sessions that leave before a new one of this priority and flow: all of higher
+        priorities, and of its own priority as many of every flow as its own flow has."""
         own = self.queues[priority]
         rounds = 1 + own.length(flow)
         fair = min(len(own), rounds * max(1, own.num_flows))
@@ -117,8 +117,8 @@ class SubQueue:
 
 
 class AdmissionQueue:
-    """All waiting sessions. Each model has its own room: those that wait for one model never push
-    out, or keep out, those of another."""
+    """All waiting sessions. Each model has its own room: sessions that wait for one model never
+    displace those of another."""
 
     def __init__(self, max_waiting: int, ageing_s: float) -> None:
         """`max_waiting`: sessions of one model, and as many again that are resumed."""
@@ -132,9 +132,9 @@ class AdmissionQueue:
         """By expiry, then by arrival: a heap; sessions that left stay in it for a while."""
         self._next = 0
         self._num_waiting: dict[str, dict[QueuePriority, int]] = {}
-        """By model, of those for which sessions wait."""
+        """Number of waiting sessions by model and priority; models without any have no entry."""
         self._turns: dict[str, Turns] = {}
-        """Likewise."""
+        """Order of turns by model; models without waiting sessions have no entry."""
 
     def __len__(self) -> int:
         return sum(sum(counts.values()) for counts in self._num_waiting.values())
@@ -148,11 +148,14 @@ class AdmissionQueue:
         return sum(self._num_waiting.get(model, _NONE).values())
 
     def shed_priority(self, model: str, incoming: QueuePriority) -> QueuePriority | None:
-        """The priority one of whose sessions has to leave for a new one of this model, possibly the
-        new one's own; None if there is room. An eighth of the room is kept for each class below
-        HIGH: higher ones could push its sessions out before they have waited long enough for a
-        turn. Resumed sessions have as much room as all classes together, and take none of
-        theirs: whoever says that it is one keeps out nobody who does not."""
+        """Priority that has to give up a session to make room for a new one of this model, possibly
+        the new one's own; None if there is room.
+
+        An eighth of the room is kept for each class below HIGH: otherwise higher classes could
+        displace its sessions before they have waited long enough for a turn. Resumed sessions have
+        as much room as all classes together, and take none of theirs, so a false claim to be
+        resumed displaces no new session.
+        """
         waiting = self._num_waiting.get(model, _NONE)
         if incoming is QueuePriority.RESUMED:
             return incoming if waiting[incoming] >= self._max_waiting else None
@@ -281,7 +284,7 @@ class QueueRate:
         return max(self._interval_s, pause_s / _MAX_PAUSE_RATIO, 1e-3)
 
     def retry_delay_s(self, wait_s: float, now: float) -> float:
-        """When a refused session should try again, from now: after `wait_s`, and one interval after
-        the one refused before it. Told the same time, all would come back at once."""
+        """Seconds after which a refused session should try again: `wait_s`, and one interval after
+        the session refused before it. With the same time for all, all would return at once."""
         self._promised_at = max(self._promised_at, now + wait_s) + self.interval_s(now)
         return self._promised_at - now

@@ -1,11 +1,11 @@
-"""Whether a session goes to a replica at once, and where to. Pure.
+"""Decides whether a session goes to a replica at once, and to which. Pure.
 
 Placement chooses the replica, among all regions that may have the session: round trips and uncached
-prompt tokens are part of its cost. Admission never takes replicas off placement's list, which would
-have the same prefixes computed in many places. It looks at time alone: a session goes at once while
-its first token is predicted within the objective of its class, or while some replica is about to
-run out of work. Otherwise it waits in the router's queue: in a replica's queue it could neither be
-overtaken by higher classes nor be sent elsewhere.
+prompt tokens are part of its cost. Admission never removes replicas from placement's list, because
+the same prefixes would then be computed in many places. It only looks at time: a session goes at
+once while its first token is predicted within the objective of its class, or while some replica is
+about to run out of work. Otherwise it waits in the router's queue, where higher classes can
+overtake it and it can still be sent elsewhere; in a replica's queue neither is possible.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class FleetView(Protocol):
         ...
 
     def replica_set(self, request: SessionRequest) -> Hashable:
-        """Equal for requests that the same replicas can serve, whatever their clients wrote: there
-        are no more of these than the fleet has parts."""
+        """Key that is equal for requests that the same replicas can serve, whatever regions their
+        clients named: there are no more keys than the fleet has parts."""
         ...
 
     def may_return(self, request: SessionRequest) -> bool:
@@ -98,8 +98,9 @@ class LiveFleetView:
         return min(allowed, key=lambda region: (known[region], region), default="")
 
     def replica_set(self, request: SessionRequest) -> Hashable:
-        """Model, vocabulary, those of the model's regions that may have it, and the identity that
-        has to go on with it. What names no part of the fleet makes no difference."""
+        """Key made of model, vocabulary, the model's regions that are allowed, and the identity
+        that has to continue the reply. Regions and identities that the fleet does not have make no
+        difference."""
         regions = self._regions.get(request.model, ())
         allowed = frozenset(region for region in regions if request.allows_region(region))
         identity = request.identity
@@ -127,11 +128,11 @@ class LiveFleetView:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a session goes now."""
+    """Placement of a session, and how it was reached."""
 
     decision: Decision
     home: str
-    """Its home region (`FleetView.home`)."""
+    """Home region of the session (`FleetView.home`)."""
     spill_cause: str = ""
     """Why home could not have it, if it goes elsewhere: `full`, `slow` or `absent`; empty: home
     could, and the other region is only cheaper."""
@@ -144,10 +145,10 @@ def choose_route(
     policy: AdmissionPolicy,
     now: float,
 ) -> Route | None:
-    """Where a session goes now; None: it waits.
+    """Choose the replica that a session goes to now; None: it waits.
 
     `backlog_priority` decides how much backlog it accepts on a replica: its own priority, or a
-    higher one for an aged class. Raises what placement raises except OverloadedError; raises
+    higher one for an aged class. Raises the errors of placement except OverloadedError; raises
     NoReplicaError only if no replica may return soon.
     """
     try:

@@ -21,9 +21,9 @@ class AdmittedSession:
     reserved_tokens: int
     """Prompt, the tokens of the reply that it came with, and as many as may follow."""
     weight: float
-    """Of its tenant in the fair queue."""
+    """Weight of its tenant in the fair queue."""
     reservation_id: int
-    """Of its tokens in the tenant's bucket."""
+    """Reservation of its tokens in the tenant's bucket."""
     arrived_at: float
     expires_at: float
     """When it has waited too long."""
@@ -36,12 +36,12 @@ class AdmittedSession:
 
     @property
     def cost(self) -> float:
-        """What its flow is charged in the fair queue when it gets a replica."""
+        """Amount charged to its flow in the fair queue when it gets a replica."""
         return self.reserved_tokens / self.weight
 
     @property
     def flow(self) -> str:
-        """Its flow in the fair queue."""
+        """Key of its flow in the fair queue."""
         return self.request.flow
 
     def used_tokens(self, upto: int) -> int:

@@ -36,21 +36,22 @@ class TenantPolicy:
     """One tenant's limits (`[[router.tenants]]`). Raises ConfigError."""
 
     name: str
-    """As the edge names it; "*": every tenant without an entry, each with these limits."""
+    """Name of the tenant, as the edge sends it; "*": every tenant without an entry, each with these
+    limits."""
     tier: str = "premium"
     """premium: up to HIGH; standard: up to MEDIUM; economy: LOW. A session that asks for no class
     gets MEDIUM, or less if the tier allows less."""
     max_sessions: int = 0
     """Sessions open at once through this router, waiting ones included; 0: no limit."""
     tokens_per_minute: int = 0
-    """Tokens of prompts and replies through this router; a minute's worth may come at once. A
-    session reserves prompt + max_tokens and gives back what it did not use; 0: no limit."""
+    """Tokens of prompts and replies through this router; a minute's worth may be used at once. A
+    session reserves prompt + max_tokens and returns what it did not use; 0: no limit."""
     weight: float = 1.0
-    """Its share of the turns in the queue, relative to other tenants waiting in the same class."""
+    """Share of the turns in the queue, relative to other tenants that wait in the same class."""
     allow_inexact_failover: bool = False
-    """Whether a reply whose replica is lost goes on at a replica that computes differently, where
-    none that computes the same is in service; the client is told. Otherwise the chat waits for one,
-    and fails."""
+    """Whether a reply whose replica is lost continues on a replica that computes differently if
+    none that computes the same is in service; the client is informed. Otherwise the chat waits for
+    one, and fails if none appears."""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -97,10 +98,10 @@ class Tenants:
         return min(asked, TIERS[self.policy(tenant).tier])
 
     def open(self, tenant: str, tokens: int, now: float, *, is_resumed: bool = False) -> int:
-        """A session begins that may need so many tokens; returns the id of its reservation.
+        """Open a session that may need `tokens` tokens; returns the id of its reservation.
 
-        A resumed session was let in before: it may overdraw the tenant's tokens, by one minute's
-        worth and no more, since clients may say of any chat that it goes on. Raises
+        A resumed session was admitted before, so it may overdraw the tenant's tokens: by at most
+        one minute's worth, because clients may claim that any chat is resumed. Raises
         OverloadedError, with the time until there is room, and InvalidRequestError for more tokens
         than the tenant can ever have at once.
         """
@@ -144,7 +145,7 @@ class Tenants:
         return account
 
     def _forget_idle(self, now: float) -> None:
-        """Once there are too many accounts, drop those that a new one would equal."""
+        """If there are too many accounts, drop those that are in the same state as a new one."""
         if len(self._accounts) < _MAX_ACCOUNTS:
             return
         self._accounts = {

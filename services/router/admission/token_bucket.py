@@ -1,9 +1,9 @@
-"""A token bucket whose reservations may be given back. Pure.
+"""A token bucket whose reservations may be returned. Pure.
 
-What was reserved and given back counts as if it had never been taken, so that the tokens really
-used by what was let in during any T seconds are at most `capacity + rate * T` (the conformance of
-RFC 2697's committed bucket). The deficit of a bucket is a queue's workload, filled by reservations
-and drained by time; taking m tokens out of its past lowers it by the least of m and of the smallest
+A reservation that is returned counts as if it had never been made, so the tokens really used by the
+sessions admitted during any T seconds are at most `capacity + rate * T` (the conformance of RFC
+2697's committed bucket). The deficit of a bucket is a queue's workload, filled by reservations and
+drained by time; taking m tokens out of its past lowers it by the least of m and of the smallest
 deficit since (Skorokhod's reflection: below that, the bucket would have been full and time lost).
 """
 
@@ -14,8 +14,8 @@ from bisect import bisect_right
 from typing import Final
 
 MAX_LOWS: Final = 256
-"""Smallest deficits remembered; beyond it the oldest are merged, and reservations made at that time
-give back less than was unused."""
+"""Most smallest deficits remembered; beyond it the oldest are merged, and reservations made at that
+time return less than was unused."""
 
 
 class ReservationBucket:
@@ -57,7 +57,7 @@ class ReservationBucket:
         return self._last
 
     def give_back(self, reservation: int, tokens: float, now: float) -> None:
-        """So many tokens of a reservation were not used."""
+        """Return `tokens` unused tokens of a reservation."""
         self._drain(now)
         first = bisect_right(self._reservations, reservation)
         since = self._lows[first] if first < len(self._lows) else self._deficit

@@ -33,14 +33,14 @@ class FleetUsage:
     """How many replicas serve, and how busy they are."""
 
     num_replicas: int
-    """Replicas that take sessions now; 0: there are some, and none does."""
+    """Replicas that take sessions now; 0: the fleet has replicas, but none takes sessions."""
     utilization: float
     """Used share of their capacity, waiting sessions included; it may exceed 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingAdvice:
-    """What an autoscaler reads, and what it was computed from."""
+    """Advice for an autoscaler, and the figures it was computed from."""
 
     desired_replicas: int
     num_replicas: int
@@ -52,7 +52,7 @@ class ScalingAdvice:
 
 
 class _FleetState:
-    """What is remembered of one fleet."""
+    """State of one fleet between reviews."""
 
     def __init__(self, policy: AutoscalePolicy, num_replicas: int, now: float) -> None:
         self.recent = SlidingWindow(policy.window_s)
@@ -90,7 +90,7 @@ class AutoscaleAdvisor:
             state.recent.record_request(ttft_ms > policy.slo_ttft_ms, now)
 
     def record_shortage(self, fleet: FleetKey, now: float) -> None:
-        """A request was refused or sent to another region for lack of room."""
+        """Record that a request was refused or sent to another region for lack of room."""
         state = self._states.get(fleet)
         if state is not None:
             state.recent.record_request(True, now)
@@ -98,8 +98,9 @@ class AutoscaleAdvisor:
     def advise(
         self, fleets: Mapping[FleetKey, FleetUsage], now: float
     ) -> dict[FleetKey, ScalingAdvice]:
-        """Advice for these fleets; others are forgotten. None for one of which no replica has taken
-        sessions yet: nobody knows how many are about to. To be called about once a second."""
+        """Compute the advice for these fleets; all others are forgotten. A fleet whose replicas
+        have never taken sessions gets no advice: how many are about to start is unknown. Call it
+        about once a second."""
         self._states = {key: state for key, state in self._states.items() if key in fleets}
         known = {
             key: usage for key, usage in fleets.items() if usage.num_replicas or key in self._states

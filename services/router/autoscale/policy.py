@@ -11,19 +11,20 @@ from outrider.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class AutoscalePolicy:
-    """When a region should have more or fewer replicas (`[router.autoscale]`). Raises ConfigError.
+    """Policy of the advice on the number of replicas of a region (`[router.autoscale]`). Raises
+    ConfigError.
 
-    Too large a share of late requests means that there are too few replicas, and utilisation says
-    how many there should be; low utilisation over a long time means that there are too many.
+    Too large a share of late requests means that there are too few replicas, and utilisation gives
+    the number needed; low utilisation over a long time means that there are too many.
     """
 
     slo_ttft_ms: PositiveFloat = 120.0
-    """A request whose first token took longer is late. What more replicas do not shorten is left
-    out unless the next two settings say otherwise; with them, an objective that an idle replica
-    misses asks for ever more replicas."""
+    """A request whose first token took longer than this is late. Time that more replicas do not
+    shorten is left out unless the next two settings include it; with them, an objective that an
+    idle replica misses asks for ever more replicas."""
     counts_prompt: bool = False
-    """Whether computing the prompt counts, as long as an idle replica takes for what it has not
-    cached."""
+    """Whether the time to compute the prompt counts: the time that an idle replica takes for the
+    tokens it has not cached."""
     counts_round_trip: bool = False
     """Whether the round trip to the replica counts."""
     max_late_share: Annotated[float, above(0, 1)] = 0.05
@@ -44,7 +45,7 @@ class AutoscalePolicy:
     in_cooldown_s: PositiveFloat = 300.0
     """Least time after a change before the number shrinks."""
     max_step: Annotated[float, above(1)] = 2.0
-    """Largest factor by which the number grows at once."""
+    """Largest factor by which the number of replicas grows at once."""
     min_replicas: PositiveInt = 1
     """Least number of replicas of any model in any region."""
     max_replicas: PositiveInt = 1000

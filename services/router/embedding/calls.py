@@ -30,7 +30,8 @@ _LOST: Final = (
     UnknownModelError,
     CancelledError,  # by nobody here: a server that ends says so of calls that it has just taken
 )
-"""What a replica says when it cannot go on, or is another one by now: its inputs go elsewhere."""
+"""Errors of a replica that cannot continue or now serves something else: its inputs go
+elsewhere."""
 MAX_CALLS: Final = 512
 """To one replica at a time; further ones wait. What a connection has beyond the streams that the
 server allows (outrider.rpc.server.MAX_STREAMS) gRPC may refuse as if the connection had broken."""
@@ -54,7 +55,7 @@ class Caller(Protocol):
     """The request that a call is for."""
 
     def opening(self) -> embedding_pb2.OpenEmbed:
-        """What a replica is told first."""
+        """First message of a call to a replica."""
 
     def answered(self, replica: str, answer: embedding_pb2.EmbedResponse) -> None:
         """A replica answers some inputs. Raises MalformedFrameError."""

@@ -1,7 +1,7 @@
-"""What becomes of one request for vectors, from its inputs to its last answer (pure).
+"""The state of one request for vectors, from its inputs to its last answer (pure).
 
-Verbs say what has happened, at `now`, and return what is to be done, in order. While inputs wait
-for a replica that may come back, `retry_at` is when `tick` is to be called.
+Methods report an event at `now` and return the actions to take, in order. While inputs wait for a
+replica that may return, `tick` has to be called at `retry_at`.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingFleet:
-    """What all requests of a router have in common."""
+    """State and settings that all embedding requests of a router share."""
 
     registry: Registry
     placement: EmbeddingPlacement
     policy: EmbeddingPolicy
     autoscale: AutoscaleAdvisor
     return_s: float
-    """How long a replica that is gone is waited for, if there is no other."""
+    """Seconds to wait for a lost replica to return if there is no other."""
     held: Held = field(default_factory=Held)
     stats: EmbeddingStats = field(default_factory=EmbeddingStats)
 
@@ -61,12 +61,12 @@ class NewInput:
     frame: bytes
     """A serialised EmbedInput."""
     num_bytes: int
-    """Of its text or ids."""
+    """Size of its text or ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """These inputs go to that replica."""
+    """Action: send these inputs to a replica."""
 
     replica: Replica
     inputs: tuple[PendingInput, ...]
@@ -89,14 +89,14 @@ Step: TypeAlias = Send | Failed | Done
 
 
 class RequestMachine:
-    """Of one request."""
+    """State machine of one request."""
 
     def __init__(self, fleet: EmbeddingFleet, model: str, residency: Collection[str]) -> None:
         self.model = model
         self.identity = b""
-        """What its vectors are computed by; empty: none was sent yet."""
+        """Model identity that computes its vectors; empty: no vector was sent yet."""
         self.num_tokens = 0
-        """Of the inputs that have vectors."""
+        """Tokens of the inputs that have vectors."""
         self._fleet = fleet
         self._residency = residency
         self._request = EmbeddingRequest(MAX_REQUEST_INPUTS, fleet.policy.max_lost_replicas)
@@ -112,7 +112,7 @@ class RequestMachine:
         return self._request.is_done
 
     def add(self, inputs: Iterable[NewInput], now: float) -> list[Step]:
-        """Inputs arrive. Raises OverloadedError, MalformedFrameError; then the request is to be
+        """Add inputs. Raises OverloadedError or MalformedFrameError; the request then has to be
         closed."""
         held, policy = self._fleet.held, self._fleet.policy
         added: list[PendingInput] = []
@@ -149,8 +149,8 @@ class RequestMachine:
         return self._ending()
 
     def failed_at(self, replica: str, number: int) -> list[Step]:
-        """A replica says that an input has no vector, which the peer is told as the replica says
-        it. Raises as `answered`."""
+        """Record that a replica has no vector for an input; the reason is passed on unchanged.
+        Raises the errors of `answered`."""
         for each in self._request.answered([number], replica):
             self._fleet.stats.failed(self.model, 1)
             self._settle(each)
@@ -198,7 +198,7 @@ class RequestMachine:
         self._is_over = True
 
     def _placed(self, inputs: Sequence[PendingInput], now: float) -> list[Step]:
-        """In parts, each to a replica now, or when there is one again."""
+        """Place inputs in parts, each on a replica now or once there is one again."""
         size, steps = self._fleet.policy.part_inputs, list[Step]()
         for begin in range(0, len(inputs), size):
             part = tuple(inputs[begin : begin + size])

@@ -1,10 +1,10 @@
-"""Which replica gets inputs to embed: the one that has them done first, as predicted (pure).
+"""Places inputs to embed on the replica that is predicted to finish them first (pure).
 
     predicted ms = round trip + cost of a token * (tokens it reported + tokens sent since + these)
 
-What it reported includes what this router sent before the report; what is counted here twice for
-one report interval makes a burst spread, and never gathers it. In a large fleet the best of a few
-at random is chosen.
+The reported tokens include those that this router sent before the report. Counting some of them
+twice for one report interval spreads a burst, and never concentrates it. In a large fleet the best
+of a few random replicas is chosen.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ _RETRY_MS: Final = 500
 MAX_COMPARED: Final = 32
 """Replicas that a choice compares."""
 NUM_SAMPLED: Final = 8
-"""Of a larger fleet it compares so many, at random."""
+"""Number of random replicas compared in a large fleet."""
 _ASSUMED_TOKEN_MS: Final = 0.5
-"""Of a replica that has not reported yet."""
+"""Cost of a token on a replica that has not reported one yet."""
 
 
 def estimated_tokens(num_bytes: int, max_tokens: int) -> int:
-    """Of a text of so many bytes, for a model that takes so many; 0: not known."""
+    """Estimated tokens of a text of `num_bytes` bytes, for a model that takes at most `max_tokens`;
+    0: its limit is unknown."""
     estimate = num_bytes // _BYTES_PER_TOKEN + _AROUND
     return min(estimate, max_tokens) if max_tokens else estimate
 
 
 class EmbeddingPlacement:
-    """What was sent to each replica and is not answered yet."""
+    """Chooses replicas, and counts the tokens sent to each that are not answered yet."""
 
     def __init__(self, rng: Random) -> None:
         """`rng`: which replicas of a large fleet are looked at."""
@@ -78,8 +79,9 @@ class EmbeddingPlacement:
         residency: Collection[str],
         exclude: Collection[str] = (),
     ) -> Replica:
-        """The one with the least predicted time. `identity`: what other vectors of the request were
-        computed by; b"": there are none. Raises UnknownModelError, NoReplicaError."""
+        """The replica with the least predicted time. `identity`: the model identity that computed
+        other vectors of the request; b"": there are none. Raises UnknownModelError,
+        NoReplicaError."""
         everyone = list(replicas)
         # A few at random (Mitzenmacher, 2001, the power of choices): several routers that know the
         # same loads would all take the same replica, and looking at a thousand takes a millisecond.

@@ -1,4 +1,4 @@
-"""Bounds of what a router has to do with embeddings (pure)."""
+"""Bounds of a router's work on embeddings (pure)."""
 
 from __future__ import annotations
 
@@ -18,4 +18,4 @@ class EmbeddingPolicy:
     part_inputs: PositiveInt = 64
     """Inputs that are placed together: a larger request is spread over replicas by so many."""
     max_lost_replicas: PositiveInt = 3
-    """An input whose replica was lost so often is not tried again: it may be the cause."""
+    """An input that has lost this many replicas is not tried again: it may be the cause."""

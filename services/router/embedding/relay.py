@@ -206,7 +206,7 @@ class _Relayed:
         return answer
 
     def take(self, inputs: Sequence[embedding_pb2.EmbedInput]) -> None:
-        """These are all its inputs. Raises OutriderError."""
+        """Take all inputs of the request at once. Raises OutriderError."""
         self._is_one_part = len(inputs) <= self._relay.fleet.policy.part_inputs
         self._do(self._machine.add([_new_input(given) for given in inputs], self._relay.clock()))
         self._do(self._machine.no_more_inputs())
@@ -243,7 +243,8 @@ class _Relayed:
         self._relay.num_requests -= 1
 
     def _account(self) -> None:
-        """Once: before the last frame, so that whoever has it may ask for what was not used."""
+        """Charge the tenant, once: before the last frame, so that its receiver may ask for the
+        unused tokens."""
         if self._is_accounted:
             return
         self._is_accounted = True
@@ -266,7 +267,7 @@ class _Relayed:
             admission.stats.costs_nanos[label, machine.model] += cost.amount_nanos
 
     def opening(self) -> embedding_pb2.OpenEmbed:
-        """What a replica is told first."""
+        """First message of a call to a replica."""
         opened = embedding_pb2.OpenEmbed()
         opened.CopyFrom(self._opened)
         opened.model = self._machine.model
@@ -362,7 +363,8 @@ def _new_input(given: embedding_pb2.EmbedInput) -> NewInput:
 
 
 def _only_model(registry: Registry) -> str:
-    """Of a request that names none. Raises UnknownModelError, InvalidRequestError."""
+    """Name of the model for a request that names none. Raises UnknownModelError,
+    InvalidRequestError."""
     found = sorted({it.model.name for it in registry if it.model and it.model.dimensions})
     if not found:
         raise UnknownModelError("no replica here embeds texts")

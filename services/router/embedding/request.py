@@ -18,7 +18,7 @@ class PendingInput:
     num_tokens: int
     """Estimated."""
     replica: str = ""
-    """Where it is; empty: to be placed."""
+    """Name of the replica that it was sent to; empty: not placed yet."""
     sent_at: float = 0.0
     """When it was sent there."""
     lost: list[str] = field(default_factory=list)
@@ -49,7 +49,7 @@ class EmbeddingRequest:
 
     @property
     def pending(self) -> list[PendingInput]:
-        """Those without an answer."""
+        """Inputs without an answer."""
         return list(self._pending.values())
 
     def add(self, number: int, frame: bytes, num_tokens: int) -> PendingInput:
@@ -68,8 +68,9 @@ class EmbeddingRequest:
             each.replica, each.sent_at = replica, now
 
     def answered(self, numbers: Sequence[int], replica: str) -> list[PendingInput]:
-        """A replica answers inputs, each of which needs no other answer from here on. Raises
-        MalformedFrameError if one of them has an answer or is not there; then none is answered."""
+        """Record a replica's answers to inputs, each of which needs no other answer. Raises
+        MalformedFrameError if one of them is already answered or was not sent there; then none
+        counts."""
         found = [self._pending.get(number) for number in numbers]
         if len(set(numbers)) != len(numbers) or any(
             each is None or each.replica != replica for each in found
@@ -84,8 +85,8 @@ class EmbeddingRequest:
     def lost(
         self, replica: str, *, had_them: bool = True
     ) -> tuple[list[PendingInput], list[PendingInput]]:
-        """A replica is lost: its inputs that are to be placed anew, and those that were lost so
-        often that they are not. `had_them`: whether it may have seen them."""
+        """Record the loss of a replica; returns its inputs to place again, and those that have lost
+        too many replicas. `had_them`: whether it may have seen them."""
         anew, spent = list[PendingInput](), list[PendingInput]()
         for each in self._pending.values():
             if each.replica == replica:

@@ -1,4 +1,4 @@
-"""What a router counts of requests for vectors, between two exports (pure)."""
+"""Counts of a router's requests for vectors between two exports (pure)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 
 
 class EmbeddingStats:
-    """Counts by model, whose names are those that a replica has reported."""
+    """Counts by model. Names are those that replicas have reported."""
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, str]] = Counter()
@@ -14,14 +14,14 @@ class EmbeddingStats:
         self.inputs: Counter[tuple[str, str]] = Counter()
         """By model and outcome: vector, error."""
         self.tokens: Counter[tuple[str]] = Counter()
-        """Of inputs that have vectors."""
+        """Tokens of inputs that have vectors, by model."""
         self.moves: Counter[tuple[str]] = Counter()
         """Inputs that were sent again, as the replica that had them was lost."""
         self.shortages: Counter[tuple[str]] = Counter()
-        """Parts of requests for which there was no replica."""
+        """Parts of requests for which no replica was available, by model."""
 
     def take(self) -> EmbeddingStats:
-        """What was counted since the last time."""
+        """Return the counts since the last call, and start anew."""
         taken = EmbeddingStats()
         for name in ("requests", "inputs", "tokens", "moves", "shortages"):
             setattr(taken, name, getattr(self, name))
@@ -46,5 +46,5 @@ class EmbeddingStats:
         self.moves[(model,)] += num_inputs
 
     def short(self, model: str) -> None:
-        """There is no replica for a part now."""
+        """Count a part for which no replica is available."""
         self.shortages[(model,)] += 1

@@ -1,9 +1,9 @@
-"""What an engine call costs on each replica: the median of replicas of its kind (pure).
+"""The cost of an engine call on each replica: the median over replicas of its kind (pure).
 
-Each replica fits the cost of its calls to its latest ones, so the reported figures are some percent
-off, and more after few calls. Choosing the least of a thousand such figures would send everything
-to the replicas that err most in their own favour. Replicas of one model mostly run on the same kind
-of machine, so the median of their figures is used for each of them, except for those that are
+Each replica fits the cost of its calls to its latest ones, so the reported figures have an error of
+some percent, and more after few calls. Choosing the least of a thousand such figures would send
+everything to the replicas with the largest error in their own favour. Most replicas of one model
+run on the same kind of machine, so each gets the median of their figures, except for those that are
 clearly of another kind.
 """
 
@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 KIND_RATIO: Final = 1.75
 """Ratio of call costs, of a replica and the median, above which the replica is of another kind."""
 _CALL_ROWS: Final = 256
-"""Rows of the call by which kinds are told apart: a prefill chunk."""
+"""Rows of the engine call whose cost distinguishes kinds of machines: a prefill chunk."""
 
 CallCost: TypeAlias = tuple[float, float]
 """`fixed_ms`, `row_ms`: a call of n rows takes fixed_ms + row_ms * n."""
@@ -67,7 +67,7 @@ class CallCosts:
                 del self._groups[group]
 
     def cost(self, name: str, default: CallCost) -> CallCost:
-        """What a call takes on a replica; `default` if it has reported nothing."""
+        """Cost of a call on a replica; `default` if it has reported none."""
         if name not in self._group_of:
             return default
         peers = self._groups[self._group_of[name]]

@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from services.router.config import RegionConfig
+from services.router.fleet.entries import RegionConfig
 
 _EARTH_RADIUS_KM = 6371.0
 _FIBRE_KM_PER_MS = 200.0
 """Speed of light in fibre."""
 _DETOUR = 1.5
-"""Length of cables over that of the great circle."""
+"""Ratio of the length of cables to the great circle."""
 _LAST_MILE_MS = 1.0
 
 

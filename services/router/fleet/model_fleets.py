@@ -1,4 +1,4 @@
-"""Which models are served, and where: the replicas of a router by model and region. Pure."""
+"""The replicas of a router grouped by model and region. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class RegionFleet(NamedTuple):
     region: str
     num_replicas: int
     num_ready: int
-    """Those that take sessions."""
+    """Replicas that take sessions."""
     num_sessions: int
     """Sessions that they have, as far as this router knows."""
     predicted_wait_ms: float
@@ -27,13 +27,13 @@ class ModelFleet(NamedTuple):
 
     model: str
     vocabulary_digests: tuple[bytes, ...]
-    """Of its replicas, the most frequent first."""
+    """Digests of its replicas' vocabularies, the most frequent first."""
     regions: tuple[RegionFleet, ...]
     """By name."""
 
 
 class PredictedLoad(NamedTuple):
-    """What a session would find at a replica."""
+    """Load that a new session would meet on a replica."""
 
     num_sessions: int
     predicted_wait_ms: float
@@ -42,8 +42,8 @@ class PredictedLoad(NamedTuple):
 def model_fleets(
     replicas: Iterable[Replica], load: Callable[[str], PredictedLoad]
 ) -> list[ModelFleet]:
-    """By name of the model; `load` by name of the replica. Replicas whose model is not known yet
-    are left out."""
+    """Group replicas by model, sorted by name; `load` takes the name of a replica. Replicas whose
+    model is not known yet are left out."""
     by_model: dict[str, dict[str, list[Replica]]] = {}
     for replica in replicas:
         if replica.model_name and replica.region:

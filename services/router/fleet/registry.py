@@ -14,7 +14,7 @@ from outrider.errors import UnavailableError
 from outrider.model_identity import short_form
 from outrider.peers.health import Change, HealthPolicy, PeerHealth, PeerState, Quarantine, Signal
 from outrider.peers.round_trip import RoundTrip
-from services.router.config import ReplicaConfig
+from services.router.fleet.entries import ReplicaConfig
 from services.router.fleet.replica import Replica, ReplicaIdentity, ReplicaLoad, ServedModel
 
 _MAX_TRANSITIONS: Final = 4096
@@ -50,7 +50,7 @@ class Registry:
         policy: FleetPolicy | None = None,
         now: float,
     ) -> None:
-        """`rtt_ms` estimates the round trip to a region none of whose replicas is measured."""
+        """`rtt_ms` estimates the round trip to a region in which no replica is measured."""
         self._rtt_ms = rtt_ms
         self._replicas: dict[str, Replica] = {}
         self.changed: set[str] = set()
@@ -71,7 +71,7 @@ class Registry:
         return self._replicas[name]
 
     def find(self, name: str) -> Replica | None:
-        """The replica of that name, if there is one."""
+        """The replica of that name; None if there is none."""
         return self._replicas.get(name)
 
     def take_transitions(self) -> list[ReplicaTransition]:
@@ -110,11 +110,12 @@ class Registry:
         )
 
     def identify(self, name: str, identity: ReplicaIdentity) -> None:
-        """A replica reports its name and region, before `connected`; a discovered one is renamed.
+        """Take the name and region that a replica reports, before `connected`; a discovered one is
+        renamed.
 
-        Raises UnavailableError if its region is not the configured one, or if its name is that of a
-        configured replica or of one that is connected, or whose stream has not ended yet. Any other
-        discovered replica gives its name up: its host has got a new address.
+        Raises UnavailableError if its region is not the configured one, or if its name belongs to a
+        configured replica or to one that is connected or whose stream has not ended yet. Any other
+        discovered replica loses the name: its host has a new address.
         """
         replica = self._replicas[name]
         if identity.region not in ("", replica.region):
@@ -136,20 +137,20 @@ class Registry:
         self.changed.add(name)
 
     def leave(self, name: str, now: float, why: str) -> None:
-        """Lookups do not find it, or the configuration does not name it, any more: no new sessions,
-        those it has go on."""
+        """Give a replica no new sessions, because lookups or the configuration no longer name it;
+        its sessions continue."""
         self._replicas[name].is_leaving = True
         self.signal(name, Signal.NOT_SERVING, now, why)
 
     def stay(self, name: str, now: float) -> None:
-        """It is found, or named, again."""
+        """Undo `leave`: lookups or the configuration name the replica again."""
         self._replicas[name].is_leaving = False
         self.signal(name, Signal.SERVING, now, "it is there again")
 
     # --- connection, health checks, load reports ---
 
     def connected(self, name: str, model: ServedModel, now: float) -> None:
-        """Its stream is up and it reported its model; its last load is void."""
+        """Record that its stream is open and that it reported its model; its last load is void."""
         replica = self._replicas[name]
         replica.model = model
         replica.load = None
@@ -162,9 +163,9 @@ class Registry:
             self.signal(name, Signal.NOT_SERVING, now)
 
     def lost(self, name: str, why: str, now: float, *, is_own: bool = False) -> None:
-        """Its stream broke, or an attempt to connect failed. A stream that breaks while the replica
-        may take sessions counts as one failure, however many sessions it had, unless this router
-        was the cause (`is_own`): it was late, or did not read."""
+        """Record a broken stream or a failed attempt to connect. A stream that breaks while the
+        replica may take sessions counts as one failure, however many sessions it had, unless this
+        router was the cause (`is_own`): it was late, or did not read."""
         replica = self._replicas[name]
         health = replica.health
         replica.is_attached = False
@@ -225,16 +226,18 @@ class Registry:
         self.changed.add(name)
 
     def opened(self, name: str, session: int, ack_delay_ms: float, now: float) -> None:
-        """It answered a session's open after `ack_delay_ms`; 0: not reported."""
+        """Record the answer to a session's open, sent after `ack_delay_ms`; 0: not reported."""
         self._replicas[name].opened(session, ack_delay_ms, now)
         self._replicas[name].num_contradictions = 0
         self.changed.add(name)
 
     def contradicted(self, name: str, opened_as: bytes, now: float) -> None:
-        """It opened a session as of another model identity than it reports; its stream is closed,
-        and it is asked anew. Once, another process may have taken its place. If it happens again
-        nothing can be sent there, even if it is the only one: it is in quarantine, for longer after
-        each trial, until a trial goes well."""
+        """Record that a replica opened a session with another model identity than it reports.
+
+        Its stream is closed, and it is asked again, because another process may have taken its
+        place. If it happens again nothing can be sent there, even if it is the only replica: it is
+        quarantined, for longer after each failed trial.
+        """
         replica = self._replicas[name]
         replica.num_contradictions += 1
         replica.opened_as = opened_as
@@ -259,8 +262,8 @@ class Registry:
         self._fail(name, why, now)
 
     def hung(self, name: str, why: str, now: float) -> None:
-        """It makes no progress with any session although its stream is up: quarantine at once, for
-        longer each time."""
+        """Quarantine a replica that makes no progress with any session although its stream is up:
+        at once, and for longer each time."""
         self._note(name, self._replicas[name].health.condemn(now), why)
 
     def expire(self, now: float) -> None:
@@ -336,7 +339,8 @@ class Registry:
         self._add(replica)
 
     def _estimated_rtt_ms(self, region: str) -> float:
-        """That of the nearest measured replica of the region, else by its coordinates."""
+        """RTT of the nearest measured replica of the region, else the estimate from its
+        coordinates."""
         measured = [r.rtt.min_ms for r in self if r.region == region and r.rtt.is_measured]
         return min(measured, default=None) or self._rtt_ms(region)
 

@@ -1,4 +1,4 @@
-"""One replica as the router knows it, and what it reports of itself. Pure."""
+"""One replica as the router knows it, and its reports. Pure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class PrefillLimits:
 
 
 class StaticPrefix(NamedTuple):
-    """What many prompts begin with, as a replica reports it."""
+    """A pinned beginning of many prompts, as a replica reports it."""
 
     name: str
     tokens: int
@@ -46,7 +46,7 @@ class StaticPrefix(NamedTuple):
 
 
 class KvCounts(NamedTuple):
-    """Where prompts' KV came from since a replica started, as in its KvCounts."""
+    """Sources of the KV of prompts since a replica started (KvCounts of the protocol)."""
 
     prompt_tokens: int = 0
     pool_tokens: int = 0
@@ -60,7 +60,7 @@ class KvCounts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What a replica serves, as it reports."""
+    """The model that a replica serves, as it reports."""
 
     name: str
     vocabulary_digest: bytes
@@ -72,13 +72,14 @@ class ServedModel:
     prefill_limits: PrefillLimits | None = None
     """None: not reported."""
     identity: bytes = b""
-    """What it computes (outrider.model_identity); empty: not reported."""
+    """Model identity (outrider.model_identity); empty: not reported."""
     tokens_digest: bytes = b""
-    """Of the vocabulary's ids alone; rank tables belong to these. Empty: not reported."""
+    """Digest of the vocabulary's ids without its other properties; rank tables belong to it. Empty:
+    not reported."""
     static_prefixes: tuple[StaticPrefix, ...] = ()
-    """What is pinned in its KV pool."""
+    """Prefixes that are pinned in its KV pool."""
     dimensions: int = 0
-    """Of its vectors, if it embeds; 0: it writes replies."""
+    """Dimensions of its vectors, if it embeds; 0: it generates replies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +91,13 @@ class ReplicaIdentity:
     region: str
     model: ServedModel
     process: bytes = b""
-    """Names the process that answers; empty: it does not say."""
+    """Id of the process that answers; empty: not reported."""
     crashes: tuple[Crash, ...] = ()
-    """Of the processes before it."""
+    """Crashes of the processes before it."""
 
 
 class ClassLoad(NamedTuple):
-    """What of a replica's load is of one class of sessions."""
+    """Share of a replica's load that one class of sessions causes."""
 
     sessions: int = 0
     """Running and queued."""
@@ -127,24 +128,25 @@ class ReplicaLoad:
     refuses_sessions: bool = False
     """New sessions are refused."""
     low: ClassLoad = _NO_LOAD
-    """What of the above is of LOW sessions; new sessions of higher classes are served before."""
+    """Share of LOW sessions in the figures above; new sessions of higher classes are served before
+    them."""
     medium: ClassLoad = _NO_LOAD
-    """What of the above is of MEDIUM sessions."""
+    """Share of MEDIUM sessions in the figures above."""
     service_ms: float = 0.0
     """Mean service time of a session; 0: not reported."""
     kv_blocks_total: int = 0
     kv_blocks_free: int = 0
     kv: KvCounts = _NO_KV
     peer_block_ms: float = 0.0
-    """What a block of KV took lately to come from another replica; 0: none came yet."""
+    """Recent milliseconds to fetch a block of KV from another replica; 0: none was fetched yet."""
     peer_first_ms: float = 0.0
     """Until its first bytes came."""
     running_call: EngineCall = _NO_CALL
-    """The engine call that has run for a second or more; one of no duration: there is none."""
+    """Engine call that has run for a second or more; its duration is 0 if there is none."""
 
     def ahead_of(self, priority: int) -> ClassLoad:
-        """Load that is served before a new session of a class (1 LOW to 3 HIGH): that of its own
-        class and of higher ones."""
+        """Load that is served before a new session of a class (1 LOW to 3 HIGH): its own class and
+        higher ones."""
         sessions = self.running_sessions + self.queued_sessions
         tokens = self.queued_prompt_tokens
         for part in (self.low, self.medium)[: priority - 1]:
@@ -166,7 +168,7 @@ class Replica:
     health: PeerHealth
     rtt: RoundTrip
     source: str = ""
-    """The target whose lookup found it; empty: it is configured."""
+    """Target whose lookup found it; empty: it is configured."""
     is_leaving: bool = False
     """Lookups do not find it, or the configuration does not name it, any more: it gets no new
     sessions."""
@@ -190,7 +192,7 @@ class Replica:
     opened_as: bytes = b""
     """The model identity of the last one of these."""
     _sent_at: dict[int, float] = field(default_factory=dict)
-    """When sessions were sent whose open it has not answered yet."""
+    """Times at which sessions were sent whose open it has not answered yet, by session."""
 
     @property
     def state(self) -> PeerState:
@@ -213,7 +215,7 @@ class Replica:
 
     @property
     def is_draining(self) -> bool:
-        """Whether it is to get no new sessions although it answers."""
+        """Whether it gets no new sessions although it answers."""
         return self.is_leaving or (self.load is not None and self.load.draining)
 
     @property
@@ -228,13 +230,13 @@ class Replica:
 
     @property
     def model_identity(self) -> bytes:
-        """What it computes; empty: unknown."""
+        """Model identity that it reports; empty: unknown."""
         return self.model.identity if self.model else b""
 
     @property
     def is_inconsistent(self) -> bool:
-        """Whether asking it anew did not help: no other process took its place meanwhile, it says
-        one thing and does another."""
+        """Whether it contradicted its report again after it was asked anew: no other process has
+        taken its place, so its report is wrong."""
         return self.num_contradictions > 1
 
     @property
@@ -257,8 +259,9 @@ class Replica:
         self.health.begin_session(session)
 
     def opened(self, session: int, ack_delay_ms: float, now: float) -> None:
-        """It answered the open `ack_delay_ms` after it came (0: not reported); the rest was the
-        round trip (RFC 9002, section 5.3). Only the first answer to an open counts."""
+        """Take its answer to an open, which it sent `ack_delay_ms` after the open arrived (0: not
+        reported); the rest was the round trip (RFC 9002, section 5.3). Only the first answer to an
+        open counts."""
         sent_at = self._sent_at.pop(session, None)
         if sent_at is not None and ack_delay_ms > 0.0:
             rtt_ms = (now - sent_at) * 1000.0 - ack_delay_ms

@@ -1,1 +1,1 @@
-"""Which replica a session goes to, and why. Pure."""
+"""Chooses the replica of a session, with the reason. Pure."""

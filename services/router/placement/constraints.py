@@ -1,4 +1,5 @@
-"""Which replicas may have a session, and why none may if that is so. Pure."""
+"""The constraints that a replica must meet to get a session, and the error if none meets them.
+Pure."""
 
 from __future__ import annotations
 
@@ -106,7 +107,8 @@ def refusal(
 
 
 def is_other_identity(error: OutriderError) -> bool:
-    """Whether `refusal` says that all replicas at hand compute differently."""
+    """Whether the error means that all replicas that could serve the session compute
+    differently."""
     return error.metadata.get("cause") == _OTHER_IDENTITY
 
 

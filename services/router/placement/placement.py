@@ -1,9 +1,9 @@
-"""Which replica a session goes to: constraints first, then the least cost in milliseconds. Pure.
+"""Chooses the replica of a session: constraints first, then the least cost in milliseconds. Pure.
 
-The cost of a replica is the session's own predicted wait there and, weighted, the work that its
-prompt makes: work delays later sessions, the more the busier the region with the least wait is.
-Without that term a busy fleet computes one prefix in many places for the sake of shorter queues,
-and has longer queues for it.
+The cost of a replica is the session's own predicted wait there plus, weighted, the work of
+computing its prompt: work delays later sessions, and more so the busier the region with the least
+wait is. Without the second term a busy fleet computes one prefix in many places for the sake of
+shorter queues, and has longer queues for it.
 
 Among near-equals the better of two random ones is taken (Mitzenmacher, "The power of two choices in
 randomized load balancing", 2001), so that several routers with the same reports do not all choose
@@ -38,7 +38,7 @@ from services.router.session_request import SessionRequest
 MAX_CONSIDERED = 8
 """Replicas listed in a Decision."""
 _SORTED_WHOLE = 256
-"""Replicas up to which sorting all of them is faster than finding the best first."""
+"""Most replicas for which sorting all of them is faster than finding the best first."""
 
 
 class ReplicaSource(Protocol):
@@ -49,13 +49,13 @@ class ReplicaSource(Protocol):
         """Names of replicas that were changed, added or removed since placement emptied it."""
 
     def find(self, name: str) -> Replica | None:
-        """The replica of that name, if there is one."""
+        """The replica of that name; None if there is none."""
 
     def __iter__(self) -> Iterator[Replica]: ...
 
 
 class Placement:
-    """Chooses replicas, and counts what it placed until the replicas' reports include it."""
+    """Chooses replicas, and counts its own choices until the replicas' reports include them."""
 
     def __init__(
         self,
@@ -80,8 +80,8 @@ class Placement:
     def decide(
         self, request: SessionRequest, now: float, exclude: Collection[str] = ()
     ) -> Decision:
-        """Choose a replica that is none of `exclude`, those already tried for the session. Counts
-        nothing: `put` says that the session was sent there.
+        """Choose a replica that is not in `exclude`, the ones already tried for the session. Counts
+        nothing: `put` records that the session was sent there.
 
         Raises UnknownModelError, VocabularyMismatchError, NoReplicaError or OverloadedError; the
         message names the replicas and their states.
@@ -173,7 +173,8 @@ class Placement:
         return cached
 
     def _kv_source(self, found: Decision, holder: Holder | None) -> KvSource | None:
-        """Whoever has at least one block more than the chosen replica, and computes the same."""
+        """The holder, if it has at least one block more than the chosen replica and computes the
+        same."""
         if holder is None:
             return None
         row = self._table.row(found.replica)

@@ -1,8 +1,8 @@
 """The predicted time to first token on every replica, term by term. Pure.
 
-An engine call of n rows takes `fixed_ms + row_ms * n`, as the replica fitted it. The wait is the
-round trip + the prompts ahead + the rest of the wait for a free place + moving or computing what is
-not cached of the session's own prompt.
+An engine call of n rows takes `fixed_ms + row_ms * n`, with the coefficients that the replica
+fitted. The wait is the round trip + the prompts ahead + the rest of the wait for a free slot +
+moving or computing the uncached part of the session's own prompt.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What placement knows of every replica, as arrays with a row per replica (pure).
+"""Placement's data on every replica, as arrays with a row per replica (pure).
 
-A thousand replicas are compared in a few array operations. A row is computed again when the
-registry says that its replica changed or when this router places a session there. The number of a
-replica's row is also its owner number in the prefix index.
+A thousand replicas are compared in a few array operations. A row is recomputed when the registry
+marks its replica as changed or when this router places a session there. The number of a replica's
+row is also its owner number in the prefix index.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ _REPORTED_FLOATS = (
 _COMPUTED_FLOATS = ("row_ms", "fixed_ms", "call_ms", "slot_ms", "chunk_tokens")
 _REPORTED_INTS = ("model", "region", "block_tokens", "identity")
 _COMPUTED_INTS = ("max_sessions", "min_priority")
-"""`min_priority`: the lowest class whose new sessions the replica starts; above HIGH: none."""
+"""`min_priority`: the lowest class whose new sessions the replica starts; above HIGH if it starts
+none."""
 
 
 class _ReportedLoad(NamedTuple):
@@ -90,10 +91,10 @@ class _Placed:
 class UnreportedSessions:
     """Sessions that this router placed on one replica and its last report cannot include.
 
-    Counting at dispatch keeps a burst from landing on one replica between two reports (SGLang's
-    least-load policy and Dynamo's router do likewise). Their prompts drain with time at the
-    predicted rate, so the estimate decays if no report comes. Replicas serve higher classes first,
-    so there is an estimate per class: what a new session of that class finds ahead of it. Times
+    Counting at dispatch keeps a burst from landing on one replica between two reports (as in
+    SGLang's least-load policy and Dynamo's router). Their prompts drain with time at the predicted
+    rate, so the estimate decays if no report comes. Replicas serve higher classes first, so each
+    class has its own estimate: the work that is served before a new session of that class. Times
     `now` are seconds.
     """
 
@@ -102,8 +103,8 @@ class UnreportedSessions:
     def __init__(self) -> None:
         self._placed: dict[int, _Placed] = {}
         self.drained_at = [0.0 for _ in Priority]
-        """When their prompts are predicted to be computed: those of all sessions, of MEDIUM and
-        HIGH ones, of HIGH ones."""
+        """[class] time at which the prompts ahead are predicted to be computed: of all sessions for
+        LOW, of MEDIUM and HIGH ones for MEDIUM, of HIGH ones for HIGH."""
         self.num_sessions = [0 for _ in Priority]
         """By class, those that are served before a new session of it."""
 
@@ -142,7 +143,7 @@ class UnreportedSessions:
 
 
 def _work_ms(placed: Iterable[_Placed], priority: int) -> float:
-    """Work that is done before that of a new session of a class."""
+    """Milliseconds of work that is served before a new session of a class."""
     return sum(one.work_ms for one in placed if one.priority >= priority)
 
 
@@ -161,10 +162,10 @@ class ReplicaTable:
         self.schedulable: Bools = np.zeros(0, dtype=np.bool_)
         """[rows] whether the replica's health lets it have new sessions."""
         self.has_kv: Bools = np.zeros(0, dtype=np.bool_)
-        """[rows] whether others may be told to ask it for KV: its stream is up, it answers, and it
-        is known what it computes."""
+        """[rows] whether other replicas may fetch KV from it: its stream is up, it answers, and its
+        model identity is known."""
         self.zeros: Floats = np.zeros(0)
-        """[rows] of what costs nothing anywhere; read-only."""
+        """[rows] zeros, for terms that cost nothing anywhere; read-only."""
         # All that is known of a replica is a column of two arrays, written at once; columns by name
         # and by class are views of their rows.
         self._floats: Floats = np.zeros((len(_REPORTED_FLOATS + _COMPUTED_FLOATS) + 6, 0))
@@ -201,7 +202,7 @@ class ReplicaTable:
         return self._rows.get(name, -1)
 
     def rows(self, names: Iterable[str]) -> list[int]:
-        """The rows of those of the names that have one."""
+        """Rows of the given names, without names that have none."""
         return [self._rows[name] for name in names if name in self._rows]
 
     def block_sizes(self) -> Sequence[int]:
@@ -209,7 +210,7 @@ class ReplicaTable:
         return [size for size, count in sorted(self._num_by_block_size.items()) if size and count]
 
     def update(self, replica: Replica) -> int:
-        """Take over what is known of a replica now; returns its row."""
+        """Copy the present state of a replica into its row; returns the row."""
         row = self._rows.get(replica.name, -1)
         if row < 0:
             row = self._add(replica.name)

@@ -1,8 +1,8 @@
-"""What KV that another replica has is worth to a session: moved while the rest is computed. Pure.
+"""Time saved by KV that another replica has: it is moved while the rest is computed. Pure.
 
-A replica computes a prompt from its first token on, while blocks that another one has come from the
+A replica computes a prompt from its first token on, while blocks from another one arrive from the
 far end, until the two meet (as in Cake, arXiv 2410.03065). So n tokens that would take n c to
-compute, and n l + f to move, are there after c (n l + f) / (c + l), and never later than computed.
+compute, and n l + f to move, are ready after c (n l + f) / (c + l), and never later than computed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ class Holder(NamedTuple):
 
 
 def longest_holder(table: ReplicaTable, cached_tokens: Ints) -> Holder | None:
-    """The nearest of those that have most, whose stream is up and of which it is known what they
-    compute; it may be draining or full. None where none has anything. `cached_tokens`: [rows]."""
+    """The nearest of the replicas that have the longest cached beginning, whose stream is up and
+    whose model identity is known; it may be draining or full. None if nobody has any of it.
+    `cached_tokens`: [rows]."""
     held = np.where(table.has_kv, cached_tokens, 0)
     most = int(held.max(initial=0))
     if not most:
@@ -43,8 +44,8 @@ def may_receive(table: ReplicaTable, holder: Holder) -> Bools:
 def moved_ms(
     table: ReplicaTable, holder: Holder, cached_tokens: Ints, compute_ms: Floats
 ) -> Floats:
-    """[rows] time until all that the holder has is on a row, where computing what is missing of it
-    takes `compute_ms`, which it also is where nothing is known of what moving takes."""
+    """[rows] milliseconds until a row has all that the holder has, if computing the missing part
+    takes `compute_ms`; equal to `compute_ms` if the speed of moving is unknown."""
     columns = table.columns
     num_tokens = np.maximum(holder.num_tokens - cached_tokens, 0)
     block_tokens = np.maximum(table.counts["block_tokens"], 1)

@@ -1,4 +1,4 @@
-"""How placement compares replicas, and what it answers. Pure."""
+"""The settings and results of placement. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class PlacementPolicy:
     """How replicas are compared (`[router.placement]`)."""
 
     near_ms: NonNegativeFloat = 5.0
-    """Replicas whose cost is at most so much above the least share the load."""
+    """Replicas whose cost is within this many milliseconds of the least share the load."""
     max_queued: NonNegativeInt = 128
     """Sessions that may wait for a place on one replica; with all replicas there, OVERLOADED."""
     work_weight: NonNegativeFloat = 0.5
@@ -37,14 +37,14 @@ class PredictedWait(NamedTuple):
     queue_ms: float
     """Until the prompts ahead are computed."""
     transfer_ms: float
-    """Until what another replica has of the prompt is there, moved from its end while it is
-    computed from its beginning; 0 where nothing is moved, or nothing is known of what that
-    takes."""
+    """Time until the part of the prompt that another replica has is ready, moved from its end while
+    it is computed from its beginning; 0 if nothing is moved or the speed of moving is unknown."""
     prefill_ms: float
     """Computing what no other replica has of the prompt and is not cached, in calls shared with
     running sessions."""
     idle_prefill_ms: float = 0.0
-    """The same, and what is moved, on a replica without other sessions; no part of the sum."""
+    """Computing the uncached part, moved tokens included, on a replica without other sessions; not
+    part of the sum."""
 
     @property
     def total_ms(self) -> float:
@@ -56,9 +56,9 @@ class ReplicaStatus(NamedTuple):
     """Wait and sessions of a replica as a LOW session, which is served last, would find them."""
 
     wait: PredictedWait
-    """That of a session without a prompt."""
+    """Predicted wait of a session without a prompt."""
     num_sessions: int
-    """Of all routers: those reported, and those that this one placed since."""
+    """Sessions of all routers: those reported, and those that this router has placed since."""
 
 
 class Candidate(NamedTuple):
@@ -68,9 +68,9 @@ class Candidate(NamedTuple):
     region: str
     wait: PredictedWait
     cached_tokens: int
-    """Prompt tokens whose KV it has, or is expected to have by the time the session arrives."""
+    """Prompt tokens whose KV it has, or is expected to have when the session arrives."""
     identity: bytes = b""
-    """What it computes (outrider.model_identity); empty: unknown."""
+    """Model identity (outrider.model_identity); empty: unknown."""
 
 
 class KvSource(NamedTuple):
@@ -85,7 +85,7 @@ class Decision(NamedTuple):
 
     chosen: Candidate
     runner_up: Candidate | None
-    """The best of the others by cost; None if there was no other."""
+    """The second-best replica by cost; None if no other met the constraints."""
     considered: tuple[tuple[str, float], ...]
     """The best replicas with their predicted waits in ms, best by cost first."""
     num_able: int
@@ -94,7 +94,7 @@ class Decision(NamedTuple):
     """Least time on any of them until the prompts ahead are computed and a place is free, for the
     session's class."""
     kv_source: KvSource | None = None
-    """Whom the chosen replica may ask for KV; None: nobody has more than it."""
+    """Replica from which the chosen one may fetch KV; None: no other has more."""
 
     @property
     def replica(self) -> str:
@@ -103,7 +103,7 @@ class Decision(NamedTuple):
 
     @property
     def region(self) -> str:
-        """Its region."""
+        """Region of the chosen replica."""
         return self.chosen.region
 
     @property

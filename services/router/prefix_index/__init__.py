@@ -1,1 +1,1 @@
-"""Which replicas have the KV of which prompt prefixes cached. Pure."""
+"""An index of the replicas whose KV caches hold a prompt's prefix. Pure."""

@@ -24,7 +24,7 @@ Bools = npt.NDArray[np.bool_]
 Counts = npt.NDArray[np.int64]
 
 _FEW = 8
-"""Set bits of a mask up to which finding them one by one is faster."""
+"""Most set bits of a mask for which finding them one by one is faster."""
 
 
 class PrefixMatch(NamedTuple):
@@ -49,7 +49,7 @@ class PrefixIndexLimits:
     """A prompt is expected in the cache of the replica it was sent to for so long; up to twice as
     long, as it is checked in steps of this time."""
     max_pieces: PositiveInt = 4096
-    """Pieces of 16 blocks whose hashes are remembered, twice over in the worst case."""
+    """Pieces of 16 blocks whose hashes are kept; twice as many in the worst case."""
 
 
 class PrefixIndex:
@@ -72,11 +72,11 @@ class PrefixIndex:
         return HashedPrompt(ids, salt, self.memo)
 
     def store(self, owner: int, parent: bytes, blocks: Sequence[bytes]) -> None:
-        """As OwnerTree.store."""
+        """See OwnerTree.store."""
         self._tree.store(owner, parent, blocks)
 
     def remove(self, owner: int, blocks: Sequence[bytes]) -> None:
-        """As OwnerTree.remove."""
+        """See OwnerTree.remove."""
         self._tree.remove(owner, blocks)
 
     def forget(self, owner: int) -> None:

@@ -1,7 +1,7 @@
 """One replica's KV events, applied to the prefix index (pure).
 
-A replica numbers its events. If one is missing, or the log is another one because the replica was
-restarted, what is known of its blocks may be wrong: it is forgotten and a snapshot is requested.
+A replica numbers its events. If one is missing, or the log is a new one because the replica was
+restarted, the index may be wrong about its blocks: they are dropped and a snapshot is requested.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from services.router.prefix_index.index import PrefixIndex
 
 @dataclass(frozen=True, slots=True)
 class BlocksStored:
-    """These blocks are cached from now on, each following the one before it."""
+    """Event: these blocks are cached from now on, each following the one before it."""
 
     parent: bytes
     """Hash of the block, or root, that the first one follows."""
@@ -28,7 +28,7 @@ class BlocksStored:
 
 @dataclass(frozen=True, slots=True)
 class BlocksRemoved:
-    """These blocks are not cached any more."""
+    """Event: these blocks are no longer cached."""
 
     blocks: Sequence[bytes]
 
@@ -59,8 +59,8 @@ class KvEventFollower:
         self._in_snapshot = False
 
     def apply(self, log: int, sequence: int, events: Sequence[KvEvent]) -> bool:
-        """Apply events of which the first has number `sequence`. False if events before it are
-        missing: ask again from `log` and `next_sequence`, which are 0 then.
+        """Apply events of which the first has number `sequence`. Returns False if earlier events
+        are missing; then ask again from `log` and `next_sequence`, which have become 0.
 
         Raises MalformedFrameError for events that no replica sends.
         """

@@ -122,7 +122,8 @@ class OwnerTree:
         assert sorted(self._leaves) == sorted(s for s in used if not self._children[s])
 
     def _insert(self, block: bytes, parent: int) -> int:
-        """Add a node without owners following `parent`; -1 if there is no room."""
+        """Add a node without owners as a child of `parent`; returns its slot, or -1 if the tree is
+        full."""
         if parent != _NONE:
             self._children[parent] += 1
             if parent in self._leaves:
@@ -285,7 +286,7 @@ class LruList:
 
     @property
     def oldest(self) -> int:
-        """The least recently used slot; -1 if there is none."""
+        """The least recently used slot; -1 if the list is empty."""
         return self._newer[_SENTINEL] - 1
 
     def push(self, slot: int) -> None:

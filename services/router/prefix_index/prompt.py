@@ -1,7 +1,7 @@
-"""A prompt as hashes of its blocks, computed only as far as a look-up goes (pure).
+"""A prompt as hashes of its blocks, computed only as far as a look-up needs them (pure).
 
-Hashing is most of what a look-up costs, about a microsecond per block, and prompts share their
-beginnings. So the hashes of pieces of 16 blocks are remembered under a digest of the piece.
+Hashing is most of the cost of a look-up, about a microsecond per block, and prompts share their
+beginnings. So the hashes of pieces of 16 blocks are kept under a digest of the piece.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from outrider.errors import MalformedFrameError
 from services.router.prefix_index.recent_map import RecentMap
 
 PIECE_BLOCKS = 16
-"""Blocks whose hashes are remembered together."""
+"""Number of blocks whose hashes are kept together."""
 _ID_BYTES = 4
 _SIZE_BYTES = 8
 _new_hash = blake2b(digest_size=HASH_BYTES).copy
@@ -102,7 +102,7 @@ class BlockChain:
             self._memo.put(self._piece, tuple(known[-PIECE_BLOCKS:]))
 
     def upto(self, num_blocks: int) -> list[bytes]:
-        """The hashes of the first `num_blocks` blocks, or of all if there are fewer."""
+        """The hashes of the first `num_blocks` blocks, or of all if the prompt has fewer."""
         wanted = min(num_blocks, self.num_blocks)
         while len(self.known) < wanted:
             self.grow()
@@ -150,7 +150,8 @@ class TokenIdReader:
         return table.to_id[values].astype("<u4").tobytes()
 
     def write(self, codec: int, ids: bytes, vocabulary_digest: bytes) -> bytes:
-        """What `read` reads, of ids that it returned, in a codec in which it read some."""
+        """Encode ids that `read` returned, in a codec in which it has read some; the inverse of
+        `read`."""
         values = np.frombuffer(ids, dtype="<u4")
         if codec == TokenCodec.U16:
             return values.astype("<u2").tobytes()

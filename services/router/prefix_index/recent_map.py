@@ -1,9 +1,10 @@
 """A map of bounded size that keeps recently used entries (pure).
 
 Two generations: entries are written to the young one. When it is full, or by `rotate`, it replaces
-the old one, whose entries are dropped, so no entry is moved or counted by itself (the two-space
-scheme of 2Q caches, Johnson and Shasha, 1994, without its third queue). Unlike outrider.lru_map it
-takes plain dicts, for hashes of blocks by the ten thousand, and lets entries grow old together.
+the old one, whose entries are dropped, so entries are never moved or counted one by one (the
+two-space scheme of 2Q caches, Johnson and Shasha, 1994, without its third queue). Unlike
+outrider.lru_map it uses plain dicts, for tens of thousands of block hashes, and lets entries expire
+together.
 """
 
 from __future__ import annotations

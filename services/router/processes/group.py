@@ -1,4 +1,4 @@
-"""What the processes of a router share, as their parent opens it: a row of ports."""
+"""Resources that the processes of a router share and their parent opens: a row of ports."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from services.router.config import RouterConfig
 
 
 class RouterGroup:
-    """The ports are the processes' own, as those of several routers: an edge has one connection to
-    a router, which would take all of its sessions to one process of those that share a port."""
+    """The ports of a router's processes, one for each, like those of several routers.
+
+    An edge has one connection to a router; if the processes shared a port, all of its sessions
+    would reach the same process.
+    """
 
     def __init__(self, config: RouterConfig) -> None:
         """Raises ConfigError."""
@@ -20,7 +23,7 @@ class RouterGroup:
 
     @property
     def ports(self) -> Ports:
-        """Of all processes together."""
+        """First main port and number of all processes' ports."""
         return Ports(main=self._first, admin=0, num_main=self.count)
 
     @property
@@ -29,20 +32,20 @@ class RouterGroup:
         return ()
 
     def worker(self, index: int) -> Worker:
-        """What process `index` is told."""
+        """Settings of process `index`."""
         return Worker(index, self.count, port=self._first + index)
 
     def set_live(self, live: frozenset[int]) -> None:
-        """Edges see for themselves which of them answer."""
+        """Do nothing: edges detect which processes answer."""
 
     def ended(self, index: int) -> None:
-        """Nothing is held together."""
+        """Do nothing: the processes share no state."""
 
     def stop_listening(self) -> None:
-        """The processes stop by themselves."""
+        """Do nothing: the processes stop by themselves."""
 
     def close(self) -> None:
-        """All processes have ended."""
+        """Close the reserved ports, after all processes have ended."""
         for each in self._reserved:
             each.close()
 

@@ -1,7 +1,7 @@
-"""What one of several processes of a router has of the router's settings (pure).
+"""The share of a router's settings that each of its processes gets (pure).
 
-Each is a router of its own, with its own queue, which edges choose among by the sessions that each
-has. Limits that a router has as a whole are divided, down to one for each process.
+Each process is a router of its own, with its own queue; edges choose among them by the number of
+sessions that each has. Limits of the whole router are divided, down to one for each process.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def share_of(config: RouterConfig, process: int, port: int) -> RouterConfig:
 
 
 def _tenant(tenant: TenantPolicy, process: int, count: int) -> TenantPolicy:
-    """Of what does not divide evenly, the first processes have one more."""
+    """Divide a tenant's limits; the first processes get one session more if the number does not
+    divide evenly."""
     sessions, more = divmod(tenant.max_sessions, count)
     return replace(
         tenant,

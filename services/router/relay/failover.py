@@ -103,7 +103,7 @@ class Failover:
     def replica_lost(self, sessions: Sequence[RelayedSession], loss: Loss) -> None:
         """Their replica, which has one model, is lost; why is yet to be explained."""
         if sessions:
-            poison = self._poison_of(sessions[0].model)
+            poison = self._poison_of(sessions[0])
             poison.replica_lost([session.losses for session in sessions], loss)
 
     def call_failed(self, session: RelayedSession, num_sessions: int) -> None:
@@ -113,14 +113,14 @@ class Failover:
             self.refused(session)
             return
         call = session.replica_stream, session.upstream_session_id
-        poison = self._poison_of(session.model)
+        poison = self._poison_of(session)
         poison.call_failed(session.losses, call, is_single=num_sessions == 1)
 
     def opened(self, session: RelayedSession, now: float, *, is_doubtful: bool) -> None:
         """It has just come, maybe because its edge or router died: what replicas told of its
         request counts; `is_doubtful`: not all of them can have told."""
         session.losses.is_doubtful = is_doubtful
-        poison = self._poison_of(session.model)
+        poison = self._poison_of(session)
         for loss, is_single in self._crash_reports.of(session.losses.request, now):
             poison.crashed(session.losses, loss, is_single=is_single)
 
@@ -135,22 +135,22 @@ class Failover:
         for crash in self._crash_reports.tell(replica, crashes, now):
             loss = Loss(replica, crash.process)
             for session in self._table.with_requests(crash.call.requests):
-                poison = self._poison_of(session.model)
+                poison = self._poison_of(session)
                 poison.crashed(session.losses, loss, is_single=crash.call.is_single)
 
     def refused(self, session: RelayedSession) -> None:
         """A replica did not take it, or serves others alone, which says nothing of the session."""
-        self._poison_of(session.model).left_replica(session.losses)
+        self._poison_of(session).left_replica(session.losses)
 
     def replica_silent(self, session: RelayedSession) -> None:
         """Its replica fell silent with all it had, which says nothing of the session. It counts as
         moved, so that admission control does not refuse it any more."""
-        self._poison_of(session.model).left_replica(session.losses)
+        self._poison_of(session).left_replica(session.losses)
         session.num_moves += 1
 
     def first_token(self, session: RelayedSession, now: float) -> None:
         """It has tokens from the replica that it is on."""
-        poison = self._poison_of(session.model)
+        poison = self._poison_of(session)
         poison.proved(session.losses)
         self._crash_reports.forgive(session.losses.request)
         self.is_due = self.is_due or bool(poison)
@@ -167,10 +167,13 @@ class Failover:
     def forget(self, session: RelayedSession) -> None:
         """It has ended."""
         self._waiting.pop(session.router_session_id, None)
-        self._poison_of(session.model).forget(session.losses)
+        self._poison_of(session).forget(session.losses)
 
     def retry(self, now: float) -> list[tuple[RelayedSession, OutriderError]]:
         """Open what can be opened now; those that are to be given up, and why."""
+        if not self._waiting:
+            self.is_due = False
+            return []
         over: list[tuple[RelayedSession, OutriderError]] = []
         num_moved = 0
         failed: Counter[Hashable] = Counter()
@@ -185,8 +188,8 @@ class Failover:
                 over.append((session, _given_up(why)))
                 continue
             replica_set = self._fleet_view.replica_set(session.current_request)
-            model = session.model
-            poison, budget = self._poison_of(model), self._budget_of(model, now)
+            model = session.request.model
+            poison, budget = self._poison_of(session), self._budget_of(model, now)
             has_failed = failed[replica_set] >= _MAX_FAILED_PLACEMENTS
             has_failed |= failed_by_model[model] >= _MAX_FAILURES
             if has_failed:
@@ -227,7 +230,8 @@ class Failover:
             found = self._budgets[model] = RetryBudget(self._policy)
         return found
 
-    def _poison_of(self, model: str) -> PoisonDetector:
+    def _poison_of(self, session: RelayedSession) -> PoisonDetector:
+        model = session.request.model
         found = self._poison.get(model)
         if found is None:
             # One without suspects is as good as a new one.
@@ -240,7 +244,7 @@ class Failover:
     ) -> bool:
         deadline_at = session.request.deadline_at
         is_late = deadline_at is not None and deadline_at <= now
-        has_budget = budget.allows(self._table.num_sessions(session.model), now)
+        has_budget = budget.allows(self._table.num_sessions(session.request.model), now)
         return is_late or (has_budget and poison.may_open(session.losses))
 
 

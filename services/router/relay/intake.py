@@ -232,7 +232,7 @@ class Intake:
             raise poisonous_request_error(session.losses)
         frames.renew_deadline(session, now)
         if route.spill_cause:
-            self._autoscale.record_shortage(FleetKey(route.home, session.model), now)
+            self._autoscale.record_shortage(FleetKey(route.home, session.request.model), now)
         if not self._dispatch.put(session, route.decision, now):
             self._dispatch.place(session, now)
 
@@ -250,4 +250,4 @@ class Intake:
         prevented."""
         if isinstance(error, OverloadedError) and error.metadata.get("cause") in _CAPACITY_CAUSES:
             home = self._fleet_view.home(session.request)
-            self._autoscale.record_shortage(FleetKey(home, session.model), now)
+            self._autoscale.record_shortage(FleetKey(home, session.request.model), now)

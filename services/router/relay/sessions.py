@@ -233,11 +233,6 @@ class Session(Generic[FrameT]):
         return self.tried_replicas[-1] if self.tried_replicas else ""
 
     @property
-    def model(self) -> str:
-        """The model that it is for."""
-        return self.request.model
-
-    @property
     def current_request(self) -> SessionRequest:
         """What it asks of its next replica: to continue after all that is committed by now."""
         if not self.num_committed:
@@ -463,7 +458,7 @@ class SessionTable(Generic[FrameT]):
         """Assert that the indexes and the counts agree."""
         live = list(self._live())
         assert len(live) == self._num_sessions
-        assert Counter(session.model for session in live) == self._num_by_model
+        assert Counter(session.request.model for session in live) == self._num_by_model
         assert sum(it.replay.num_bytes for it in live if it.replay) == self._kept_bytes
         for session in live:
             assert session.state is not SessionState.ENDED
@@ -494,9 +489,10 @@ class SessionTable(Generic[FrameT]):
             self._release_replay(session)
             del self._edges[session.edge_stream][session.edge_session_id]
             self._num_sessions -= 1
-            self._num_by_model[session.model] -= 1
-            if not self._num_by_model[session.model]:
-                del self._num_by_model[session.model]
+            model = session.request.model
+            self._num_by_model[model] -= 1
+            if not self._num_by_model[model]:
+                del self._num_by_model[model]
 
     def _unbind(self, session: Session[FrameT]) -> None:
         if session.replica_stream is not None:

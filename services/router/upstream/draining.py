@@ -1,4 +1,4 @@
-"""Tells one replica, for an operator, to take no new sessions or to take them again."""
+"""Asks one replica, for an operator, to stop taking new sessions or to take them again."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ _log = structlog.get_logger()
 
 
 class KvEventSubscriber:
-    """One replica's KV cache events. Their position outlives a connection: after a short loss they
-    go on where they stopped."""
+    """Reads one replica's KV cache events. Their position outlives a connection: after a short loss
+    they continue where they stopped."""
 
     def __init__(self, index: PrefixIndex, ids: TokenIdReader, owner: Callable[[str], int]) -> None:
         """`owner` is asked for a replica's number in the index."""
@@ -45,8 +45,8 @@ class KvEventSubscriber:
         self._followed = (-1, 0, "", b"", b"")
 
     async def run(self, channel: grpc.aio.Channel, name: str, model: ServedModel) -> None:
-        """Follow a replica's events until it stops. A replica that has none, or sends malformed
-        ones, gets its sessions without what is known of its cache."""
+        """Follow a replica's events until it stops. For a replica without events, or with malformed
+        ones, sessions are placed without knowledge of its cache."""
         table = await asyncio.to_thread(shipped_table, model.tokens_digest)
         self._ids.add_table(model.vocabulary_digest, table)
         if not model.block_tokens:
@@ -70,7 +70,8 @@ class KvEventSubscriber:
             follower.interrupted()
 
     def _follow(self, owner: int, model: ServedModel) -> KvEventFollower:
-        """What was known of the cache holds while the replica computes the same."""
+        """The follower of a replica's events; a new one, with an empty view of its cache, if the
+        replica now computes something else."""
         contract = (model.name, model.vocabulary_digest, model.identity)
         followed = (owner, model.block_tokens, *contract)
         if self._follower is None or self._followed != followed:
@@ -81,8 +82,9 @@ class KvEventSubscriber:
         return self._follower
 
     async def _read(self, channel: grpc.aio.Channel, follower: KvEventFollower) -> bool:
-        """One watch from where events stand. True: the replica ended it. False: something is
-        missing, and a snapshot is to be asked for. Raises MalformedFrameError, AioRpcError."""
+        """Read events from the current position. Returns True if the replica ended the stream,
+        False if events are missing and a snapshot has to be requested. Raises MalformedFrameError,
+        AioRpcError."""
         stub: inference_pb2_grpc.InferenceServiceAsyncStub
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         asked_anew = follower.log == 0
@@ -130,7 +132,7 @@ async def _event_batches(events: list[KvEvent]) -> AsyncIterator[list[KvEvent]]:
 
 
 def _batches(events: Sequence[EventT]) -> Iterator[list[EventT]]:
-    """Of at least `_MAX_BATCH_BLOCKS` blocks each, but for the last."""
+    """Split events into batches of at least `_MAX_BATCH_BLOCKS` blocks, except for the last."""
     batch: list[EventT] = []
     num_blocks = 0
     for event in events:

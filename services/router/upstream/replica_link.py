@@ -58,10 +58,11 @@ _SERVING: Final = health_pb2.HealthCheckResponse.SERVING
 _MAX_COST_MS: Final = 1e6
 """No engine is that slow. Infinity would make a sum of predicted waits no number."""
 _FRAMES_PER_TURN: Final = 128
-"""Nearly all are commits, of some 10 us each; those of a turn leave as one message."""
+"""Most frames handled in one turn of the loop. Nearly all are commits, of some 10 us each; those of
+a turn leave as one message."""
 _MAX_PREFIXES: Final = 64
 _MAX_TENANTS: Final = 256
-"""Of a prefix: what replicas accept in their settings."""
+"""Most tenants of a static prefix; replicas accept as many in their settings."""
 _MAX_NAME_CHARS: Final = 128
 _GenerateCall: TypeAlias = grpc.aio.StreamStreamCall[
     inference_pb2.GenerateRequest, inference_pb2.GenerateResponse
@@ -96,7 +97,7 @@ class ReplicaLink:
 
     @property
     def _name(self) -> str:
-        """A discovered replica's changes when it says who it is."""
+        """Current name: that of a discovered replica changes when it reports its own."""
         return self._replica.name
 
     async def run(self) -> None:
@@ -178,7 +179,7 @@ class ReplicaLink:
         )
 
     async def _greet(self, channel: grpc.aio.Channel) -> ReplicaIdentity:
-        """Who the replica is, and what it serves. Raises MalformedFrameError."""
+        """Ask the replica for its name, region and model. Raises MalformedFrameError."""
         stub: inference_pb2_grpc.InferenceServiceAsyncStub
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         said = await stub.GetModel(inference_pb2.GetModelRequest())
@@ -246,8 +247,8 @@ class ReplicaLink:
         raise UnavailableError(f"it was silent for {self._config.suspect_s} s")
 
     def _lose(self, error: Exception) -> bool:
-        """It is lost; whether by this router's own fault: it was late, so that the replica gave it
-        up, or it did not read what the replica had to say."""
+        """Record the loss of the replica; returns whether this router caused it, by being so late
+        that the replica gave it up or by not reading what the replica sent."""
         is_own = self._clock.stalled_recently or isinstance(loss_reason(error), OverloadedError)
         self._registry.lost(self._name, loss_text(error), self._clock(), is_own=is_own)
         return is_own
@@ -343,5 +344,5 @@ def _class_load(told: inference_pb2.ClassLoad) -> ClassLoad:
 
 
 def _cost_ms(reported: float) -> float:
-    """What placement may reckon with; what is no number counts as nothing."""
+    """A reported cost, limited to the range that placement can use; NaN becomes 0."""
     return min(max(0.0, reported), _MAX_COST_MS)

@@ -17,7 +17,8 @@ from outrider.peers.discovery import Discovery
 from outrider.peers.membership import parse_target
 from outrider.peers.stall_free_clock import StallFreeClock
 from outrider.tls import PLAINTEXT, Tls
-from services.router.config import ReplicaConfig, RouterConfig
+from services.router.config import RouterConfig
+from services.router.fleet.entries import ReplicaConfig
 from services.router.fleet.registry import Registry
 from services.router.fleet.replica import Replica
 from services.router.relay.switch import Switch
@@ -65,19 +66,20 @@ class ReplicaPool:
         self._wanted: dict[str, ReplicaConfig] = {}
         """The configured replicas as they should be, by name; none before `run`."""
         self._configured: dict[str, _Configured] = {}
-        """Those that have a link, by name, including those that are to leave."""
+        """Configured replicas that have a link, by name, including those that are to leave."""
         self._ending_names: set[str] = set()
-        """Configured ones whose link is ending."""
+        """Configured replicas whose link is ending."""
         self._replace_by: dict[str, float] = {}
-        """By name of a replica that is to be another one, when its last sessions have to move."""
+        """Deadlines by name of replicas that are being replaced: then their last sessions have to
+        move."""
         self._retry_at: dict[str, float] = {}
-        """By name of a replica whose name is taken, or whose link failed by a defect, when it may
-        be tried again."""
+        """Times of the next attempt by name of replicas whose name was taken or whose link failed
+        by a defect."""
         self._found: dict[str, Replica] = {}
         self._links: dict[str, asyncio.Task[None]] = {}
         """By address, of replicas that were found."""
         self._ending: set[str] = set()
-        """Addresses of found ones whose link is ending."""
+        """Addresses of found replicas whose link is ending."""
 
     @property
     def is_settled(self) -> bool:
@@ -96,7 +98,8 @@ class ReplicaPool:
             await asyncio.gather(*self._tasks(), return_exceptions=True)
 
     def stop(self) -> None:
-        """End every link now: nothing more of what ends with this router goes to a replica."""
+        """End every link now, so that replicas receive nothing of the sessions that end with this
+        router."""
         for task in self._tasks():
             task.cancel()
 
@@ -104,7 +107,8 @@ class ReplicaPool:
         return [*(it.link for it in self._configured.values()), *self._links.values()]
 
     def tick(self) -> None:
-        """What passes with time alone."""
+        """Do the work that only depends on time: lookups, and ending the links of replicas that
+        leave."""
         self._discovery.tick()
         self._tick_configured()
         for address, replica in self._found.items():
@@ -116,9 +120,11 @@ class ReplicaPool:
     # --- what the configuration names ---
 
     def configure(self, replicas: Iterable[ReplicaConfig]) -> None:
-        """These are the configured replicas from now on. One that is not among them leaves when its
-        sessions have ended. Where one of the same name is, it leaves too, within `drain_s`: after
-        that its sessions move."""
+        """Replace the list of configured replicas.
+
+        A replica that is no longer listed leaves when its sessions have ended. If another one is
+        listed under its name, it leaves within `drain_s`; then its remaining sessions move.
+        """
         now = self._clock()
         self._wanted = {replica.name: replica for replica in replicas}
         self._retry_at.clear()
@@ -192,8 +198,8 @@ class ReplicaPool:
         link.add_done_callback(lambda ended: self._gone(address, ended))
 
     def returned(self, address: str) -> None:
-        """One that was to leave is found again. One whose link is ending already joins again with
-        the next lookup."""
+        """Keep a replica that was to leave and was found again. If its link is already ending, it
+        joins again at the next lookup."""
         if address not in self._ending:
             self._registry.stay(self._found[address].name, self._clock())
 

@@ -39,16 +39,17 @@ MAX_ASKED: Final = 4
 """Tokenizers that one prompt is offered to, one after the other."""
 
 _TENANT_SHARE: Final = 3
-"""Prompts that may wait of one tenant, as a multiple of the places that are free: alone it gets
-three quarters of them, and who comes later finds some (dynamic thresholds, Choudhury and
-Hahne, IEEE/ACM Transactions on Networking 6(2), 1998)."""
+"""Most waiting prompts of one tenant, as a multiple of the free places: a single tenant gets three
+quarters of the places, and later ones still find some (dynamic thresholds, Choudhury and Hahne,
+IEEE/ACM Transactions on Networking 6(2), 1998)."""
 
 _MAX_VOCABULARIES: Final = 2
-"""Of one model while it is replaced: its replicas have the old one and the new one."""
+"""Most vocabularies of one model that are tried: while a model is replaced, its replicas have the
+old one and the new one."""
 
 _OF_ONE_MODEL: Final = (VocabularyUnavailableError, VocabularyMismatchError, UnknownModelError)
-"""What a tokenizer says of one model alone: another tokenizer may have it, and this one serves
-others. The first that was said is told to the session."""
+"""Errors of a tokenizer that concern one model: another tokenizer may have it, and this one serves
+others. If none has it, the session gets the first such error, in this order of classes."""
 
 _QUARANTINE: Final = QuarantinePolicy(first_s=5.0)
 """How long a tokenizer that did not answer is asked last."""
@@ -85,12 +86,13 @@ class _Ranked:
             self.quarantine.begin(now)
 
     def failed(self, now: float) -> None:
-        """It did not answer. Of many prompts that it had at once only the first one counts."""
+        """Record that it did not answer. If it had many prompts at once, only the first one
+        counts."""
         if not self.is_last(now):
             self.quarantine.begin(now)
 
     def answered(self, now: float) -> None:
-        """It said something, if only that it cannot serve the prompt."""
+        """Record an answer, even one that it cannot serve the prompt."""
         if self.quarantine.is_active:
             self.quarantine.clear(now)
 
@@ -109,7 +111,7 @@ class TokenizerStream:
         self._reader: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
         self._write: asyncio.Task[None] | None = None
-        """The last one, which nobody may wait for any more."""
+        """The last write; possibly nobody waits for it any more."""
         self._waiting: dict[int, asyncio.Future[Tokenized]] = {}
         self._last_number = 0
 
@@ -148,8 +150,8 @@ class TokenizerStream:
                 answer.exception()  # seen: the write may have failed first
 
     async def _send(self, call: _EncodeCall, request: tokenizer_pb2.EncodeRequest) -> None:
-        """One request after the other. Who gives up in the middle of a write leaves it to itself:
-        gRPC ends the whole call with a write that is cancelled."""
+        """Send requests one after the other. If a caller is cancelled during a write, the write
+        continues: gRPC ends the whole call if a write is cancelled."""
         async with self._writing:
             if self._write is not None:
                 await asyncio.wait([self._write])
@@ -158,7 +160,7 @@ class TokenizerStream:
             await asyncio.shield(self._write)
 
     async def close(self) -> None:
-        """End the stream and whatever waits for it."""
+        """End the stream and all requests that wait on it."""
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
@@ -230,9 +232,12 @@ class TokenizerStream:
 
 
 class TokenizerPool:
-    """Asks tokenizers until one answers. At most `max_waiting` prompts wait, which tenants share.
-    Those of the first target are first, of one target the one that has least to do; who did not
-    answer is last for a while. `run` it, and `tick` now and then."""
+    """Asks tokenizers in turn until one answers.
+
+    At most `max_waiting` prompts wait, shared among tenants. Tokenizers of the first target come
+    first; within a target, the one with the least waiting prompts. One that did not answer comes
+    last for a while. The owner has to run `run`, and to call `tick` regularly.
+    """
 
     def __init__(
         self,
@@ -269,7 +274,8 @@ class TokenizerPool:
         await self._discovery.run()
 
     def tick(self) -> None:
-        """What passes with time alone."""
+        """Do the work that only depends on time: lookups, and closing streams of tokenizers that
+        have left."""
         self._discovery.tick()
         for address, entry in list(self._streams.items()):
             if entry.is_leaving and not entry.stream.num_waiting:
@@ -297,10 +303,9 @@ class TokenizerPool:
         self._streams[address].is_leaving = True
 
     async def encode(self, request: tokenizer_pb2.EncodeRequest, tenant: str = "") -> Tokenized:
-        """Tokenize one prompt. Raises UnavailableError when no tokenizer answers in time,
-        OverloadedError when too many prompts wait, or too many of this tenant, one of
-        `_OF_ONE_MODEL` when none has the model's vocabulary, and what a tokenizer says of the
-        prompt."""
+        """Tokenize one prompt. Raises UnavailableError if no tokenizer answers in time,
+        OverloadedError if too many prompts wait, in total or of this tenant, one of `_OF_ONE_MODEL`
+        if none has the model's vocabulary, and the errors of tokenizers about the prompt."""
         own, free = self._num_waiting[tenant], self._max_waiting - self._num_waiting.total()
         if own >= _TENANT_SHARE * free:
             raise OverloadedError(
@@ -374,8 +379,8 @@ class TokenizerPool:
 
 
 class PromptTokenization:
-    """Turns the messages that a session brings into ids, beside the relay, whose frames do not wait
-    for it."""
+    """Converts the messages of sessions into ids, outside the relay, so that its frames need not
+    wait."""
 
     def __init__(
         self, pool: TokenizerPool, registry: Registry, *, clock: Callable[[], float]
@@ -392,7 +397,7 @@ class PromptTokenization:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Give up on what is under way."""
+        """Give up all running work."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -414,8 +419,8 @@ class PromptTokenization:
             switch.tokenized(session, answer.ids, answer.vocabulary_digest, self._clock())
 
     async def tokenize(self, opening: inference_pb2.OpenSession) -> Tokenized:
-        """The ids of an open's messages, in a vocabulary that some replica has. The tokenizer is
-        told how many fit some replica. Raises what the tokenizers raise."""
+        """Ids of an open's messages, in a vocabulary that some replica has. The tokenizer also gets
+        the number of tokens that fit some replica. Raises the errors of tokenizers."""
         trace = (opening.trace.traceparent, opening.trace.tracestate)
         with span(names.SPAN_TOKENIZE, parent=trace) as opened:
             codecs = self._registry.codecs_of(opening.model)
@@ -453,13 +458,13 @@ class PromptTokenization:
 
 
 def longest_wait_s(timeout_s: float) -> float:
-    """Within which PromptTokenization answers, with some time to spare; `timeout_s` is that of its
+    """Longest time in which PromptTokenization answers, with a margin; `timeout_s`: timeout of its
     pool."""
     return (_MAX_VOCABULARIES + 1) * timeout_s
 
 
 def _is_cancelled() -> bool:
-    """Whether the running task itself is to end."""
+    """Whether the running task itself is being cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

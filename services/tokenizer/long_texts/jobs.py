@@ -13,7 +13,12 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
-from outrider.errors import OutriderError, OverloadedError, PoisonousRequestError
+from outrider.errors import (
+    OutriderError,
+    OverloadedError,
+    PoisonousRequestError,
+    UnavailableError,
+)
 
 PayloadT = TypeVar("PayloadT")
 ResultT = TypeVar("ResultT")
@@ -33,6 +38,8 @@ class DispatcherLimits:
     """A part that has been at a worker for so long is given to another one as well."""
     max_worker_deaths: int = 5
     """Workers that may die at one part before its job is given up."""
+    no_worker_timeout_s: float = 30.0
+    """Jobs fail when there has been no worker for so long."""
 
 
 class PartId(NamedTuple):
@@ -192,6 +199,8 @@ class PartDispatcher(Generic[PayloadT, ResultT]):
         self._round_robin: deque[int] = deque()
         self._workers: dict[Hashable, _WorkerState] = {}
         self._last_job = 0
+        self._last_worker_s: float | None = None
+        """When `tick` last saw a worker, or no job."""
         self._num_reassigned = 0
         self._num_duplicates = 0
 
@@ -229,6 +238,27 @@ class PartDispatcher(Generic[PayloadT, ResultT]):
         """A worker sent a heartbeat or anything else."""
         if worker in self._workers:
             self._workers[worker].last_heard_s = now
+
+    def retire(self, worker: Hashable) -> None:
+        """The worker leaves once it has done what it holds: it gets no further part."""
+        if worker in self._workers:
+            self._workers[worker].num_slots = 0
+
+    def is_retired(self, worker: Hashable) -> bool:
+        """Whether the worker leaves."""
+        return worker in self._workers and not self._workers[worker].num_slots
+
+    def is_released(self, worker: Hashable) -> bool:
+        """Whether it leaves and holds nothing any more."""
+        return self.is_retired(worker) and not self._workers[worker].parts
+
+    def payload(self, worker: Hashable, part: PartId) -> PayloadT | None:
+        """Of a part that `worker` holds and whose result is still wanted; else None."""
+        state, job = self._workers.get(worker), self._jobs.get(part.job)
+        if state is None or part not in state.parts or job is None:
+            return None
+        pending = job.parts.get(part.sequence)
+        return None if pending is None else pending.payload
 
     def pull(self, worker: Hashable, now: float) -> AssignedPart[PayloadT] | None:
         """A part for a free slot of `worker`; None if it has none, or no part is queued."""
@@ -281,8 +311,14 @@ class PartDispatcher(Generic[PayloadT, ResultT]):
                 self._reassign(job, part_id.sequence)
 
     def tick(self, now: float) -> list[Hashable]:
-        """Queue slow parts for another worker too (hedging). Returns the workers that timed out,
-        to be ended and reported by `leave`."""
+        """Queue slow parts for another worker too (hedging), and fail all jobs with
+        UnavailableError when there was no worker for long. Returns the workers that timed out, to
+        be ended and reported by `leave`."""
+        if self._workers or not self._jobs or self._last_worker_s is None:
+            self._last_worker_s = now
+        elif now - self._last_worker_s >= self._limits.no_worker_timeout_s:
+            for job in self._jobs.values():
+                job.fail(UnavailableError("no worker is left; start one, or set worker_processes"))
         for job in self._jobs.values():
             for sequence, part in job.parts.items():
                 newest = max(part.assigned_at.values(), default=now)

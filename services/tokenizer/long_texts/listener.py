@@ -40,8 +40,13 @@ class TokenizerWorkService(tokenizer_pb2_grpc.TokenizerWorkServiceServicer):
         request_iterator: AsyncIterator[tokenizer_pb2.WorkRequest],
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> AsyncIterator[tokenizer_pb2.WorkResponse]:
-        """One worker's parts, from its hello until it leaves."""
-        async with aclosing(self._workers.work(request_iterator)) as parts:
+        """One worker's parts, from its hello until it leaves. The metadata that are sent first say
+        that it was let in."""
+
+        async def let_in() -> None:
+            await context.send_initial_metadata(())
+
+        async with aclosing(self._workers.work(request_iterator, let_in)) as parts:
             async for part in parts:
                 yield part
 

@@ -21,7 +21,7 @@ RESTARTS: Final = Family(
     "How often a worker process ended and was started again.",
 )
 
-_WORKER: Final = (sys.executable, "-m", "services.tokenizer.long_texts.worker")
+_WORKER: Final = (sys.executable, "-m", "services.tokenizer.long_texts.local_worker")
 _FIRST_BACKOFF_S: Final = 0.1
 _MAX_BACKOFF_S: Final = 5.0
 _TERMINATE_S: Final = 2.0
@@ -94,7 +94,7 @@ class WorkerProcesses:
 def _start(address: str, name: str) -> ChildProcess:
     """A worker in a session of its own: a terminal's Ctrl-C goes to the service, which ends it."""
     return children.start(
-        (*_WORKER, address, "--name", name, "--once"),
+        (*_WORKER, address, name),
         stdin=subprocess.DEVNULL,
         start_new_session=True,
     )

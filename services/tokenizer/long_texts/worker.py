@@ -1,137 +1,175 @@
-"""`python -m services.tokenizer.long_texts.worker HOST:PORT`: a worker process of that tokenizer
-service, which gets parts of texts from it and returns their ids."""
+"""A worker: gets parts of texts from tokenizer services and returns their ids."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import contextlib
-import os
-import signal
-import socket
-import sys
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 import grpc.aio
 import structlog
-import uvloop
 
 from outrider.codec.tokens import TokenCodec
-from outrider.errors import ConfigError, OutriderError, VocabularyMismatchError
+from outrider.errors import OutriderError, VocabularyMismatchError
 from outrider.lru_map import LruMap
 from outrider.models.chat import check_text
-from outrider.rpc import Outbox, from_rpc_error, make_channel
-from outrider.telemetry.logs import configure_logging
-from outrider.tls import PLAINTEXT, Role, Tls, TlsConfig
+from outrider.rpc import Outbox, from_rpc_error, make_channel, until_distrusted
+from outrider.tls import PLAINTEXT, Role, Tls
+from outrider.tokenization.backends.base import REFERENCE
+from outrider.tokenization.backends.packages import installed_version
 from outrider.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
 from outrider.wire import error_to_proto, token_block_to_proto
 from services.tokenizer.vocabularies import ServedVocabulary, received_vocabulary
 
 HEARTBEAT_S: Final = 1.0
 """Between two heartbeats."""
-SLOTS: Final = 2
-"""One part in progress, and one that is ready when it is done."""
-_RETRY_S: Final = 1.0
-"""Before it reconnects."""
 _MAX_MESSAGE_BYTES: Final = 64 << 20
 _MAX_VOCABULARIES: Final = 4
+"""Of all services together; the one that was used least recently goes."""
 
 _log = structlog.get_logger()
 
 
-async def run_forever(address: str, name: str, tls: Tls = PLAINTEXT) -> None:
-    """Work for a service until SIGTERM; reconnects whenever it is lost."""
-    stopping = _told_to_stop()
-    async with tls.watched():
-        while not stopping.is_set():
-            await _work(address, name, tls, stopping)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_RETRY_S):
-                    await stopping.wait()
+class PartWorker:
+    """Tokenizes parts for any number of services, in `threads` threads. Each service gives it one
+    part for each thread, and one that is ready when another is done."""
 
+    def __init__(
+        self,
+        name: str,
+        threads: int = 1,
+        *,
+        tls: Tls = PLAINTEXT,
+        on_part: Callable[[common_pb2.TokenBlock], None] = lambda ids: None,
+    ) -> None:
+        """`name` is unique among the workers of a service. `on_part` is told of every part done.
+        `close` has to be called."""
+        self._name = name
+        self._num_slots = threads + 1
+        self._tls = tls
+        self._on_part = on_part
+        self._threads = ThreadPoolExecutor(threads, "tokenize")
+        self._vocabularies = _Vocabularies(self._threads)
 
-async def run_once(address: str, name: str, tls: Tls = PLAINTEXT) -> None:
-    """Work for a service until it is lost or SIGTERM comes."""
-    await _work(address, name, tls, _told_to_stop())
+    def close(self) -> None:
+        """End the threads after what they do now."""
+        self._threads.shutdown(cancel_futures=True)
 
-
-def _told_to_stop() -> asyncio.Event:
-    """Set by SIGTERM, also while the worker has no service."""
-    stopping = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
-    return stopping
-
-
-async def _work(address: str, name: str, tls: Tls, stopping: asyncio.Event) -> None:
-    """Work for a service until it is lost, or until `stopping` is set and begun parts are done."""
-    outbox: Outbox[tokenizer_pb2.WorkRequest] = Outbox(2 * SLOTS)
-    hello = tokenizer_pb2.WorkerHello(name=name, slots=SLOTS)
-    outbox.put_nowait(tokenizer_pb2.WorkRequest(hello=hello))
-    with ThreadPoolExecutor(1, "tokenize") as pool:
+    async def work(
+        self,
+        address: str,
+        stopping: asyncio.Event,
+        *,
+        joined: Callable[[], object] = lambda: None,
+        drain_s: float = 5.0,
+    ) -> None:
+        """Work for the service at `address` until it is lost; once `stopping` is set, until it has
+        the results of what it gave, for `drain_s` at most. `joined` is called when it has let this
+        worker in. Raises UnavailableError, VocabularyMismatchError where this worker is refused,
+        and what else the service says."""
         async with make_channel(
-            address, tls=tls, role=Role.TOKENIZER, max_message_bytes=_MAX_MESSAGE_BYTES
+            address, tls=self._tls, role=Role.TOKENIZER, max_message_bytes=_MAX_MESSAGE_BYTES
         ) as channel:
-            heartbeats = asyncio.create_task(_send_heartbeats(outbox))
-            closing = asyncio.create_task(_close_when(stopping, outbox))
+            outbox: Outbox[tokenizer_pb2.WorkRequest] = Outbox(2 * self._num_slots)
+            outbox.put_nowait(tokenizer_pb2.WorkRequest(hello=self._hello()))
+            beside = [
+                asyncio.create_task(_send_heartbeats(outbox)),
+                asyncio.create_task(_leave_when(stopping, outbox, drain_s)),
+            ]
             try:
-                await _serve(channel, outbox, pool)
+                await self._answer_all(address, channel, outbox, joined)
             except grpc.aio.AioRpcError as error:
-                _log.info("service_lost", address=address, code=error.code().name)
+                raise from_rpc_error(error) from error
             finally:
-                heartbeats.cancel()
-                closing.cancel()
+                for task in beside:
+                    task.cancel()
 
+    def _hello(self) -> tokenizer_pb2.WorkerHello:
+        return tokenizer_pb2.WorkerHello(
+            name=self._name,
+            slots=self._num_slots,
+            reference_version=installed_version(REFERENCE) or "",
+        )
 
-async def _close_when(stopping: asyncio.Event, outbox: Outbox[tokenizer_pb2.WorkRequest]) -> None:
-    await stopping.wait()
-    outbox.close()
+    async def _answer_all(
+        self,
+        address: str,
+        channel: grpc.aio.Channel,
+        outbox: Outbox[tokenizer_pb2.WorkRequest],
+        joined: Callable[[], object],
+    ) -> None:
+        stub: tokenizer_pb2_grpc.TokenizerWorkServiceAsyncStub
+        stub = tokenizer_pb2_grpc.TokenizerWorkServiceStub(channel)
+        slots = asyncio.Semaphore(self._num_slots)
+        call = stub.Work(outbox)
+        await call.initial_metadata()  # that of a call that is refused is empty
+        if not call.done():
+            joined()
+        async with _first_failure(), asyncio.TaskGroup() as group:
+            watching = group.create_task(
+                until_distrusted(address, tls=self._tls, role=Role.TOKENIZER)
+            )
+            async for part in call:
+                await slots.acquire()  # whoever sends more than that is not read
+                answering = group.create_task(self._answer(channel, part, outbox))
+                answering.add_done_callback(lambda _: slots.release())
+            watching.cancel()
 
-
-async def _serve(
-    channel: grpc.aio.Channel,
-    outbox: Outbox[tokenizer_pb2.WorkRequest],
-    pool: ThreadPoolExecutor,
-) -> None:
-    stub: tokenizer_pb2_grpc.TokenizerWorkServiceAsyncStub
-    stub = tokenizer_pb2_grpc.TokenizerWorkServiceStub(channel)
-    vocabularies = _VocabularyCache(channel)
-    async for part in stub.Work(outbox):
-        result = await _result(part, vocabularies, pool)
-        with contextlib.suppress(OutriderError):  # stopped meanwhile
+    async def _answer(
+        self,
+        channel: grpc.aio.Channel,
+        part: tokenizer_pb2.WorkResponse,
+        outbox: Outbox[tokenizer_pb2.WorkRequest],
+    ) -> None:
+        result = tokenizer_pb2.PartResult(job=part.job, sequence=part.sequence)
+        loop = asyncio.get_running_loop()
+        try:
+            served = await self._vocabularies.find(channel, part)
+            block = await loop.run_in_executor(self._threads, _encode, served, part)
+            result.ids.CopyFrom(block)
+            result.vocabulary_digest = served.vocabulary.digest
+            self._on_part(block)
+        except OutriderError as error:
+            result.error.CopyFrom(error_to_proto(error))
+        except grpc.aio.AioRpcError:
+            raise
+        except Exception:
+            # A defect fails this text alone; the log has the stack, the peer has no use for it.
+            _log.exception("part_failed", job=part.job, sequence=part.sequence)
+            failure = OutriderError("a tokenizer worker failed on this text; see its log")
+            result.error.CopyFrom(error_to_proto(failure))
+        with suppress(OutriderError):  # its time to drain is over
             await outbox.put(tokenizer_pb2.WorkRequest(result=result))
+
+
+@asynccontextmanager
+async def _first_failure() -> AsyncIterator[None]:
+    """Raises the first one of a group's failures alone."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from group
 
 
 async def _send_heartbeats(outbox: Outbox[tokenizer_pb2.WorkRequest]) -> None:
     heartbeat = tokenizer_pb2.WorkRequest(heartbeat=tokenizer_pb2.WorkerHeartbeat())
     while not outbox.closed:
         await asyncio.sleep(HEARTBEAT_S)
-        with contextlib.suppress(
-            OutriderError
-        ):  # closed, or full of other messages, which count as heartbeats
-            outbox.put_nowait(heartbeat)
+        outbox.offer(heartbeat)  # full of other messages, which count as heartbeats
 
 
-async def _result(
-    part: tokenizer_pb2.WorkResponse, vocabularies: _VocabularyCache, pool: ThreadPoolExecutor
-) -> tokenizer_pb2.PartResult:
-    result = tokenizer_pb2.PartResult(job=part.job, sequence=part.sequence)
-    loop = asyncio.get_running_loop()
-    try:
-        served = await vocabularies.find(part, pool)
-        block = await loop.run_in_executor(pool, _encode, served, part)
-        result.ids.CopyFrom(block)
-    except OutriderError as error:
-        result.error.CopyFrom(error_to_proto(error))
-    except grpc.aio.AioRpcError:
-        raise
-    except Exception:
-        # A defect fails this text alone; the log has the stack, the peer has no use for it.
-        _log.exception("part_failed", job=part.job, sequence=part.sequence)
-        failure = OutriderError("a tokenizer worker failed on this text; see its log")
-        result.error.CopyFrom(error_to_proto(failure))
-    return result
+async def _leave_when(
+    stopping: asyncio.Event, outbox: Outbox[tokenizer_pb2.WorkRequest], drain_s: float
+) -> None:
+    await stopping.wait()
+    with suppress(TimeoutError, OutriderError):
+        async with asyncio.timeout(drain_s):
+            leaving = tokenizer_pb2.WorkerLeaving()
+            await outbox.put(tokenizer_pb2.WorkRequest(leaving=leaving))
+            await asyncio.Event().wait()  # the service ends the stream
+    outbox.close()
 
 
 def _encode(served: ServedVocabulary, part: tokenizer_pb2.WorkResponse) -> common_pb2.TokenBlock:
@@ -141,73 +179,46 @@ def _encode(served: ServedVocabulary, part: tokenizer_pb2.WorkResponse) -> commo
     return token_block_to_proto(served.coder.encode(ids, TokenCodec(part.codec)))
 
 
-class _VocabularyCache:
-    """Vocabularies, fetched from the service when first needed."""
+class _Vocabularies:
+    """By digest, fetched from the service whose part needs it first."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub
-        self._stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
+    def __init__(self, threads: ThreadPoolExecutor) -> None:
+        self._threads = threads
         self._by_digest: LruMap[bytes, ServedVocabulary] = LruMap(_MAX_VOCABULARIES)
+        self._fetching = asyncio.Lock()
 
     async def find(
-        self, part: tokenizer_pb2.WorkResponse, pool: ThreadPoolExecutor
+        self, channel: grpc.aio.Channel, part: tokenizer_pb2.WorkResponse
     ) -> ServedVocabulary:
         """The vocabulary of a part. Raises VocabularyMismatchError if the service no longer has
-        it, and what gRPC raises."""
-        found = self._by_digest.get(part.vocabulary_digest)
-        if found is None:
-            request = tokenizer_pb2.GetVocabularyRequest(
-                model=part.model, vocabulary_digest=part.vocabulary_digest
-            )
-            try:
-                answers = [answer async for answer in self._stub.GetVocabulary(request)]
-            except grpc.aio.AioRpcError as error:
-                reason = from_rpc_error(error)
-                if isinstance(reason, VocabularyMismatchError):
-                    raise reason from error
-                raise
-            loop = asyncio.get_running_loop()
-            found = await loop.run_in_executor(pool, received_vocabulary, answers)
-            self._by_digest.put(found.vocabulary.digest, found)
+        it, or sends another one, and what gRPC raises."""
+        async with self._fetching:
+            found = self._by_digest.get(part.vocabulary_digest)
+            if found is None:
+                found = await self._fetched(channel, part)
+                self._by_digest.put(part.vocabulary_digest, found)
         return found
 
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m services.tokenizer.long_texts.worker", description=__doc__
-    )
-    parser.add_argument("address", help="HOST:WORKER_PORT of the tokenizer service")
-    parser.add_argument("--name", default=f"{socket.gethostname()}-{os.getpid()}")
-    parser.add_argument("--once", action="store_true", help="end when the service is lost")
-    parser.add_argument("--certificate", type=Path, help="PEM, of the role tokenizer-worker")
-    parser.add_argument("--private-key", type=Path, help="PEM key of the certificate")
-    parser.add_argument("--ca", type=Path, help="PEM that the service's certificate leads to")
-    parser.add_argument("--trust-domain", default=TlsConfig().trust_domain)
-    parser.add_argument(
-        "--allow-plaintext", action="store_true", help="for other machines without certificates"
-    )
-    arguments = parser.parse_args()
-    # A service logs joins and losses of its own workers (--once) itself.
-    configure_logging("tokenizer-worker", "warning" if arguments.once else "info")
-    try:
-        tls = Tls.open(_tls_config(arguments), Role.TOKENIZER_WORKER)
-        run = run_once if arguments.once else run_forever
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(run(arguments.address, arguments.name, tls))
-    except ConfigError as error:
-        parser.error(str(error))
-    return 0
-
-
-def _tls_config(arguments: argparse.Namespace) -> TlsConfig:
-    return TlsConfig(
-        certificate=arguments.certificate,
-        private_key=arguments.private_key,
-        ca=arguments.ca,
-        trust_domain=arguments.trust_domain,
-        allow_plaintext=arguments.allow_plaintext,
-    )
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    async def _fetched(
+        self, channel: grpc.aio.Channel, part: tokenizer_pb2.WorkResponse
+    ) -> ServedVocabulary:
+        stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub
+        stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
+        request = tokenizer_pb2.GetVocabularyRequest(
+            model=part.model, vocabulary_digest=part.vocabulary_digest
+        )
+        try:
+            answers = [answer async for answer in stub.GetVocabulary(request)]
+        except grpc.aio.AioRpcError as error:
+            reason = from_rpc_error(error)
+            if isinstance(reason, VocabularyMismatchError):
+                raise reason from error
+            raise
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(self._threads, received_vocabulary, answers)
+        if found.vocabulary.digest != part.vocabulary_digest:
+            raise VocabularyMismatchError(
+                f"vocabulary {part.vocabulary_digest.hex()} of model {part.model} was asked for, "
+                f"and {found.vocabulary.digest.hex()} was sent"
+            )
+        return found

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
 import structlog
 
-from outrider.errors import InvalidRequestError, OutriderError, UnavailableError
+from outrider.errors import (
+    InvalidRequestError,
+    OutriderError,
+    UnavailableError,
+    VocabularyMismatchError,
+)
+from outrider.lru_map import LruMap
 from outrider.rpc import Outbox, incoming
 from outrider.telemetry.families import Family
 from outrider.telemetry.metrics import Metrics
+from outrider.tokenization.backends.base import REFERENCE
+from outrider.tokenization.backends.packages import installed_version
 from outrider.v1 import common_pb2, tokenizer_pb2
 from outrider.wire import error_from_proto
 from services.tokenizer.long_texts.jobs import DispatcherLimits, PartDispatcher, PartId, TextJob
@@ -35,6 +43,10 @@ REASSIGNED: Final = Family(
 
 MAX_SLOTS: Final = 64
 _TICK_S: Final = 0.5
+_REFUSED_S: Final = 30.0
+"""How long a worker whose ids were of another vocabulary is not let in again."""
+_MAX_REFUSED: Final = 1024
+"""Workers that are remembered as refused."""
 
 Messages = AsyncIterator[tokenizer_pb2.WorkRequest]
 _log = structlog.get_logger()
@@ -62,6 +74,10 @@ class OpenJob:
     """Set when results were taken."""
 
 
+async def _nothing() -> None:
+    """Nobody waits for a worker to be let in."""
+
+
 class WorkerPool:
     """Belongs to one event loop. `watch` has to run as long as workers may join."""
 
@@ -76,6 +92,8 @@ class WorkerPool:
         self._end = end
         self._outboxes: dict[str, Outbox[tokenizer_pb2.WorkResponse]] = {}
         self._jobs: dict[int, OpenJob] = {}
+        self._refused_until: LruMap[str, float] = LruMap(_MAX_REFUSED)
+        """By worker's name."""
         self._idle = asyncio.Event()
 
     @property
@@ -115,10 +133,15 @@ class WorkerPool:
         job.state.add(payload)
         self._assign_parts()
 
-    async def work(self, requests: Messages) -> AsyncGenerator[tokenizer_pb2.WorkResponse, None]:
-        """One worker's parts, until it leaves or is lost. Raises InvalidRequestError."""
+    async def work(
+        self, requests: Messages, let_in: Callable[[], Awaitable[None]] = _nothing
+    ) -> AsyncGenerator[tokenizer_pb2.WorkResponse, None]:
+        """One worker's parts, until it leaves or is lost; `let_in` is called once its hello is
+        accepted. Raises InvalidRequestError, and VocabularyMismatchError for a worker that
+        tokenizes otherwise."""
         messages = incoming(requests)
-        hello = _checked(await anext(messages, None))
+        hello = self._checked(await anext(messages, None))
+        await let_in()
         outbox: Outbox[tokenizer_pb2.WorkResponse] = Outbox(hello.slots)
         self._remove_worker(hello.name)
         self._outboxes[hello.name] = outbox
@@ -130,11 +153,11 @@ class WorkerPool:
             async for part in outbox:
                 yield part
         finally:
-            # The worker closed its side in order: it has left, it did not die.
-            in_order = reader.done() and not reader.cancelled() and reader.exception() is None
             reader.cancel()
             if self._outboxes.get(hello.name) is outbox:
-                self._remove_worker(hello.name, died=not in_order)
+                # gRPC ends the requests of a peer that is gone like those of one that is done.
+                has_left = self._dispatcher.is_retired(hello.name)
+                self._remove_worker(hello.name, died=not has_left)
 
     async def watch(self) -> None:
         """Remove workers that timed out and hedge slow parts, until cancelled."""
@@ -144,6 +167,9 @@ class WorkerPool:
                 _log.warning("worker_silent", worker=name)
                 self._remove_worker(str(name))
                 self._end(str(name))
+            for job in self._jobs.values():
+                if job.state.error is not None:
+                    job.changed.set()
             self._assign_parts()
             self._report()
 
@@ -154,11 +180,34 @@ class WorkerPool:
             async for message in messages:
                 self._dispatcher.heard(name, _now())
                 if message.HasField("result"):
+                    self._check_vocabulary(name, message.result)
                     self._finish(name, message.result)
+                elif message.HasField("leaving"):
+                    self._dispatcher.retire(name)
+                if self._dispatcher.is_released(name):
+                    break
             outbox.close()
         except OutriderError as error:
             outbox.close(error)
             raise
+
+    def _check_vocabulary(self, name: str, result: tokenizer_pb2.PartResult) -> None:
+        """Raises VocabularyMismatchError for ids of another vocabulary than the part's: the worker
+        is gone by then, and not let in for a while."""
+        payload = self._dispatcher.payload(name, PartId(result.job, result.sequence))
+        is_wrong = payload is not None and result.vocabulary_digest != payload.vocabulary_digest
+        if payload is None or not is_wrong or result.WhichOneof("result") != "ids":
+            return
+        self._refused_until.put(name, _now() + _REFUSED_S)
+        theirs = result.vocabulary_digest.hex() or "unknown"
+        error = VocabularyMismatchError(
+            f"worker {name} tokenized a part of model {payload.model} with vocabulary {theirs}, "
+            f"not {payload.vocabulary_digest.hex()}; restart it, so that it gets the model's own"
+        )
+        _log.warning("worker_refused", worker=name, why=error.message)
+        self._outboxes[name].close(error)
+        self._remove_worker(name, died=False)
+        raise error
 
     def _finish(self, name: str, result: tokenizer_pb2.PartResult) -> None:
         part = PartId(result.job, result.sequence)
@@ -170,6 +219,27 @@ class WorkerPool:
         if job is not None:
             job.changed.set()
         self._assign_parts()
+
+    def _checked(self, message: tokenizer_pb2.WorkRequest | None) -> tokenizer_pb2.WorkerHello:
+        if message is None or not message.HasField("hello"):
+            raise InvalidRequestError("a worker's first message must be its hello")
+        hello = message.hello
+        if not 0 < len(hello.name) <= 200 or not 0 < hello.slots <= MAX_SLOTS:
+            raise InvalidRequestError(
+                f"a worker has a name of 1 to 200 characters and 1 to {MAX_SLOTS} slots"
+            )
+        ours = installed_version(REFERENCE)
+        if hello.reference_version != ours:
+            raise VocabularyMismatchError(
+                f"worker {hello.name} has {REFERENCE} {hello.reference_version or 'unknown'}, this "
+                f"service {ours}, and versions differ in ids; install the same"
+            )
+        if _now() < (self._refused_until.get(hello.name) or 0.0):
+            raise VocabularyMismatchError(
+                f"worker {hello.name} tokenized with another vocabulary a moment ago; it may join "
+                f"again after {_REFUSED_S:g} s"
+            )
+        return hello
 
     def _remove_worker(self, name: str, *, died: bool = True) -> None:
         outbox = self._outboxes.pop(name, None)
@@ -211,14 +281,3 @@ class WorkerPool:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-def _checked(message: tokenizer_pb2.WorkRequest | None) -> tokenizer_pb2.WorkerHello:
-    if message is None or not message.HasField("hello"):
-        raise InvalidRequestError("a worker's first message must be its hello")
-    hello = message.hello
-    if not 0 < len(hello.name) <= 200 or not 0 < hello.slots <= MAX_SLOTS:
-        raise InvalidRequestError(
-            f"a worker has a name of 1 to 200 characters and 1 to {MAX_SLOTS} slots"
-        )
-    return hello

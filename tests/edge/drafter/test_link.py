@@ -375,7 +375,7 @@ def _runs(pid: int) -> bool:
 
 @pytest.mark.parametrize(
     ("is_told", "says"),
-    [(True, "no draft model is shipped for m"), (False, "there is no model 'm'")],
+    [(True, "no draft model is shipped for m"), (False, "no model is called 'm'")],
 )
 async def test_the_process_knows_what_the_edges_configuration_file_defines(
     is_told: bool, says: str, tmp_path: Path

@@ -231,6 +231,12 @@ def _typed(key: str) -> edge_pb2.ClientFrame:
     return edge_pb2.ClientFrame(typed=typed)
 
 
+def _tokenize(key: str) -> edge_pb2.ClientFrame:
+    asked = edge_pb2.TokenizeText(model=MODEL, text="hello")
+    asked.credential.key = key
+    return edge_pb2.ClientFrame(tokenize=asked)
+
+
 @dataclass(frozen=True, slots=True)
 class FirstFrame:
     """A kind of frame that may come first on a stream."""
@@ -239,6 +245,8 @@ class FirstFrame:
     """With this credential, by what it is like."""
     answered: bool = True
     """Whether who has no good credential is told so; otherwise the stream ends."""
+    scope: Scope = Scope.CHAT
+    """That a credential needs for it."""
     refused_as: str = ""
     """The reason that everybody is refused for, since it cannot come first; empty: it can."""
 
@@ -255,6 +263,7 @@ FIRST_FRAMES: Final[Mapping[str, FirstFrame]] = {
         }
     ),
     "typed": FirstFrame({"text": _typed}, answered=False),
+    "tokenize": FirstFrame({"text": _tokenize}, scope=Scope.TOKENIZE),
     "cancel": FirstFrame(
         {"alone": lambda key: edge_pb2.ClientFrame(cancel=edge_pb2.CancelChat())},
         refused_as="MALFORMED_FRAME",

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -224,10 +225,14 @@ async def test_no_first_frame_is_served_to_who_has_no_good_credential(
         check_untouched(mesh)
 
 
-async def check_frames_refused(mesh: Running, credential: str, reason: str) -> None:
-    """Each on a stream of its own, which ends."""
+async def check_frames_refused(
+    mesh: Running, credential: str, reason: str, scopes: Collection[Scope] = frozenset(Scope)
+) -> None:
+    """Each of these scopes on a stream of its own, which ends."""
     async with raw(mesh) as connection:
         for kind, first in FIRST_FRAMES.items():
+            if first.scope not in scopes:
+                continue
             for made in first.made.values():
                 frame = made(credential)
                 assert frame.WhichOneof("kind") == kind
@@ -248,9 +253,12 @@ async def test_a_good_credential_is_for_the_first_frames_of_its_scope(
     words: Vocabulary, tmp_path: Path
 ) -> None:
     async with closed_edge(words, tmp_path) as mesh:
-        await check_frames_refused(mesh, without(Scope.CHAT), "PERMISSION_DENIED")
+        for scope in (Scope.CHAT, Scope.TOKENIZE):
+            await check_frames_refused(mesh, without(scope), "PERMISSION_DENIED", {scope})
         await check_frames_refused_of_model(mesh, text_of("elsewhere"))
         check_untouched(mesh)
+        async with mesh.client(key=without(Scope.CHAT)) as client:
+            assert len((await client.tokenize("hello", model=MODEL)).ids) > 0
         async with raw(mesh) as connection:
             for made in FIRST_FRAMES["chat"].made.values():
                 before = len(mesh.region.opened)
@@ -275,14 +283,14 @@ async def test_a_good_credential_is_for_the_first_frames_of_its_scope(
 async def check_frames_refused_of_model(mesh: Running, credential: str) -> None:
     """A key that is for another model."""
     async with raw(mesh) as connection:
-        for kind in ("chat", "typed"):
+        for kind in ("chat", "typed", "tokenize"):
             for name, made in FIRST_FRAMES[kind].made.items():
                 frame = encode_frame(made(credential).SerializeToString())
                 stream = RawStream(connection, frame)
                 await eventually(stream.ended.is_set)
                 reasons = [error_from_proto(it.error).reason for it in stream.frames]
                 expected = "UNKNOWN_CHAT" if name == "resumed" else "UNKNOWN_MODEL"
-                assert reasons == ([expected] if kind == "chat" else [])
+                assert reasons == ([] if kind == "typed" else [expected])
 
 
 async def test_no_frame_goes_on_with_a_chat_of_another_tenant(

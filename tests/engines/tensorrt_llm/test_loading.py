@@ -55,7 +55,7 @@ def test_the_context_fits_the_memory_for_logits() -> None:
     ):
         with pytest.raises(ConfigError, match="lower max_context_tokens"):
             engine_info(settings, CHECKPOINT)
-    with pytest.raises(ConfigError, match="kv_bytes is 100, a block has 2048: raise"):
+    with pytest.raises(ConfigError, match="kv_bytes is 100, a block has 2048; raise"):
         engine_info(EngineConfig(engine="tensorrt-llm", kv_bytes=100), CHECKPOINT)
     with pytest.raises(ConfigError, match="kv_share is 1"):
         engine_info(EngineConfig(engine="tensorrt-llm", kv_share=1.0), CHECKPOINT)

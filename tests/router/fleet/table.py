@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outrider.peers.health import HealthPolicy, PeerState, QuarantinePolicy
-from services.router.config import ReplicaConfig
+from services.router.fleet.entries import ReplicaConfig
 from services.router.fleet.registry import FleetPolicy, Registry
 from services.router.fleet.replica import ServedModel
 

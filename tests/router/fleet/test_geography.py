@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.router.config import RegionConfig
+from services.router.fleet.entries import RegionConfig
 from services.router.fleet.geography import Geography
 
 US_EAST = RegionConfig("us-east", 39.0, -77.5)

@@ -7,7 +7,7 @@ import asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.testing import free_tcp_port, leak_check
-from services.router.config import ReplicaConfig
+from services.router.fleet.entries import ReplicaConfig
 from tests.router.relay.mesh import done, opening
 from tests.router.replica import (
     Edge,

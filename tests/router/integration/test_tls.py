@@ -16,7 +16,8 @@ from outrider.rpc import from_rpc_error
 from outrider.testing import eventually, leak_check
 from outrider.tls import Role, Tls, TlsConfig
 from outrider.v1 import router_pb2
-from services.router.config import ReplicaConfig, ReplicaTarget, RouterConfig
+from services.router.config import RouterConfig
+from services.router.fleet.entries import ReplicaConfig, ReplicaTarget
 from tests.peers.name_server import running_name_server
 from tests.router.replica import Replica, routed, running_replicas, running_router, started
 from tests.tls.issuing import Issuer

@@ -42,7 +42,7 @@ def test_residency_excludes_nearer_regions() -> None:
 
 
 def test_an_unknown_model_names_those_there_are() -> None:
-    with pytest.raises(UnknownModelError, match="model x: use one of m, n"):
+    with pytest.raises(UnknownModelError, match="model x; use one of m, n"):
         choose(
             SessionRequest("x", DIGEST, 1),
             replica("a"),

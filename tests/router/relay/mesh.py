@@ -16,8 +16,9 @@ from outrider.wire import error_to_proto
 from services.router.admission.policy import AdmissionPolicy
 from services.router.admission.pricing import Price
 from services.router.admission.tenants import TenantPolicy
-from services.router.config import ReplicaConfig, RouterConfig
+from services.router.config import RouterConfig
 from services.router.core import RouterCore
+from services.router.fleet.entries import ReplicaConfig
 from services.router.fleet.replica import ReplicaIdentity, ServedModel
 from services.router.placement.types import PlacementPolicy
 from services.router.relay.frames import Down, RelayedSession, Up

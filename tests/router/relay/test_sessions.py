@@ -121,7 +121,7 @@ def test_a_number_is_free_again_after_its_session() -> None:
     sessions = table()
     edge = sessions.attach_edge()
     first = opened(sessions, edge)
-    with pytest.raises(DuplicateSessionError, match="Session 1"):
+    with pytest.raises(DuplicateSessionError, match="session 1"):
         opened(sessions, edge)
     sessions.advance(first, Input.CANCEL, 0.0)
     assert opened(sessions, edge).router_session_id != first.router_session_id

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -71,15 +70,3 @@ async def test_one_that_does_not_listen_ends_with_the_service(kept: WorkerProces
     assert not kept.pids
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
-
-
-def test_a_worker_whose_service_is_away_ends_when_it_is_told_to() -> None:
-    command = [sys.executable, "-m", "services.tokenizer.long_texts.worker", "127.0.0.1:9"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE) as worker:
-        assert worker.stderr is not None
-        try:
-            assert b"service_lost" in worker.stderr.readline()
-            worker.terminate()
-            assert worker.wait(200) == 0
-        finally:
-            worker.kill()

@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from outrider.errors import InvalidRequestError, UnavailableError
+from outrider.errors import InvalidRequestError, UnavailableError, VocabularyMismatchError
 from outrider.models.vocabulary import Vocabulary
 from outrider.rpc import Outbox
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually
+from outrider.tokenization.backends.base import REFERENCE
+from outrider.tokenization.backends.packages import installed_version
 from outrider.v1 import common_pb2, tokenizer_pb2
 from services.tokenizer.long_texts.jobs import DispatcherLimits
 from services.tokenizer.long_texts.processes import WorkerProcesses
@@ -35,8 +37,28 @@ def message(**kind: object) -> tokenizer_pb2.WorkRequest:
     return tokenizer_pb2.WorkRequest(**kind)  # type: ignore[arg-type]
 
 
-def hello(name: str = "w", slots: int = 2) -> tokenizer_pb2.WorkRequest:
-    return message(hello=tokenizer_pb2.WorkerHello(name=name, slots=slots))
+VERSION = installed_version(REFERENCE) or ""
+
+
+def hello(
+    name: str = "w", slots: int = 2, reference_version: str = VERSION
+) -> tokenizer_pb2.WorkRequest:
+    said = tokenizer_pb2.WorkerHello(name=name, slots=slots, reference_version=reference_version)
+    return message(hello=said)
+
+
+def result(
+    part: tokenizer_pb2.WorkResponse, digest: bytes | None = None
+) -> tokenizer_pb2.WorkRequest:
+    """A block that says how long the part was."""
+    return message(
+        result=tokenizer_pb2.PartResult(
+            job=part.job,
+            sequence=part.sequence,
+            ids=common_pb2.TokenBlock(count=len(part.text)),
+            vocabulary_digest=part.vocabulary_digest if digest is None else digest,
+        )
+    )
 
 
 async def work(crew: WorkerPool) -> None:
@@ -44,9 +66,7 @@ async def work(crew: WorkerPool) -> None:
     outbox: Outbox[tokenizer_pb2.WorkRequest] = Outbox(100)
     outbox.put_nowait(hello())
     async for part in crew.work(outbox):
-        block = common_pb2.TokenBlock(count=len(part.text))
-        result = tokenizer_pb2.PartResult(job=part.job, sequence=part.sequence, ids=block)
-        outbox.put_nowait(message(result=result))
+        outbox.put_nowait(result(part))
 
 
 @pytest.mark.model
@@ -139,5 +159,70 @@ async def test_operators_see_the_places_what_waits_and_what_was_given_to_another
     await eventually(lambda: stats() == [1, 2, 2, 1, 0])
     await parts.aclose()
     await eventually(lambda: stats() == [0, 0, 0, 3, 2])
+    watching.cancel()
+    metrics.close()
+
+
+async def test_a_worker_with_another_vocabulary_is_refused_by_name() -> None:
+    """Its ids go nowhere, its part goes to another worker, and it is not let in again at once."""
+    metrics = Metrics("tokenizer")
+    crew = WorkerPool(DispatcherLimits(), metrics, lambda name: None)
+    job = crew.open()
+    crew.add(job, PartPayload(MODEL, b"ours", 0, "text"))
+    outbox: Outbox[tokenizer_pb2.WorkRequest] = Outbox(2)
+    outbox.put_nowait(hello("stranger"))
+    parts = crew.work(outbox)
+    outbox.put_nowait(result(await anext(parts), b"theirs"))
+    with pytest.raises(VocabularyMismatchError, match=f"stranger.*{b'theirs'.hex()}"):
+        await anext(parts)
+    assert crew.num_workers == 0 and job.state.take() == []
+    again: Outbox[tokenizer_pb2.WorkRequest] = Outbox(1)
+    again.put_nowait(hello("stranger"))
+    with pytest.raises(VocabularyMismatchError, match=r"stranger.*again after"):
+        await anext(crew.work(again))
+    working = asyncio.create_task(work(crew))
+    await eventually(lambda: not job.state.parts)
+    assert [block.count for block in job.state.take()] == [4]
+    working.cancel()
+    metrics.close()
+
+
+async def test_a_worker_with_another_version_of_the_reference_is_refused_by_name() -> None:
+    metrics = Metrics("tokenizer")
+    crew = WorkerPool(DispatcherLimits(), metrics, lambda name: None)
+    outbox: Outbox[tokenizer_pb2.WorkRequest] = Outbox(1)
+    outbox.put_nowait(hello("old", reference_version="0.1"))
+    with pytest.raises(VocabularyMismatchError, match=r"old has tokenizers 0\.1"):
+        await anext(crew.work(outbox))
+    metrics.close()
+
+
+async def test_a_worker_that_leaves_gets_no_further_part_and_is_read_to_its_last_result() -> None:
+    metrics = Metrics("tokenizer")
+    crew = WorkerPool(DispatcherLimits(max_worker_deaths=1), metrics, lambda name: None)
+    job = crew.open()
+    crew.add(job, PartPayload(MODEL, b"", 0, "one"))
+    outbox: Outbox[tokenizer_pb2.WorkRequest] = Outbox(3)
+    outbox.put_nowait(hello())
+    parts = crew.work(outbox)
+    part = await anext(parts)
+    outbox.put_nowait(message(leaving=tokenizer_pb2.WorkerLeaving()))
+    await eventually(lambda: not len(outbox))
+    crew.add(job, PartPayload(MODEL, b"", 0, "more"))
+    outbox.put_nowait(result(part))
+    assert await anext(parts, None) is None, "the stream ends, with no further part"
+    assert [block.count for block in job.state.take()] == [3]
+    assert job.state.num_queued == 1 and job.state.error is None
+    metrics.close()
+
+
+async def test_a_text_fails_when_no_worker_is_left_for_long() -> None:
+    metrics = Metrics("tokenizer")
+    crew = WorkerPool(DispatcherLimits(no_worker_timeout_s=0.01), metrics, lambda name: None)
+    watching = asyncio.create_task(crew.watch())
+    job = crew.open()
+    crew.add(job, PartPayload(MODEL, b"", 0, "text"))
+    await asyncio.wait_for(job.changed.wait(), 60)
+    assert isinstance(job.state.error, UnavailableError)
     watching.cancel()
     metrics.close()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from outrider.load_table import LoadLimits, LoadTable
-from services.edge.http.tokenizing import _wait_for
+from services.edge.chat.tokenizing import _wait_for
 from services.edge.models.keys import ModelKey
 
 BUSY, WANTED = ModelKey("busy", "1"), ModelKey("wanted", "2")

@@ -1,0 +1,1 @@
+"""A worker of tokenizer services on a node of its own: `outrider serve tokenizer-worker`."""
