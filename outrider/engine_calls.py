@@ -1,8 +1,8 @@
-"""What replicas report of their engine calls: which requests were in the one that crashed.
+"""Reports of replicas on their engine calls: which requests were in the one that crashed.
 
-A replica that dies does not say which request killed it. So it records what its engine works on
-where that outlives the process, and whether a fault signal ended it. Its next process reports the
-crash, and routers find the request that crashes replica after replica.
+A replica that dies cannot report which request killed it. So it records the requests of the running
+engine call in memory that outlives the process, and whether a fault signal ended it. Its next
+process reports the crash, and routers find the request that crashes replica after replica.
 """
 
 from __future__ import annotations

@@ -14,21 +14,21 @@ MAX_IDLE_FLOWS: Final = 1024
 
 
 class FairItem(Hashable, Protocol):
-    """What waits. It is equal to itself alone."""
+    """An item that waits. It is equal only to itself."""
 
     @property
     def flow(self) -> str:
-        """On whose account it waits."""
+        """Key of the flow that it belongs to."""
         ...
 
     @property
     def cost(self) -> float:
-        """What its flow is charged, by the flow's weight, when it is served."""
+        """Amount charged to its flow when it is served, scaled by the flow's weight."""
         ...
 
     @property
     def expires_at(self) -> float:
-        """Its deadline, by which items of one flow have their order; of equal ones by arrival."""
+        """Deadline, which orders the items of one flow; equal ones are ordered by arrival."""
         ...
 
 
@@ -40,28 +40,28 @@ _Entry: TypeAlias = tuple[float, int, ItemT]
 
 @dataclass(slots=True, eq=False)
 class _Flow(Generic[ItemT]):
-    """What waits of one flow."""
+    """Waiting items of one flow."""
 
     start: float
-    """Virtual time at which its next item starts, or earlier: it may have got something in another
-    queue since."""
+    """Virtual time at which its next item starts, or earlier: another queue may have served the
+    flow since."""
     waiting: list[_Entry[ItemT]] = field(default_factory=list)
-    """By deadline, then by arrival."""
+    """Sorted by deadline, then by arrival."""
 
 
 class FairClock:
-    """Virtual time of queues that share it: what a flow got in one of them counts in all."""
+    """Virtual time of queues that share it: service of a flow in one of them counts in all."""
 
     def __init__(self) -> None:
         self.now = 0.0
         """The latest start of an item that was served."""
         self._finishes: dict[str, float] = {}
-        """By flow, when its last item finished."""
+        """Virtual time at which the last item of each flow finished."""
         self._waiting: Counter[str] = Counter()
-        """Items of flows that have any waiting."""
+        """Number of waiting items of flows that have any."""
 
     def __len__(self) -> int:
-        """Flows remembered."""
+        """Number of flows remembered."""
         return len(self._finishes)
 
     def finish(self, flow: str) -> float:
@@ -69,21 +69,21 @@ class FairClock:
         return self._finishes.get(flow, 0.0)
 
     def num_waiting(self, flow: str) -> int:
-        """Waiting items of a flow."""
+        """Number of waiting items of a flow."""
         return self._waiting[flow]
 
     def served(self, flow: str, start: float, cost: float) -> None:
-        """An item of a flow was served."""
+        """Record that an item of a flow was served."""
         self.now = max(self.now, start)
         self._finishes[flow] = start + cost
 
     def joined(self, flow: str) -> None:
-        """An item waits."""
+        """Record that an item of a flow waits."""
         self._waiting[flow] += 1
 
     def left(self, flow: str) -> None:
-        """An item waits no more. Forget idle flows that start no later than new ones would; if
-        there are too many, also those nearest to that."""
+        """Record that an item of a flow no longer waits. Idle flows that start no later than new
+        ones would are dropped; if too many remain, so are those nearest to that."""
         self._waiting[flow] -= 1
         if not self._waiting[flow]:
             del self._waiting[flow]
@@ -101,28 +101,29 @@ class FairClock:
 
 
 class FairQueue(Generic[ItemT]):
-    """Fair between flows, earliest deadline first within each.
+    """A queue that is fair between flows, and serves the earliest deadline first within each.
 
     Between flows: start-time fair queueing (Goyal, Vin, Cheng: "Start-time fair queuing", SIGCOMM
     1996). A flow's next item starts at the virtual time at which its last one finished, or now if
-    it had none waiting, and finishes `cost` later. The least start goes first and is the virtual
-    time from then on. While two flows wait, what they got differs by at most one item of each
-    (theorem 1 there), however long their queues are. With several queues, one from which nothing
-    was taken for a while is behind the clock: who comes to it starts no later than those who have
-    waited there.
+    it had none waiting, and finishes `cost` later. The least start is served first and is the
+    virtual time from then on. While two flows wait, their service differs by at most one item of
+    each (theorem 1 there), however long their queues are. With several queues, one that was not
+    served for a while is behind the clock: a flow that joins it starts no later than those that
+    have waited there.
+
     Within a flow the order has no effect on other flows: earliest deadline first (Liu, Layland,
     1973).
     """
 
     def __init__(self, clock: FairClock | None = None) -> None:
-        """`clock` is that of all queues between which flows share."""
+        """`clock`: shared by all queues between which flows are fair; None: a clock of its own."""
         self._clock = FairClock() if clock is None else clock
         self._flows: dict[str, _Flow[ItemT]] = {}
-        """Those with items waiting."""
+        """Flows with items waiting, by key."""
         self._starts: list[tuple[float, str]] = []
-        """The same by start."""
+        """The same flows as (start, key), sorted."""
         self._entries: dict[ItemT, _Entry[ItemT]] = {}
-        """In order of arrival."""
+        """Waiting items in order of arrival."""
         self._next = 0
 
     def __len__(self) -> int:
@@ -133,20 +134,20 @@ class FairQueue(Generic[ItemT]):
 
     @property
     def num_flows(self) -> int:
-        """Flows with items waiting."""
+        """Number of flows with items waiting."""
         return len(self._starts)
 
     def length(self, flow: str) -> int:
-        """Waiting items of a flow."""
+        """Number of waiting items of a flow."""
         found = self._flows.get(flow)
         return len(found.waiting) if found else 0
 
     def oldest(self) -> ItemT | None:
-        """The item that has waited longest."""
+        """The item that has waited longest; None if the queue is empty."""
         return next(iter(self._entries), None)
 
     def push(self, item: ItemT) -> None:
-        """An item joins."""
+        """Add an item."""
         flow = self._flows.get(item.flow)
         if flow is None:
             now = min(self._clock.now, self.start())
@@ -170,19 +171,19 @@ class FairQueue(Generic[ItemT]):
         return math.inf
 
     def peek(self) -> ItemT | None:
-        """The item that is next."""
+        """The item to serve next; None if the queue is empty."""
         if self.start() == math.inf:
             return None
         return self._flows[self._starts[0][1]].waiting[0][2]
 
     def pop(self, item: ItemT) -> None:
-        """The item that `peek` gave leaves, and its flow is charged for it."""
+        """Remove the item that `peek` returned, and charge its flow for it."""
         start = max(self._flows[item.flow].start, self._clock.finish(item.flow))
         self._clock.served(item.flow, start, item.cost)
         self.remove(item)
 
     def remove(self, item: ItemT) -> None:
-        """An item leaves without having been served; its flow is not charged."""
+        """Remove an item that was not served; its flow is not charged."""
         flow = self._flows[item.flow]
         entry = self._entries.pop(item)
         del flow.waiting[bisect_left(flow.waiting, entry)]
@@ -192,9 +193,9 @@ class FairQueue(Generic[ItemT]):
         self._clock.left(item.flow)
 
     def last_of_longest(self) -> ItemT | None:
-        """The item to shed: the last one of the flow that is longest, all queues of this clock
-        together (longest queue drop: Suter et al., "Buffer management schemes for supporting TCP in
-        gigabit routers with per-flow queueing", 1999)."""
+        """The item to shed: the last one of the flow with the most waiting items in all queues of
+        this clock (longest queue drop: Suter et al., "Buffer management schemes for supporting TCP
+        in gigabit routers with per-flow queueing", 1999)."""
         if not self._starts:
             return None
         _, flow = max(self._starts, key=lambda entry: (self._clock.num_waiting(entry[1]), entry))

@@ -1,13 +1,13 @@
-"""Which of many things that are slow to load are loaded, and who waits for one (pure).
+"""A table of things that are slow to load: which are loaded, and who waits for one (pure).
 
     absent --somebody asks--> LOADING --loaded--> LOADED --evicted, or no longer defined--> CLOSING
        ^------- failed --------/                                     closed -> absent
 
-Whoever asks for something that is not loaded waits for it; all that wait for one thing cause one
-load. When all places are taken, the least recently used thing without a user is evicted. As long as
-every one has a user, those who ask for others wait, in the order in which these were requested, or
-are refused at once (`waits_for_room`). A thing whose definition changed, or which is no longer
-served, takes no new users and is unloaded after its last one.
+A request for something that is not loaded waits for it; all that wait for one thing cause one load.
+When all places are taken, the least recently used thing without a user is evicted. While every one
+has a user, requests for others wait in order of arrival or are refused at once (`waits_for_room`).
+A thing whose definition changed, or which is no longer served, takes no new users and is unloaded
+after its last one.
 
 Methods return the actions to carry out, in this order. Times are in seconds on the clock of `now`.
 """
@@ -28,7 +28,7 @@ class LoadKey(Hashable, Protocol):
 
     @property
     def name(self) -> str:
-        """What those who ask call it."""
+        """Name under which it is requested."""
         ...
 
 
@@ -78,23 +78,23 @@ class Refusal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Load(Generic[KeyT]):
-    """Load this one, and report `loaded` or `failed`."""
+    """Action: load this thing, then report `loaded` or `failed`."""
 
     key: KeyT
 
 
 @dataclass(frozen=True, slots=True)
 class Unload(Generic[KeyT]):
-    """Release the resources of this one, and report `closed`."""
+    """Action: release the resources of this thing, then report `closed`."""
 
     key: KeyT
     is_eviction: bool
-    """Whether it makes room for another one."""
+    """Whether it is evicted to make room for another thing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant(Generic[WaiterT, KeyT]):
-    """This one uses it from now on, until `release`."""
+    """Action: the waiter uses this thing from now on, until `release`."""
 
     waiter: WaiterT
     key: KeyT
@@ -108,9 +108,9 @@ class Refuse(Generic[WaiterT]):
     name: str
     why: Refusal
     retry_s: float = 0.0
-    """After a load that failed: seconds until it is tried again."""
+    """Seconds until the load is tried again, if it failed."""
     reason: str = ""
-    """Likewise: what `failed` was told."""
+    """The reason that was passed to `failed`."""
     is_deadline: bool = False
     """Whether the wait ended with the waiter's own deadline."""
 
@@ -120,7 +120,7 @@ LoadAction: TypeAlias = Load[KeyT] | Unload[KeyT] | Grant[WaiterT, KeyT] | Refus
 
 @dataclass(slots=True)
 class _Place:
-    """Of what is loaded, or will be, or was."""
+    """State of a thing that takes a place."""
 
     state: LoadState = LoadState.LOADING
     num_users: int = 0
@@ -136,7 +136,7 @@ class _Place:
 class _Wait:
     until: float
     is_deadline: bool
-    """Whether the waiter's own deadline ends it."""
+    """Whether it ends with the waiter's own deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +146,12 @@ class _HoldOff:
 
 
 class LoadTable(Generic[KeyT, WaiterT]):
-    """At most `max_loaded` things that are served, and while users of older definitions end, as
-    many that are not served any more."""
+    """A table of at most `max_loaded` served things, and, while users of older definitions end, as
+    many that are no longer served."""
 
     def __init__(self, max_loaded: int, limits: LoadLimits, *, waits_for_room: bool = True) -> None:
-        """`waits_for_room`: whether one waits where all places have users, or is refused at
-        once."""
+        """`waits_for_room`: whether requests wait if all places have users; otherwise they are
+        refused at once."""
         assert max_loaded > 0
         self._max_loaded = max_loaded
         self._limits = limits
@@ -159,12 +159,12 @@ class LoadTable(Generic[KeyT, WaiterT]):
         self._served: dict[str, KeyT] = {}
         """Served keys by name, in the order in which they were defined."""
         self._places: OrderedDict[KeyT, _Place] = OrderedDict()
-        """The least recently used first."""
+        """Places by key, the least recently used first."""
         self._queues: OrderedDict[KeyT, OrderedDict[WaiterT, _Wait]] = OrderedDict()
         """Waiters by key; the key requested first comes first."""
         self._queue_of: dict[WaiterT, KeyT] = {}
         self._held_off: dict[KeyT, _HoldOff] = {}
-        """Keys that could not be loaded, and until when that is not tried again."""
+        """Keys whose load failed, each with the time of the next attempt."""
 
     @property
     def num_waiting(self) -> int:
@@ -172,11 +172,11 @@ class LoadTable(Generic[KeyT, WaiterT]):
         return len(self._queue_of)
 
     def served(self, name: str) -> KeyT | None:
-        """The definition that those who ask for this name get."""
+        """The definition that requests for this name get."""
         return self._served.get(name)
 
     def define(self, keys: Iterable[KeyT], now: float) -> list[LoadAction[KeyT, WaiterT]]:
-        """Replace what is served."""
+        """Replace the set of served keys."""
         before, self._served = self._served, {key.name: key for key in keys}
         actions: list[LoadAction[KeyT, WaiterT]] = []
         for old in before.values():
@@ -200,7 +200,7 @@ class LoadTable(Generic[KeyT, WaiterT]):
     def ask(
         self, name: str, waiter: WaiterT, now: float, patience_s: float | None = None
     ) -> list[LoadAction[KeyT, WaiterT]]:
-        """Somebody wants what has this name. `patience_s`: time until the waiter's own deadline;
+        """Request the thing of this name. `patience_s`: seconds until the waiter's own deadline;
         None: it has none."""
         key = self._served.get(name)
         if key is None:
@@ -226,14 +226,14 @@ class LoadTable(Generic[KeyT, WaiterT]):
         return actions
 
     def preload(self, name: str) -> list[LoadAction[KeyT, WaiterT]]:
-        """Load what has this name if there is room, though nobody asked for it."""
+        """Load the thing of this name if there is room, without a request."""
         key = self._served[name]
         if key in self._places or self._wanting() or self._is_full():
             return []
         return [self._load(key)]
 
     def use(self, name: str) -> KeyT | None:
-        """What has this name, if it is loaded: it is in use until `release`."""
+        """The key of this name, in use until `release`; None if it is not loaded."""
         key = self._served.get(name)
         if key is None or not self._is_loaded(key):
             return None
@@ -241,13 +241,13 @@ class LoadTable(Generic[KeyT, WaiterT]):
         return key
 
     def use_again(self, key: KeyT) -> None:
-        """One more uses this one until `release`, perhaps an older definition. It is loaded, and
-        served or in use."""
+        """Add a user of this key until `release`; it may be an older definition. The key has to be
+        loaded, and served or in use."""
         assert self._is_loaded(key)
         self._use(key)
 
     def release(self, key: KeyT, now: float) -> list[LoadAction[KeyT, WaiterT]]:
-        """A user of this one has ended."""
+        """Record that a user of this key has ended."""
         place = self._places[key]
         assert place.state is LoadState.LOADED and place.num_users > 0
         place.num_users -= 1
@@ -260,14 +260,14 @@ class LoadTable(Generic[KeyT, WaiterT]):
         return actions + self._fill(now)
 
     def leave(self, waiter: WaiterT, now: float) -> list[LoadAction[KeyT, WaiterT]]:
-        """A waiter stops waiting. A load that it caused continues."""
+        """Record that a waiter stops waiting. A load that it caused continues."""
         if waiter not in self._queue_of:
             return []
         self._forget(waiter)
         return self._fill(now)
 
     def loaded(self, key: KeyT, now: float) -> list[LoadAction[KeyT, WaiterT]]:
-        """A load has succeeded."""
+        """Record that a load has succeeded."""
         place = self._places[key]
         assert place.state is LoadState.LOADING
         place.state = LoadState.LOADED
@@ -278,7 +278,7 @@ class LoadTable(Generic[KeyT, WaiterT]):
         return self._grant_all(key) + self._fill(now)
 
     def failed(self, key: KeyT, now: float, reason: str = "") -> list[LoadAction[KeyT, WaiterT]]:
-        """A load has failed; `reason` is for those who ask."""
+        """Record that a load has failed; `reason` is passed on to the refused waiters."""
         assert self._places[key].state is LoadState.LOADING
         del self._places[key]
         actions: list[LoadAction[KeyT, WaiterT]] = []
@@ -291,20 +291,20 @@ class LoadTable(Generic[KeyT, WaiterT]):
         return actions + self._fill(now)
 
     def closed(self, key: KeyT, now: float) -> list[LoadAction[KeyT, WaiterT]]:
-        """The resources of this one were released."""
+        """Record that the resources of this key are released."""
         assert self._places[key].state is LoadState.CLOSING
         del self._places[key]
         return self._fill(now)
 
     def next_deadline(self) -> float | None:
-        """When to call `tick`, unless something else comes first."""
+        """Time at which to call `tick`, unless another method is called first."""
         times = [wait.until for queue in self._queues.values() for wait in queue.values()]
         if len(self._places) < 2 * self._max_loaded and self._wanting():
             times += [at for _, at in self._evictable()]
         return min(times, default=None)
 
     def tick(self, now: float) -> list[LoadAction[KeyT, WaiterT]]:
-        """Time has passed."""
+        """End waits that are over, and evict what may be evicted by now."""
         actions: list[LoadAction[KeyT, WaiterT]] = []
         for key, queue in list(self._queues.items()):
             for waiter, wait in list(queue.items()):
@@ -339,7 +339,7 @@ class LoadTable(Generic[KeyT, WaiterT]):
         return place is not None and place.state is LoadState.LOADED
 
     def _num_served_places(self) -> int:
-        """Places of what those who ask may get."""
+        """Number of places of keys that requests may still get."""
         return sum(
             self._serves(key) and place.state is not LoadState.CLOSING
             for key, place in self._places.items()
@@ -386,11 +386,12 @@ class LoadTable(Generic[KeyT, WaiterT]):
             del self._queues[key]
 
     def _wanting(self) -> list[KeyT]:
-        """What is waited for and not being loaded."""
+        """Keys that are waited for and not being loaded."""
         return [key for key in self._queues if key not in self._places]
 
     def _evictable(self) -> list[tuple[KeyT, float]]:
-        """What has no user and may give way, and from when on; the least recently used first."""
+        """Keys without a user, each with the time from which it may be evicted; the least recently
+        used first."""
         return [
             (key, place.loaded_at + self._limits.min_loaded_s)
             for key, place in self._places.items()

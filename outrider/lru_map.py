@@ -32,7 +32,7 @@ class LruMap(Generic[KeyT, ValueT]):
         self._on_drop = on_drop
         self._entries: OrderedDict[KeyT, ValueT] = OrderedDict()
         self.weight = 0
-        """Of all entries."""
+        """Sum of the weights of all entries."""
 
     def __len__(self) -> int:
         return len(self._entries)

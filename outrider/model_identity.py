@@ -1,8 +1,7 @@
-"""What a replica computes, as one value: replicas of equal identity continue each other's replies.
-Pure.
+"""The model identity of a replica: replicas of equal identity continue each other's replies. Pure.
 
-Two replicas give the same text if weights, vocabulary, engine, precision and rounding are the same.
-The digest of all of these is the replica's model identity. All other code only compares it.
+Two replicas generate the same text if weights, vocabulary, engine, precision and rounding are the
+same. The model identity is the digest of all of these. All other code only compares it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Where a client finds its API key if none is given: in the environment, in the user's
-configuration file, or in the state of a mesh of `outrider up` on this machine."""
+"""Finds a client's API key if none is given: in the environment, in the user's configuration file,
+or in the state of a mesh of `outrider up` on this machine."""
 
 from __future__ import annotations
 

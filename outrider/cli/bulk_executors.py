@@ -9,7 +9,7 @@ import typer
 
 
 class ExecutorName(StrEnum):
-    """What runs the workers of bulk work."""
+    """Names of the executors that run the workers of bulk work."""
 
     local = "local"
     ray = "ray"

@@ -87,7 +87,8 @@ async def _called(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
 
 
 class BlockingClient:
-    """A way to an edge; `connect_blocking` makes one. Any number of chats may run at once."""
+    """A connection to an edge, made by `connect_blocking`. Any number of chats may run on it at
+    once, from any thread."""
 
     def __init__(self, client: Client, thread: _LoopThread) -> None:
         self._client = client
@@ -95,18 +96,18 @@ class BlockingClient:
 
     @property
     def secret(self) -> bytes:
-        """As Client.secret."""
+        """Identifies this client to its edges; see `Client.secret`."""
         return self._client.secret
 
     def chat(self, messages: Iterable[Message | Mapping[str, Any]], **options: Any) -> BlockingChat:
-        """A chat, sent when it is entered: `with client.chat(...) as chat`; options are those of
-        Client.chat."""
+        """Start a chat, which is sent when entered: `with client.chat(...) as chat`. Options are
+        those of `Client.chat`."""
         asked = list(messages)
         made = self._thread.wait(_called(self._client.chat, asked, **options))
         return BlockingChat(made, self._thread)
 
     def resume(self, resume_token: str, *, provisional: bool = True) -> BlockingChat:
-        """As Client.resume."""
+        """Continue a chat that was started before; see `Client.resume`."""
         made = _called(self._client.resume, resume_token, provisional=provisional)
         return BlockingChat(self._thread.wait(made), self._thread)
 
@@ -117,13 +118,13 @@ class BlockingClient:
         model: str = "",
         tools: Iterable[Mapping[str, Any] | str] = (),
     ) -> BlockingTyping:
-        """As Client.typing."""
+        """Start computing a prompt while the user types it; see `Client.typing`."""
         typing = _called(self._client.typing, list(before), model=model, tools=list(tools))
         made = self._thread.wait(typing)
         return BlockingTyping(made, self._thread)
 
     def describe(self) -> EdgeInfo:
-        """As Client.describe."""
+        """Ask the edge for its name, region and models; see `Client.describe`."""
         return self._thread.wait(self._client.describe())
 
     def tokenize(self, text: str, *, model: str = "") -> TextIds:
@@ -132,8 +133,8 @@ class BlockingClient:
 
 
 class BlockingChat(Iterator[Event]):
-    """A chat under way. Enter it to send the request, iterate over it for the events; leaving it
-    before its end cancels it. Errors are those of Chat."""
+    """A running chat. Enter it to send the request and iterate over it for the events; leaving it
+    before its end cancels it. It raises what Chat raises."""
 
     def __init__(self, chat: Chat, thread: _LoopThread) -> None:
         self._chat = chat
@@ -141,7 +142,7 @@ class BlockingChat(Iterator[Event]):
 
     @property
     def resume_token(self) -> str:
-        """As Chat.resume_token."""
+        """Token to continue this chat later; see `Chat.resume_token`."""
         return self._chat.resume_token
 
     def __enter__(self) -> BlockingChat:
@@ -166,27 +167,28 @@ class BlockingChat(Iterator[Event]):
         return event
 
     def cancel(self) -> None:
-        """As Chat.cancel."""
+        """Ask the edge to stop; see `Chat.cancel`."""
         self._thread.wait(_called(self._chat.cancel))
 
     def result(self) -> ChatResult:
-        """The whole reply; events not yet read are passed over. Raises what ended the chat."""
+        """Wait for the whole reply, skipping events that were not read. Raises the error that ended
+        the chat."""
         return self._thread.wait(self._chat.result())
 
 
 class BlockingTyping:
-    """As Typing."""
+    """A head start for the next chat; see `Typing`."""
 
     def __init__(self, typing: Typing, thread: _LoopThread) -> None:
         self._typing = typing
         self._thread = thread
 
     def update(self, text: str) -> None:
-        """This is all of the text now."""
+        """Report the whole text as it is now."""
         self._thread.wait(_called(self._typing.update, text))
 
     def close(self) -> None:
-        """The user gave it up; a chat does not need this."""
+        """Drop the head start because the user gave up the text. A chat needs no such call."""
         self._thread.wait(_called(self._typing.close))
 
 
@@ -199,8 +201,8 @@ async def _next(chat: Chat) -> Event | None:
 def connect_blocking(
     host: str, port: int | None = None, **options: Any
 ) -> Iterator[BlockingClient]:
-    """A client of the edge at `host`; options and errors are those of `connect`. Leaving the
-    context ends every chat and does not wait."""
+    """Connect to the edge at `host`; options and errors are those of `connect`. Leaving the context
+    ends every chat without waiting."""
     thread = _LoopThread()
     try:
         connecting = connect(host, port, **options)

@@ -44,11 +44,12 @@ _CANCEL_LIMIT_S: Final = 2.0
 
 
 class Chat(AsyncIterator[Event]):
-    """A chat under way. Enter it to send the request, iterate over it for the events.
+    """A running chat. Enter it to send the request, and iterate over it for the events.
 
-    Leaving the context before the end cancels the chat. Iteration raises the OutriderError that
-    ended the chat; after the last event, `Done`, it stops. A chat that is cut off goes on by
-    itself, within the client's ReconnectPolicy: `Interrupted` and `Resumed` tell of it.
+    Leaving the context before the end cancels the chat. Iteration stops after the last event,
+    `Done`, and raises the OutriderError that ended the chat, if one did. A chat whose connection is
+    lost continues by itself, within the client's ReconnectPolicy; the events `Interrupted` and
+    `Resumed` report it.
     """
 
     def __init__(
@@ -140,7 +141,8 @@ class Chat(AsyncIterator[Event]):
             self._limit.reschedule(self._due())
 
     async def result(self) -> ChatResult:
-        """The whole reply; events not yet read are passed over. Raises what ended the chat."""
+        """Wait for the whole reply, skipping events that were not read. Raises the error that ended
+        the chat."""
         async for _ in self:
             pass
         done = self._transcript.done

@@ -46,7 +46,7 @@ DEFAULT_RECONNECT: Final = ReconnectPolicy()
 
 
 class Client:
-    """A way to an edge; `connect` makes one. Any number of chats may run at once."""
+    """A connection to an edge, made by `connect`. Any number of chats may run on it at once."""
 
     def __init__(self, link: Link, credential: Credential) -> None:
         self._link = link
@@ -54,8 +54,8 @@ class Client:
 
     @property
     def secret(self) -> bytes:
-        """Names this client to its edges: `connect` with it after a restart, to go on with its
-        chats. Whoever has it may do so."""
+        """Identifies this client to its edges. Pass it to `connect` after a restart to continue the
+        client's chats. Whoever has it can do so: keep it secret."""
         return self._credential.client_secret
 
     def chat(
@@ -77,15 +77,17 @@ class Client:
         residency: tuple[str, ...] = (),
         prediction: str = "",
     ) -> Chat:
-        """A chat, sent when it is entered: `async with client.chat(...) as chat`.
+        """Start a chat, which is sent when entered: `async with client.chat(...) as chat`.
 
-        `messages` are Message objects or mappings with "role" and "content", of OpenAI's shape
-        where they have tool calls. `tools` are what the model may call, each with name, description
-        and parameters (a JSON schema), or in OpenAI's shape. `response_format` is OpenAI's, and
-        sets the grammar of `sampling` (outrider.sampling.grammar); for the rest see ChatOptions.
-        Raises InvalidSamplingError for a format that is none. Entering raises UnavailableError when
-        the connection is lost, and InvalidRequestError for what cannot be sent; the edge's refusals
-        come while iterating.
+        `messages` are Message objects, or mappings with "role" and "content" as in OpenAI's API,
+        tool calls included. `tools` are the tools that the model may call, each with name,
+        description and parameters (a JSON schema), or as in OpenAI's API. `response_format` is
+        OpenAI's, and sets the grammar of `sampling` (outrider.sampling.grammar). The other
+        arguments are described in ChatOptions.
+
+        Raises InvalidSamplingError for an invalid `response_format`. Entering raises
+        UnavailableError if the connection is lost, and InvalidRequestError for a request that
+        cannot be sent; the edge's own refusals are raised while iterating.
         """
         sampling = sampling or SamplingParams()
         if response_format is not None:
@@ -109,10 +111,10 @@ class Client:
         return Chat(self._link, asked, options, self._credential)
 
     def resume(self, resume_token: str, *, provisional: bool = True) -> Chat:
-        """A chat that was begun before, by this client, one with its `secret`, or one of its trust
-        group: its whole reply, and then what is still to come. `resume_token` is that of the Chat.
-        Entered like `chat`; iterating raises UnknownChatError when the edge does not hold the chat,
-        or not any more."""
+        """Continue a chat that was started before: by this client, by one with its `secret`, or in
+        its trust group. The events are those of the whole reply from its beginning. `resume_token`
+        is `Chat.resume_token`. Enter it like `chat`; iterating raises UnknownChatError if the edge
+        does not hold the chat, or no longer holds it."""
         options = ChatOptions(provisional=provisional)
         return Chat(self._link, (), options, self._credential, resume_token)
 
@@ -123,28 +125,30 @@ class Client:
         model: str = "",
         tools: Iterable[Mapping[str, Any] | str] = (),
     ) -> Typing:
-        """A prompt that is being typed, after the messages `before` it, for a chat with `model` and
-        `tools`: tell it all of the text whenever it changes, and the region computes ahead what
-        will stay. The chat sent then, on this client, finds that done; it ends the typing."""
+        """Start computing a prompt while the user types it, after the messages `before`, for a chat
+        with `model` and `tools`. Call `update` with the whole text whenever it changes; the region
+        computes the part that is unlikely to change. The next chat of this client uses that work
+        and ends the typing."""
         messages = read_messages(before)
         texts = check_tools([tool_text(tool) for tool in tools])
         return Typing(self._link, messages, self._credential, model, texts)
 
     async def migrate(self) -> None:
-        """Go on from another socket of this machine, as on another network: chats do not notice
-        (QUIC migration, RFC 9000, section 9). It is done unasked when the present one fails. Raises
-        UnavailableError when there is no way to the edge at the moment."""
+        """Move the connection to another socket of this machine, as after a change of network.
+        Chats continue undisturbed (QUIC migration, RFC 9000, section 9). It happens by itself when
+        the present socket fails. Raises UnavailableError if the edge cannot be reached now."""
         await self._link.migrate()
 
     async def describe(self) -> EdgeInfo:
-        """What the edge is. Raises UnavailableError, and what the edge answers."""
+        """Ask the edge for its name, region and models. Raises UnavailableError, or the edge's own
+        error."""
         return await self._ask(DESCRIBE, read_description)
 
     async def tokenize(self, text: str, *, model: str = "") -> TextIds:
-        """The token ids of a text of up to about a megabyte, as the edge's `/tokenize` has them:
-        texts of control tokens in it are these tokens, and a long text is made ids by a tokenizer
-        service where the edge has one. Needs the scope `tokenize`. Raises UnavailableError,
-        PromptTooLongError, InvalidRequestError, and what the edge answers."""
+        """Turn a text of up to about a megabyte into token ids, as the edge's `/tokenize` does:
+        names of control tokens in it become these tokens, and a tokenizer service encodes long
+        texts if the edge has one. It needs the scope `tokenize`. Raises UnavailableError,
+        PromptTooLongError, InvalidRequestError, or the edge's own error."""
         return await self._ask(tokenize_frame(text, model, self._credential), read_text_ids)
 
     async def _ask(self, frame: bytes, read: Callable[[bytes], T]) -> T:
@@ -174,25 +178,27 @@ async def connect(
     user: str = "",
     client_secret: bytes = b"",
 ) -> AsyncIterator[Client]:
-    """A client of the edge at `host` (a name, an address, or `quic://host:port`).
+    """Connect to the edge at `host`: a name, an address, or `quic://host:port`.
 
-    `others` are edges to turn to when that one cannot be reached, each `quic://host:port`; none of
-    them has to know of the chats. `ca` is the PEM file to trust (`~` is the home directory),
-    `insecure` trusts any certificate, `server_name` is the name in the certificate if it is not the
-    host; the same for all. Raises UnavailableError saying what to check, ConfigError for an address
-    that is none. Leaving the context ends every chat and does not wait.
+    - `others`: edges to use when the first cannot be reached, each `quic://host:port`. They need
+      not know the chats.
+    - `ca`: PEM file to trust, where `~` is the home directory. `insecure`: trust any certificate.
+      `server_name`: the name in the certificate, if it is not the host. All three hold for
+      `others` too.
+    - `reconnect`: how long a lost connection is replaced; chats then continue where they were.
+      None: they fail.
+    - `tickets`: TLS session tickets, which may outlive this client. With a ticket of an earlier
+      connection, `early_data` sends the first question without waiting for the handshake (QUIC
+      0-RTT); if no edge answers, the chats report it.
+    - `key`: an API key or a token. None: that of OUTRIDER_API_KEY, else that of
+      ~/.config/outrider/config.toml, else the development key of `outrider up` if its edge is the
+      only one named; "": no key. It is sent only to an edge whose certificate is trusted.
+    - `user`: which of the key's users the chats are for.
+    - `client_secret`: `Client.secret` of an earlier client, 16 to 64 bytes, to be the same client
+      again; by default a random one.
 
-    A connection that is lost is replaced while `reconnect` allows it, and chats go on where they
-    were; None: they fail. `tickets` outlive the client if they are given: with one of an earlier
-    connection `early_data` does not wait for the edge, what is sent at once goes in QUIC 0-RTT, and
-    that nobody answers shows in the chats.
-
-    `key` is an API key or a token, `user` the one of its users for whom the chats are. A client
-    shares nothing with others but for these; it has a random `client_secret` of its own, and may be
-    given that of an earlier one, 16 to 64 bytes, to be the same client again. A key goes to no edge
-    that is not trusted by its certificate. `key` None: that of OUTRIDER_API_KEY, else that of
-    ~/.config/outrider/config.toml, else that of the mesh of `outrider up` on this machine where it
-    is the only edge; "": none.
+    Leaving the context ends every chat without waiting. Raises UnavailableError, which says what to
+    check, and ConfigError for an invalid address.
     """
     if key and insecure:
         raise ConfigError(
@@ -223,8 +229,8 @@ async def connect(
 
 
 class Typing:
-    """A head start for the next chat, made by `Client.typing`. Nothing depends on it: without a
-    connection nothing is sent."""
+    """A head start for the next chat, made by `Client.typing`. It is optional: without a connection
+    it sends nothing, and the chat works the same."""
 
     def __init__(
         self,
@@ -243,7 +249,7 @@ class Typing:
         self._stream_id = -1
 
     def update(self, text: str) -> None:
-        """This is all of the text now. Raises InvalidRequestError for what is no text."""
+        """Report the whole text as it is now. Raises InvalidRequestError for invalid text."""
         connection = self._link.connection
         if connection.lost is not None or len(text) > TYPED_TEXT_CHARS:
             return
@@ -255,7 +261,7 @@ class Typing:
             self._connection = connection
 
     def close(self) -> None:
-        """The user gave it up; a chat does not need this."""
+        """Drop the head start because the user gave up the text. A chat needs no such call."""
         if self._connection is not None:
             self._connection.drop(self._stream_id)
 

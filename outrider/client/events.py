@@ -22,19 +22,19 @@ from outrider.session.types import (
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """The chat was cut off, for this reason, and is being taken up again. Provisional text does not
-    stand any more; final text does."""
+    """The chat's connection was lost, and the client is reconnecting. Provisional text is void;
+    final text stays."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The chat goes on where it was cut off: nothing is lost, nothing comes twice."""
+    """The chat continues where it was interrupted: nothing is lost, nothing repeated."""
 
     edge: str
     pause_ms: float
-    """From the cut to what follows."""
+    """From the interruption to the next event of the chat, in milliseconds."""
 
 
 Event: TypeAlias = (
@@ -52,12 +52,12 @@ class ModelInfo:
     vocabulary_digest: bytes
     """Empty until the edge has loaded it once."""
     max_context_tokens: int
-    """Prompt and reply together."""
+    """Longest prompt and reply together, in tokens."""
     suggested_sampling: SuggestedSampling | None = None
-    """What conversations may begin with; None where nothing is suggested, or known before the model
-    is loaded. A chat is asked for with it by `SamplingParams(**suggested_sampling.values())`."""
+    """The model's own sampling settings; None if it has none, or if the edge has not loaded it yet.
+    Use them with `SamplingParams(**suggested_sampling.values())`."""
     is_suggested_by_definition: bool = False
-    """And not by the model's own files."""
+    """Whether they come from the model's definition, not from its files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,9 @@ class EdgeInfo:
     name: str
     region: str
     models: tuple[ModelInfo, ...]
-    """What clients without a key may use; the first is what a chat that names none gets."""
+    """The models that clients without a key may use; the first serves chats that name none."""
     resume_window_s: float
-    """How long a chat goes on without its client; 0: it is cancelled at once."""
+    """How long a chat continues without its client, in seconds; 0: it is cancelled at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,5 +134,5 @@ class ChatResult:
 
     @property
     def message(self) -> Message:
-        """The reply as a message, for the chat to go on with."""
+        """The reply as a message, to continue the conversation with."""
         return Message("assistant", self.content, self.tool_calls, reasoning=self.reasoning)

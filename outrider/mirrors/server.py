@@ -97,7 +97,7 @@ class ModelServer:
     def __init__(self, store: ModelStore, config: ServerConfig, tls: Tls) -> None:
         self._store, self._config, self._tls = store, config, tls
         self._manifests: SharedCalls[str, tuple[Manifest, Path]] = SharedCalls(math.inf)
-        """Of models in the store."""
+        """Manifests of models in the store."""
         self._pace = BandwidthCap(config.max_mb_s * 1e6, 0.0)
         self._connections = set[asyncio.Task[None]]()
         self._socket: socket.socket | None = None

@@ -113,7 +113,7 @@ class ChatTemplate:
 
     @cached_property
     def abilities(self) -> TemplateAbilities:
-        """What the template shows, found out by rendering two small chats."""
+        """Features that the template renders, found by rendering small chats."""
         prompt = self._probed([_ASK], [])
         return TemplateAbilities(
             tools=_has(self._probed([_ASK], [_PROBE_TOOL]), "probe_tool", "probe_value"),

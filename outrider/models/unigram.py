@@ -64,7 +64,7 @@ class UnigramPipeline:
     writes_spaces: bool
     """Spaces become U+2581 behind the normalizers, not by one of them."""
     prefix: SpacePrefix
-    """Where a space is put in front."""
+    """Places at which a space is inserted."""
     splits_words: bool
     """No piece has a U+2581 but at its beginning."""
     strips_space: bool

@@ -119,7 +119,7 @@ class _Member:
     targets: set[str]
     """Targets whose last nonempty answer contained it."""
     empty: set[str] = field(default_factory=set)
-    """Those of `targets` whose answers have been empty since."""
+    """Targets in `targets` whose answers have been empty since."""
     missing_since: float | None = None
     is_leaving: bool = False
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StallPolicy:
-    """What counts as a stall. Times in seconds."""
+    """Thresholds for recognizing a stall. Times in seconds."""
 
     interval_s: float = 0.1
     """From a tick until the next one is due."""

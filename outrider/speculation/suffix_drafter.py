@@ -72,17 +72,23 @@ class SuffixDrafter:
     def extend(self, ids: Sequence[int]) -> None:
         """Append committed tokens and count which of the drafts for them were right."""
         self.update_statistics()
+        if self._num_prompt_left:
+            ids = self._extend_prompt(ids)
+        outcomes: list[Outcome] = []
+        for token in ids:
+            self._note_outcomes(token, outcomes)
+            self._append(token)
+        self._observe(outcomes)
+
+    def _extend_prompt(self, ids: Sequence[int]) -> Sequence[int]:
+        """Append those that are of the prompt; returns the others."""
         num_prompt = min(self._num_prompt_left, len(ids))
         self._num_prompt_left -= num_prompt
         for token in ids[:num_prompt]:
             self._append(token)
-        if num_prompt and self._statistics is not None:
+        if self._statistics is not None:
             self._contexts = keys(self._automaton.text[-LONG_CONTEXT:])
-        outcomes: list[Outcome] = []
-        for token in ids[num_prompt:]:
-            self._note_outcomes(token, outcomes)
-            self._append(token)
-        self._observe(outcomes)
+        return ids[num_prompt:]
 
     def update_statistics(self) -> None:
         """Learn the tokens of the last extend() into `statistics`. It changes later drafts only, so

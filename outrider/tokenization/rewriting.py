@@ -74,7 +74,7 @@ class RewritingPolicy:
 
 
 AS_IT_IS: Final = RewritingPolicy()
-"""Nothing is rewritten."""
+"""The policy that rewrites nothing."""
 
 
 _MARGIN: Final = 1.02

@@ -152,7 +152,7 @@ class Edge:
         slicer = TimeSlicer()
         self._keyed_chats = KeyedChats(self._identities, slicer, self.telemetry)
         self._following = contextlib.AsyncExitStack()
-        """Of the file of API keys."""
+        """Holds the task that follows changes of the file of API keys."""
 
         # What chats find, and the doors that they come through.
         resumable = ResumableChats(config.resume_limits(), self.telemetry, self._process.named)

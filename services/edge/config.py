@@ -167,7 +167,7 @@ class EdgeConfig:
     """A chat whose router or replica was lost fails after this time without a token from
     another."""
     resumption: ResumeLimits = field(default_factory=ResumeLimits)
-    """What is kept for clients that may resume."""
+    """Limits on the chats that are kept for clients that may resume."""
     min_prefill_tokens: NonNegativeInt = 16
     """Least new tokens of a prompt being typed that a region is asked to prefill; 0: no prefill."""
     request_timeout_s: NonNegativeFloat = 10.0
@@ -362,7 +362,7 @@ class EdgeConfig:
         )
 
     def resume_limits(self) -> ResumeLimits:
-        """What is kept for clients that may resume: nothing without a window."""
+        """Limits on the chats that are kept for clients that may resume; all 0 without a window."""
         if self.resumption.window_s:
             return self.resumption
         return replace(self.resumption, max_detached=0, max_bytes=0)

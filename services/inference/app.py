@@ -70,35 +70,26 @@ class Replica:
         self.config = config
         self._record = record or CallRecord(None, config.replica)
         self._awake_clock = StallFreeClock()
-        info = model.engine.info
-        self.static = StaticPrefixes(
-            model.prefixes,
-            info,
-            max_share=config.prefix_share,
-            context_limit=context_limit(info),
-        )
         self._keeper = _keeper(config, model)
         self._saving: asyncio.Task[None] | None = None
-        kv = kv_identity(info, model.vocabulary_digest)
-        self.scheduler = Scheduler(
-            info,
-            config.scheduler,
-            model.new_reply,
-            shipped_prior(model.tokens_digest),
-            self._keeper.kept,
-            num_stored=config.prefix_store.max_tokens if config.prefix_store.url and kv else 0,
-        )
+        self._is_warm = False
+        self.broken = asyncio.Event()
+        """Set when the engine cannot serve any more: the process has to be restarted."""
+
+        # What decides, and what computes.
+        kv = kv_identity(model.engine.info, model.vocabulary_digest)
+        self.scheduler = _scheduler(config, model, kv, self._keeper)
         self.runner = ModelRunner(
             model.engine, self.scheduler, self._on_tick, work=self._record.part()
         )
         self._grammars = _grammars(model.token_table)
-        self.kv_service: KvTransferService | None = None
-        if config.kv_peers.enabled and kv is not None:
-            self.kv_service = KvTransferService(
-                config.kv_peers, kv, model.identity, self.runner, metrics
-            )
+
+        # KV from elsewhere, and for others.
+        self.static = _static_prefixes(config, model)
         self.tiers = _open_tiers(config, model, kv, self.static, self.runner, metrics, tls)
-        self._is_warm = False
+        self.kv_service = _kv_service(config, model, kv, self.runner, metrics)
+
+        # Sessions, and what routers hear of them.
         self.table = SessionTable(
             _contract(config, model),
             self.runner,
@@ -108,7 +99,7 @@ class Replica:
             grammars=self._grammars,
             preparations=Preparations(self._record.part()),
         )
-        self.blocks = BlockFeed(info.block_tokens)
+        self.blocks = BlockFeed(model.engine.info.block_tokens)
         self.service = InferenceService(
             self.table,
             self.blocks,
@@ -123,8 +114,6 @@ class Replica:
             kv_pb2_grpc.add_KvTransferServiceServicer_to_server(self.kv_service, self._server)
         self._health = add_health(self._server, SERVICE)
         self.port = bind(self._server, config.host, config.port, tls)
-        self.broken = asyncio.Event()
-        """Set when the engine cannot serve any more: the process has to be restarted."""
 
     @property
     def problem(self) -> str:
@@ -320,6 +309,40 @@ async def _first_of(*waiting: Awaitable[object]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+def _scheduler(
+    config: InferenceConfig, model: LoadedModel, kv: KvIdentity | None, keeper: LearntKeeper
+) -> Scheduler:
+    has_store = config.prefix_store.url and kv is not None
+    return Scheduler(
+        model.engine.info,
+        config.scheduler,
+        model.new_reply,
+        shipped_prior(model.tokens_digest),
+        keeper.kept,
+        num_stored=config.prefix_store.max_tokens if has_store else 0,
+    )
+
+
+def _static_prefixes(config: InferenceConfig, model: LoadedModel) -> StaticPrefixes:
+    info = model.engine.info
+    return StaticPrefixes(
+        model.prefixes, info, max_share=config.prefix_share, context_limit=context_limit(info)
+    )
+
+
+def _kv_service(
+    config: InferenceConfig,
+    model: LoadedModel,
+    kv: KvIdentity | None,
+    thread: ModelThread,
+    metrics: Metrics,
+) -> KvTransferService | None:
+    """None: other replicas get no KV from this one."""
+    if not config.kv_peers.enabled or kv is None:
+        return None
+    return KvTransferService(config.kv_peers, kv, model.identity, thread, metrics)
+
+
 def _open_tiers(
     config: InferenceConfig,
     model: LoadedModel,
@@ -329,9 +352,9 @@ def _open_tiers(
     metrics: Metrics,
     tls: Tls,
 ) -> KvTiers:
-    """Those that are configured, the nearest first. Without `kv` the engine's KV cannot go anywhere
-    else. Raises ConfigError for settings that cannot be right, and if the client of the store is
-    not installed."""
+    """The configured KV tiers, the nearest first. `kv` is None if the engine's KV cannot be copied
+    out. Raises ConfigError for invalid settings, and if the client of the store is not
+    installed."""
     info, has_store = model.engine.info, bool(config.prefix_store.url)
     tiers: list[KvTier] = []
     if static.prefixes:

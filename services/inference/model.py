@@ -1,4 +1,4 @@
-"""The model that a replica serves: its vocabulary, its engine, and what tells it from others."""
+"""The model that a replica serves: its vocabulary, its engine and its identity."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class LoadedModel:
     vocabulary_digest: bytes
     new_reply: Callable[[SamplingParams], Reply]
     identity: bytes
-    """What it computes (outrider.model_identity)."""
+    """Model identity (outrider.model_identity)."""
     tokens_digest: bytes = b""
-    """Of the vocabulary's ids alone: tables that are shipped belong to these."""
+    """Digest of the vocabulary's ids without its other properties; shipped tables belong to it."""
     token_table: TokenTable | None = None
     """For grammars; without it, requests with one are refused."""
     prefixes: tuple[StaticPrefix, ...] = ()
-    """What the operator registered for this model."""
+    """Static prefixes that the operator registered for this model."""
 
 
 def load_model(
@@ -62,8 +62,8 @@ def load_model(
 ) -> LoadedModel:
     """Load vocabulary and engine; blocks for seconds, longer if the model has to be fetched.
 
-    `tls` is what mirrors of the mesh are shown. Raises UnknownModelError, ModelStoreError,
-    EngineError and ConfigError, and what `report` raises.
+    `tls`: certificates for mirrors of the mesh. Raises UnknownModelError, ModelStoreError,
+    EngineError and ConfigError, and the errors that `report` raises.
     """
     spec = lookup(config.model)
     mirrors = open_mirrors(config.mirrors, tls)
@@ -97,7 +97,7 @@ def load_model(
 
 
 def replies_in(vocabulary: Vocabulary) -> Callable[[SamplingParams], Reply]:
-    """What finds the ends of replies in this vocabulary."""
+    """A factory of detectors of the end of a reply in this vocabulary."""
 
     def new_reply(params: SamplingParams) -> Reply:
         detokenizer = partial(vocabulary.detokenizer, keep_special=params.special_tokens)
@@ -107,7 +107,8 @@ def replies_in(vocabulary: Vocabulary) -> Callable[[SamplingParams], Reply]:
 
 
 def _token_table(vocabulary: Vocabulary, info: EngineInfo) -> TokenTable | None:
-    """None where the engine cannot score all ids that a grammar may allow."""
+    """Table of the vocabulary for grammars; None if the engine cannot score all ids that a grammar
+    may allow."""
     if info.num_candidates:
         return None
     # Imported here: images for such engines do without the package.
@@ -117,8 +118,7 @@ def _token_table(vocabulary: Vocabulary, info: EngineInfo) -> TokenTable | None:
 
 
 def _identity(spec: ModelSpec, vocabulary_digest: bytes, info: EngineInfo) -> bytes:
-    """What this replica computes; where its engine cannot say, an identity that is of this process
-    alone."""
+    """Model identity of this replica; one of this process only if its engine has no fingerprint."""
     if info.fingerprint:
         identity = model_identity(
             weights_sha256=spec.sha256,

@@ -1,7 +1,7 @@
-"""The model thread as the event loop sees it: what it takes, and what it tells after each tick.
+"""The model thread as the event loop sees it: its inputs, and its report after each tick.
 
-`runner.py` is the thread. Sessions, the KV tiers and the service of KV for other replicas know this
-alone.
+`runner.py` is the thread. Sessions, the KV tiers and the service of KV for other replicas use only
+this interface.
 """
 
 from __future__ import annotations
@@ -19,58 +19,60 @@ from services.inference.scheduler.types import Event, OpenRequest, SchedulerLoad
 
 @dataclass(frozen=True, slots=True)
 class ModelTick:
-    """What one tick of the model thread brought."""
+    """Results of one tick of the model thread."""
 
     events: tuple[Event, ...]
     load: SchedulerLoad
     num_scheduled: int
     """Sessions in the engine call; 0 without one."""
     overhead_ms: float = 0.0
-    """CPU time of the model thread outside the engine's calls, from the beginning of this one to
-    that of the next, or to when there is none. Overlapped work counts as the call's."""
+    """CPU time in milliseconds of the model thread outside the engine's calls, from the start of
+    this call to the start of the next, or to the point at which there is no next one. Overlapped
+    work counts as the call's."""
     blocks: tuple[BlockEvent, ...] = ()
-    """What changed in the prefix cache."""
+    """Changes of the prefix cache."""
     problem: str = ""
     """Why the replica takes no sessions; empty while it does."""
     over: bool = False
-    """Whether the thread has ended; every session that is left is lost."""
+    """Whether the thread has ended; all remaining sessions are lost."""
     busy_s: float = 0.0
-    """Seconds that the engine computed in this call and in those before it that no tick told of."""
+    """Seconds that the engine computed in this call, and in earlier ones that no tick has
+    reported."""
     idle_s: float = 0.0
-    """Seconds that it waited for this thread meanwhile, with sessions to serve."""
+    """Seconds that the engine waited for this thread meanwhile, while there were sessions to
+    serve."""
 
 
 class ModelThread(Protocol):
-    """Never waited for: what is handed in is taken with the next tick, and what comes of a session
-    is told in the events of a ModelTick."""
+    """Interface to the model thread. Its methods never block: the thread takes their input with the
+    next tick and reports the results as events of a ModelTick."""
 
     def open(self, request: OpenRequest) -> None:
-        """Hand in a session. Raises UnavailableError or OverloadedError; whatever is wrong with
-        the request itself comes back as Failed."""
+        """Hand in a session. Raises UnavailableError or OverloadedError; an error of the request
+        itself is reported as Failed."""
 
     def draft(self, session: int, draft: Draft) -> bool:
-        """Hand in an edge's drafts; False if they were dropped, which costs nothing but speed."""
+        """Hand in an edge's drafts; False if they were dropped, which only costs speed."""
         ...
 
     def cancel(self, session: int) -> None:
-        """End a session; Finished comes back unless it is gone already."""
+        """End a session; Finished is reported unless it has ended already."""
 
     def load_blocks(self, command: LoadBlocks) -> bool:
-        """Hand in KV for a session's prompt; False if it was dropped, which costs nothing but
-        speed."""
+        """Hand in KV for a session's prompt; False if it was dropped, which only costs speed."""
         ...
 
     async def export_blocks(self, hashes: tuple[bytes, ...]) -> list[ExportedBlock]:
-        """The KV of blocks of one prefix, the last one named first, as far as they are cached:
-        copied while the engine computes. None where the thread has ended or too much waits."""
+        """The KV of those blocks of one prefix (hashes from the last block back) that are cached,
+        copied while the engine computes; empty if the thread has ended or too much waits."""
         ...
 
     async def pin_blocks(self, hashes: tuple[bytes, ...]) -> list[NamedBlock]:
-        """Keep the blocks of one prefix, the last one named first, from now on; those of them that
-        are cached."""
+        """Pin those blocks of one prefix (hashes from the last block back) that are cached; returns
+        them."""
         ...
 
     async def take_learnt(self) -> list[tuple[bytes, Learnt]]:
-        """Copies of what groups' replies taught since the last time; none where the thread has
-        ended or has too much to do."""
+        """Copies of the statistics that groups' replies have changed since the last call; empty if
+        the thread has ended or is overloaded."""
         ...

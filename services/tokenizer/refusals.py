@@ -1,4 +1,4 @@
-"""What a request that does not get a vocabulary is told (pure)."""
+"""Errors for requests that do not get a vocabulary (pure)."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class _Waiter:
     """A request that waits."""
 
     digest: bytes
-    """Of the vocabulary that it wants; b"": the current one."""
+    """Digest of the vocabulary that it wants; b"": the current one."""
     granted: asyncio.Future[_Granted]
 
 

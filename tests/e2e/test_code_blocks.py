@@ -9,6 +9,7 @@ flags, and its program has to compile.
 from __future__ import annotations
 
 import ast
+import gzip
 import json
 import re
 import shlex
@@ -187,6 +188,7 @@ def reader(mesh: LocalMesh, tmp_path_factory: pytest.TempPathFactory) -> Reader:
         path = home / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
+    (home / "corpus/c/e.jsonl.gz").write_bytes(gzip.compress(b'{"text": "Wind blows."}\n'))
     return Reader(home, mesh, development_key.read(mesh.state_dir))
 
 
@@ -265,4 +267,5 @@ def test_programs_run(block: Block, reader: Reader) -> None:
     text = block.text
     if not re.search(r"^(import|from) ", text, re.M):
         text = _FRAGMENT.format(block=textwrap.indent(text, " " * 12))
-    assert reader.run(sys.executable, "-c", reader.here(text)).strip() or "print" not in text
+    printed = reader.run(sys.executable, "-c", reader.here(text))
+    assert printed.strip() or "print(" not in block.text

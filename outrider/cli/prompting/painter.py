@@ -30,11 +30,11 @@ class Painter:
         self._settled = 0
         """So many characters of the committed text are painted for good."""
         self._column = 0
-        """Where they end. What may be erased begins here,"""
+        """Column at which those characters end; text that may be erased begins here."""
         self._rows_below = 0
-        """ends so many rows below,"""
+        """Rows from there to the end of the text that may be erased."""
         self._end_column = 0
-        """and in this column."""
+        """Column at which that text ends."""
 
     @property
     def shown(self) -> str:
@@ -108,9 +108,9 @@ class Painter:
     def _rows(
         self, text: str, column: int, max_rows: int | None = None
     ) -> tuple[list[tuple[int, int]], int]:
-        """Where each row of `text` begins and ends, the first from `column` on, and the column
-        behind the last. A blank for which a row has no room is left out. No more than `max_rows`
-        rows: the rest is left out."""
+        """First and last position of each row of `text`, the first row starting at `column`, and
+        the column after the last. A blank for which a row has no room is left out, and so is text
+        beyond `max_rows` rows."""
         rows: list[tuple[int, int]] = []
         begin = end = 0
         for first, last in _pieces(text):
@@ -144,7 +144,8 @@ _BLANKS: Final = (" ", "\t")
 
 
 def _pieces(text: str) -> Iterator[tuple[int, int]]:
-    """Where the parts that stay on one row begin and end: words, and single characters else."""
+    """First and last position of each part that stays on one row: a word, or a single other
+    character."""
     begin = 0
     for at, char in enumerate(text):
         if not _is_in_word(char):

@@ -164,7 +164,8 @@ class PagedModel:
         return reference
 
     def _layout_facts(self, reference: Logits, max_tokens: int) -> agreed_calls.Facts:
-        """What the answer about large calls depends on besides the model and the machine."""
+        """The facts that the agreement on large calls depends on, besides the model and the
+        machine."""
         return {
             "fingerprint": fingerprint_of(reference).hex(),
             "min_logits": self.layout.min_logits,

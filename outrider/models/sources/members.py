@@ -75,8 +75,8 @@ def choose_members(there: Collection[str], where: str, read_index: ReadIndex) ->
 
 
 def missing_members(found: Collection[str], read_index: ReadIndex) -> list[str]:
-    """What is missing from, or does not belong to, an archive with the files `found`; one message
-    each. Raises ArtifactCorruptError."""
+    """Errors in an archive with the files `found`, one message each: files that are missing or do
+    not belong there. Raises ArtifactCorruptError."""
     try:
         chosen = choose_members(found, "the archive", read_index)
     except SourceError as error:

@@ -40,7 +40,7 @@ TokenizationResult: TypeAlias = tuple[int, ...] | OutriderError
 
 
 class Tier(StrEnum):
-    """Where a prompt was tokenized."""
+    """Place where a prompt was tokenized."""
 
     CACHE = "cache"
     """In the event loop: every text of it was cached."""

@@ -207,7 +207,7 @@ class Identity:
     tenant: str = ""
     """For billing and admission; empty: none."""
     owner: bytes = b""
-    """Who may resume the chat or repeat its request: the group, or under `chat` the client."""
+    """Who may resume the chat or repeat its request: the group, or under `chat` only the client."""
     client: bytes = b""
     """The client or user whose quotas the chat counts towards; empty: the whole tenant, whose
     limits the router enforces."""

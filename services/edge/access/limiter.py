@@ -76,7 +76,7 @@ class _Unlimited:
         """Not counted."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no place is held."""
 
 
 UNLIMITED_CHAT: Final = _Unlimited()
@@ -105,7 +105,7 @@ class Limiter:
         return _Limited(self, identity.tenant)
 
     def states(self, identity: Identity) -> RateStates:
-        """What remains of each limit of the tenant; empty without limits."""
+        """State of each limit of the tenant, with the remaining amount; empty without limits."""
         if identity.limits == UNLIMITED:
             return {}
         now = self._clock()

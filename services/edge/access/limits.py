@@ -208,7 +208,7 @@ class TenantUsage:
                 self._buckets[what].correct(level, now)
 
     def states(self, now: float) -> dict[Limited, RateState]:
-        """What remains of each limit."""
+        """State of each limit, with the remaining amount."""
         found = {what: self._state(what, now) for what in self._buckets}
         if self.limits.max_sessions:
             found[Limited.SESSIONS] = self._state(Limited.SESSIONS, now)

@@ -432,7 +432,8 @@ class _ConnectionApp:
         await billed(serve(), self._meter.add, lambda: not is_answered)
 
     def _push_of(self, send: object) -> Callable[[bytes], bool]:
-        """What sends a piece of the answer that goes through `send`, at once or not at all."""
+        """A function that sends a piece of the response that uses `send`, at once or not at all; it
+        returns whether it did."""
         protocol = self.protocol()
         stream = getattr(send, "__self__", None)
         if not isinstance(protocol, Http1 | Http2) or not isinstance(stream, HTTPStream):

@@ -14,7 +14,7 @@ from services.edge.wire.client import ListedModel
 
 
 class SamplingDefaults(msgspec.Struct, kw_only=True):
-    """What a request for text gets for the values that it leaves out."""
+    """Default sampling values for parameters that a request leaves out."""
 
     temperature: float
     top_k: int

@@ -171,15 +171,15 @@ class Choice:
         """Whether the client has its end from an earlier request."""
         self._untold = "" if self.begun else prefix
         self.around: tuple[bytes, bytes] | None = None
-        """What OpenAiWriter writes before and behind the text of an event that has nothing else;
-        None: it was not written yet."""
+        """Bytes that OpenAiWriter writes before and after the text of an event that only has text;
+        None: no such event was written yet."""
         self.last = Piece()
         """Content that was only known at the end."""
         self.done = done
 
     def take_text(self, commit: Committed) -> str | None:
-        """What the client lacks of a commit, if it is this text and nothing else; None: `take` has
-        to say."""
+        """The part of a commit that the client does not have, if it consists of text only; None:
+        call `take` instead."""
         return None if self._untold else self.content.take_text(commit)
 
     def take(self, commit: Committed) -> Piece:

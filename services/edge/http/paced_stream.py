@@ -84,9 +84,9 @@ class SocketStream(anyio.abc.SocketStream):
 
 
 def encrypted_push(stream: TLSStream, raw: SocketStream) -> Callable[[bytes], None]:
-    """What SocketStream.push is to a connection whose bytes `stream` encrypts. It raises
-    ssl.SSLError where TLS has ended. Anyio encrypts and writes in one turn of the event loop, and
-    so does this: records keep their order."""
+    """The equivalent of SocketStream.push for a connection whose bytes `stream` encrypts. It raises
+    ssl.SSLError if TLS has ended. Like anyio it encrypts and writes in one turn of the event loop,
+    so records keep their order."""
     encrypt, records = stream._ssl_object.write, stream._write_bio
 
     def push(item: bytes) -> None:

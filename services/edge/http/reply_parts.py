@@ -50,7 +50,7 @@ class PlainText:
         return [ContentDelta(text)] if text else []
 
     def finish(self) -> list[ReplyEvent]:
-        """Nothing is held back; see ReplyTextParser.finish."""
+        """Return nothing, because plain text is never held back; see ReplyTextParser.finish."""
         return []
 
 

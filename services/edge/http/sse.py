@@ -43,7 +43,8 @@ def event_id(positions: Iterable[Position]) -> str:
 
 
 def positions(last_event_id: str, num_chats: int) -> tuple[Position, ...]:
-    """What a client with this Last-Event-ID has; "": nothing. Raises InvalidRequestError."""
+    """Position of the client in each reply, from its Last-Event-ID; the beginning for "". Raises
+    InvalidRequestError."""
     if not last_event_id:
         return (Position(),) * num_chats
     found = [_POSITION.fullmatch(part) for part in last_event_id[:_MAX_ID_CHARS].split(",")]

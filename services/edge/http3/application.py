@@ -13,7 +13,7 @@ from services.edge.limits.loop_time import billed
 from services.edge.quic.alpn import Connection
 
 _PIECE_BYTES: Final = 64 << 10
-"""Of a response's body, sent before its client has to have read others."""
+"""Most bytes of a response's body that are sent before the client has to have read earlier ones."""
 _UNBOUNDED: Final = 1 << 62
 
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
@@ -39,10 +39,10 @@ class ApplicationCall:
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         self._budget = MemoryBudget(_UNBOUNDED, connection.budget)
-        """For what the application keeps of what its client sent."""
+        """Memory that the application uses for the client's data."""
         self._is_client_lost = False
         self.task: asyncio.Task[None] | None = None
-        """What awaits `run`."""
+        """The task that runs `run`."""
         stream.wake = self._changed.set
 
     def cancel(self) -> None:
@@ -51,7 +51,7 @@ class ApplicationCall:
             self.task.cancel()
 
     def client_lost(self) -> None:
-        """Nothing reaches the client any more."""
+        """Record that the client can no longer be reached."""
         self._is_client_lost = True
         self._budget.close()
 

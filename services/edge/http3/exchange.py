@@ -112,7 +112,7 @@ class Reset:
 
 @dataclass(frozen=True, slots=True)
 class StopReading:
-    """Nothing more of the request is wanted."""
+    """Action: ask the client to stop sending the request."""
 
     code: H3Code
 

@@ -221,7 +221,7 @@ class MemoryBudget:
 
 
 class Verdict(Enum):
-    """What to do with a first packet."""
+    """Decision on a first packet."""
 
     ADMIT = "admitted"
     RETRY = "asked for proof"

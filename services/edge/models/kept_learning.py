@@ -29,7 +29,8 @@ class KeptLearning:
         max_context_tokens: int,
         drafter: DrafterLink | None,
     ) -> None:
-        """With what the files have. Blocks. `drafter`: the process that drafts for the model."""
+        """Open with the saved statistics; blocks. `drafter`: the process that drafts for the
+        model."""
         store = ModelStore(settings.store or default_root())
         self._keeper = LearntKeeper.open(
             settings.learnt_folder,

@@ -12,7 +12,7 @@ from services.edge.session.events import ChatRequest
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What one model allows and suggests, from its definition and its vocabulary."""
+    """Limits and suggestions of one model, from its definition and its vocabulary."""
 
     model: str
     vocabulary_size: int

@@ -1,4 +1,4 @@
-"""What a chat that does not get its model is told (pure)."""
+"""Errors for chats that do not get their model (pure)."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class EdgeModels:
         embedders: Sequence[ModelSpec] = (),
     ) -> None:
         self.embedders = Embedders(embedders)
-        """Nothing of these is loaded."""
+        """The embedding models, which an edge does not load."""
         self._settings = settings
         self._load_vocabulary = load
         self._telemetry = telemetry

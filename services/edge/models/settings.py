@@ -19,27 +19,28 @@ from services.edge.session.reply import ReplyPolicy
 from services.edge.session.typeahead_plan import TypeaheadPolicy
 
 DEFAULT_CONTEXT_TOKENS: Final = 8192
-"""Of a model whose definition does not say how many it has. An edge does not read weights, and a
-chat's ids and what is copied from them take memory in proportion."""
+"""Context of a model whose definition does not give one. An edge does not read weights, and the
+memory of a chat's ids and their copies is proportional to this."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """Of one edge."""
+    """Settings for the models of one edge."""
 
     store: Path | None
-    """Where vocabularies come from; None: the machine's default store."""
+    """Folder of the model store that vocabularies are read from; None: the machine's default
+    store."""
     mirrors: MirrorConfig
     max_loaded: int
     """Models loaded at a time."""
     loading: LoadLimits
     max_context_tokens: int
-    """Of every model; 0: as many as its definition says."""
+    """Limit on the context of every model; 0: as in its definition."""
     tokenization: TokenizationConfig
     rewriting: RewritingPolicy
     prefixes: tuple[StaticPrefixConfig, ...]
     drafter: DrafterSettings
-    """Of every drafter; its model, draft and files are still to be filled in."""
+    """Settings of every drafter, without its model, draft and files."""
     learnt: LearntConfig
     learnt_folder: Path
     request_timeout_s: float
@@ -64,8 +65,8 @@ class ModelSettings:
     def drafter_of(
         self, model: str, draft: str, definitions_file: str = "", prefixes_file: str = ""
     ) -> DrafterSettings:
-        """What a drafter for replies of `model` is set up with, that uses `draft`, as in
-        DrafterConfig.model; the files are those of DrafterSettings."""
+        """Settings of a drafter for replies of `model` that uses the draft model `draft`
+        (DrafterConfig.model); the files are those of DrafterSettings."""
         return replace(
             self.drafter,
             model=model,

@@ -1,4 +1,4 @@
-"""What one process of an edge has of its own, and what it counts with the others."""
+"""State of one process of an edge, and the counts that it shares with the other processes."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class EdgeProcess:
         self._usage = (
             None if worker is None else SharedUsage(worker.usage, worker.index, worker.count)
         )
-        """What all processes count together."""
+        """Counts over all processes; None: there is only one."""
         self.config = config if worker is None else share_of(config, worker.index)
-        """What is this process's of it."""
+        """Settings, with this process's share of the limits."""
         self.ids = None if worker is None else ConnectionIds(worker)
         """Connection IDs that lead here; None: any do."""
         self.named = None if worker is None else worker.named
@@ -40,7 +40,7 @@ class EdgeProcess:
         None: a random one."""
 
     def quotas(self, limits: ListenerLimits) -> ListenerQuotas:
-        """What addresses and clients use of the edge."""
+        """Quotas of addresses and clients at a listener."""
         if self._worker is None or self._usage is None:
             return ListenerQuotas(limits)
         key, usage = self._worker.key("quotas"), self._usage

@@ -34,8 +34,7 @@ class DraftLimits:
         return self.first_survival if position < self.first_tokens else self.min_survival
 
 
-@dataclass(frozen=True, slots=True)
-class DraftProgress:
+class DraftProgress(NamedTuple):
     """The result of `advance`."""
 
     is_behind: bool = False

@@ -12,8 +12,8 @@ repeats is seldom how its answer begins.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from outrider.speculation.ngram_store import NgramStatistics
 from outrider.speculation.suffix_drafter import SuffixDrafter
@@ -28,8 +28,7 @@ PATIENCE_TOKENS: Final = 8
 """Final tokens without a report after which the drafter process is not waited for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Guess:
+class Guess(NamedTuple):
     """A continuation; empty when nothing is known."""
 
     ids: tuple[int, ...] = ()
@@ -196,8 +195,7 @@ def _sure_part(guess: Guess) -> Guess:
         if chance < SURE * before:
             break
         before, count = chance, count + 1
-    return replace(
-        guess,
+    return guess._replace(
         ids=guess.ids[:count],
         survival=guess.survival[:count],
         sources=guess.sources[:count],

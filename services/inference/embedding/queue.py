@@ -55,12 +55,13 @@ class _Input:
 
     @property
     def cost(self) -> float:
-        """In the fair queues."""
+        """Cost in the fair queues: estimated tokens."""
         return self.estimated_tokens
 
     @property
     def expires_at(self) -> float:
-        """In the fair queues: those of one tenant go in order of arrival."""
+        """Deadline in the fair queues: the same for all, so that a tenant's inputs keep their
+        order."""
         return math.inf
 
 
@@ -84,10 +85,11 @@ class _StarvationTurns:
 
     def __init__(self) -> None:
         self._num_passed_over = 0
-        """Times that a higher class went before an input that starves, since that had a turn."""
+        """Number of times that a higher class was served before a starving input, since one of
+        those had its turn."""
 
     def choose(self, highest: _Input, starving: _Input) -> _Input:
-        """The input whose turn it is."""
+        """The input to serve now."""
         if starving is highest:
             return highest
         self._num_passed_over = (self._num_passed_over + 1) % STARVATION_CALLS
@@ -104,7 +106,7 @@ class EmbeddingQueue:
         self._ready: dict[Priority, dict[int, FairQueue[_Input]]] = {it: {} for it in _CLASSES}
         """By padded length."""
         self._clocks = {it: FairClock() for it in _CLASSES}
-        """Of the queues in `_ready`."""
+        """Clocks of the queues in `_ready`, by class."""
         self._text_turns = _StarvationTurns()
         self._call_turns = _StarvationTurns()
         self._num_bytes = 0
@@ -258,8 +260,8 @@ class EmbeddingQueue:
         return first.priority, padded_tokens(len(first.ids))
 
     def _first(self, firsts: list[_Input], turns: _StarvationTurns, now: float) -> _Input | None:
-        """Of the first inputs of the classes that of the highest, or at times one that starves; it
-        is served now. None: nothing waits."""
+        """The input to serve now: the first one of the highest class, or in some turns one that
+        starves. None: nothing waits."""
         if not firsts:
             return None
         oldest = min(firsts, key=lambda each: each.arrived_at)
@@ -269,6 +271,7 @@ class EmbeddingQueue:
 
 
 def _first_of(queues: Iterable[FairQueue[_Input]]) -> _Input:
-    """Of all that wait in these, at least one; of equal starts the one that came first."""
+    """The item with the least start in these queues, at least one of which has items; of equal
+    starts, the one that arrived first."""
     firsts = [(queue.start(), head) for queue in queues if (head := queue.peek()) is not None]
     return min(firsts, key=lambda first: (first[0], first[1].arrived_at))[1]

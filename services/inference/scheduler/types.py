@@ -14,8 +14,8 @@ from outrider.session.types import FinishReason, Priority, Timings, Usage
 
 
 class OverloadLevel(IntEnum):
-    """What the replica sheds under load, each level including those before it. Admitted sessions
-    are never dropped. The numbers are the wire's."""
+    """Work that the replica sheds under load; each level includes those before it. Admitted
+    sessions are never dropped. The wire protocol uses the same numbers."""
 
     NORMAL = 0
     NO_DRAFTS = 1

@@ -52,7 +52,7 @@ from services.inference.static_prefixes.prefixes import StaticPrefix
 Down: TypeAlias = inference_pb2.SessionDown | bytes
 """A frame towards the peer, or its bytes."""
 _NO_COUNTS: Final = TierCounts()
-"""Of a tier that the replica does not have."""
+"""Counts of a tier that the replica does not have."""
 MAX_REQUEST_ID_CHARS = 128
 MAX_SALT_BYTES = 64
 _OWN_SALT_BYTES = 16

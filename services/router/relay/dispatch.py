@@ -1,4 +1,4 @@
-"""The relay's side towards the replicas: which stream is whose, and who gets a session.
+"""The relay's side towards the replicas: the stream of each session, and the choice of its replica.
 
 No I/O, no clock.
 """
@@ -40,8 +40,8 @@ class PromptCache:
         """By session and number of committed tokens."""
 
     def of(self, session: RelayedSession, ids: bytes | None = None) -> HashedPrompt:
-        """What can be known of the prompt and the reply so far: the part that replicas may hold.
-        `ids`: those of the prompt, where they were read already."""
+        """The known beginning of the prompt and the reply so far, hashed: the part that replicas
+        may have cached. `ids`: those of the prompt, if they were read already."""
         opening = session.open_frame.open
         key = session.router_session_id, session.num_committed
         found = self._prompts.get(key)
@@ -98,7 +98,7 @@ class Dispatch:
         self._stream_of: dict[str, int] = {}
         """By replica."""
         self._decision_ms = 0.0
-        """Of the latest decision."""
+        """Milliseconds that the latest decision took."""
 
     def attach(self, replica: str, outbox: Outbox[Up]) -> int:
         """A replica's stream is up."""
@@ -123,7 +123,7 @@ class Dispatch:
         return self._streams[stream].outbox.offer(request, last=last)
 
     def cancel(self, stream: int | None, upstream_session_id: int, error: OutriderError) -> None:
-        """Tell the replica that had a session to stop, if its stream is still there."""
+        """Ask the replica that had a session to stop, if its stream is still open."""
         found = self._streams.get(stream) if stream is not None else None
         if found is not None:
             cancel = inference_pb2.CancelSession(reason=error.reason)
@@ -159,20 +159,20 @@ class Dispatch:
     def decide(
         self, request: SessionRequest, now: float, exclude: Collection[str] = ()
     ) -> Decision:
-        """As `Placement.decide`, with the time it takes."""
+        """`Placement.decide`; records the time that it takes."""
         started_s = self._timer()
         decision = self._placement.decide(request, now, exclude)
         self._decision_ms = (self._timer() - started_s) * 1000.0
         return decision
 
     def request_of(self, session: RelayedSession, ids: bytes | None = None) -> SessionRequest:
-        """What a session, whose prompt is ids, asks of its next replica, with the prompt. `ids`: as
-        in `PromptCache.of`."""
+        """The request of a session whose prompt is ids, for its next replica, with the hashed
+        prompt. `ids`: see `PromptCache.of`."""
         return replace(session.current_request, prompt=self._prompts.of(session, ids))
 
     def _name_holder(self, opening: inference_pb2.OpenSession, decision: Decision) -> None:
-        """Tell the replica whom it may ask for KV. What the edge says of it, or what was said for
-        another replica, does not count."""
+        """Name the replica from which this one may fetch KV. Overwrites an entry of the edge, or
+        one that was meant for another replica."""
         opening.ClearField("kv_holder")
         source = decision.kv_source
         holder = self._registry.find(source.replica) if source is not None else None

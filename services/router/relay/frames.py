@@ -1,9 +1,9 @@
-"""What the relay reads from frames and writes into them. No I/O, no clock.
+"""Reads frames of the relay, and writes into them. No I/O, no clock.
 
-What an open asks for is read once, by `read_request`: placement and admission see no frame.
+`read_request` reads the request of an open once: placement and admission see no frame.
 
-Edges and replicas speak the same frames, so a frame is renumbered in place and forwarded as it is:
-no token block is ever decoded or encoded anew.
+Edges and replicas use the same frames, so a frame is renumbered in place and forwarded unchanged:
+no token block is ever decoded or encoded again.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _CUT_SHORT: Final = {finish_reason_to_proto(it): it.error_reason for it in Finis
 def read_request(
     opening: inference_pb2.OpenSession, now: float, *, allows_inexact: bool
 ) -> SessionRequest:
-    """What an open that came now asks for; `allows_inexact` is its tenant's. Raises
-    MalformedFrameError."""
+    """The request in an open that has just arrived; `allows_inexact` is its tenant's setting.
+    Raises MalformedFrameError."""
     num_committed = opening.resume.count + sum(block.count for block in opening.resumed)
     identity = check_model_identity(opening.model_identity)
     left_ms = opening.deadline_ms
@@ -87,8 +87,8 @@ def renew_deadline(session: RelayedSession, now: float) -> None:
 
 
 def open_for_replica(session: RelayedSession) -> Up:
-    """What the next replica is sent: the open, and what was committed since it came. Raises
-    MalformedFrameError where that is no token block."""
+    """First frame for the next replica: the open, with the tokens committed since it arrived.
+    Raises MalformedFrameError if a commit is not a valid token block."""
     request = session.open_frame
     if session.is_under_way or session.tried_replicas:
         # The one before may still be queued for another replica, under the number it has there.
@@ -125,8 +125,8 @@ def _copy(frame: Up) -> Up:
 
 
 def joined(blocks: Iterable[common_pb2.TokenBlock]) -> Iterator[tuple[int, int, bytes]]:
-    """Codec, count and payload of neighbours, to be read in one call: LEB128 behind LEB128 is
-    LEB128. A block in classes of ranks stays alone."""
+    """Codec, count and payload of joined neighbours, to be read in one call: LEB128 payloads may be
+    concatenated. A block in RANK_CLASSES is never joined."""
     for codec, some in groupby(blocks, key=attrgetter("codec")):
         if codec == TokenCodec.RANK_CLASSES:
             yield from ((codec, block.count, block.payload) for block in some)
@@ -173,7 +173,7 @@ def chat_key(opening: inference_pb2.OpenSession) -> bytes:
 
 
 def run_key(session: RelayedSession) -> tuple[str, str, bytes]:
-    """Tenant, request id, and a digest of what was asked for, messages included."""
+    """Tenant, request id, and a digest of the request, messages included."""
     opening = session.open_frame.open
     digest = hashlib.blake2b(session.request.chat_digest, digest_size=16)
     if opening.HasField("messages"):
@@ -184,7 +184,7 @@ def run_key(session: RelayedSession) -> tuple[str, str, bytes]:
 def session_moved(
     opened: inference_pb2.SessionOpened, session: RelayedSession
 ) -> inference_pb2.SessionDown:
-    """What an edge is told that was told before that its session is open."""
+    """Frame for an edge that already knows that its session is open: the session has moved."""
     moved = inference_pb2.SessionMoved(
         replica=opened.replica,
         region=opened.region,
@@ -207,13 +207,13 @@ def complete_done(
 
 
 def cut_short(frame: Down | None) -> str | None:
-    """The reason, as of an error, by which a replica ended a session before its reply was whole:
-    CANCELLED or DEADLINE. None for any other frame."""
+    """Reason, in the terms of errors, for which a replica ended a session before its reply was
+    complete: CANCELLED or DEADLINE. None for any other frame."""
     if frame is None or not frame.HasField("done"):
         return None
     return _CUT_SHORT.get(frame.done.finish_reason)
 
 
-def cancelled(why: str = "The session was cancelled.") -> CancelledError:
-    """Why a session ends that nobody wants any more."""
+def cancelled(why: str = "the session was cancelled") -> CancelledError:
+    """The error of a session that was cancelled."""
     return CancelledError(why)

@@ -1,23 +1,24 @@
-"""Which request crashes its replicas, if one does. Pure.
+"""Finds the request that crashes its replicas, if one does. Pure.
 
-The loss of a replica does not say which request caused it, nor whether any did: a process may have
-been killed from outside, or a path have broken. So a loss is open until it is explained. The
-replica's next process says whether the one before it crashed, and which requests were in the engine
-call that it crashed in (outrider.engine_calls). A request is poisonous that was in two such calls,
-and in one of them alone.
+The loss of a replica does not show which request caused it, nor whether any did: a process may have
+been killed from outside, or a path have failed. So a loss stays unexplained at first. The replica's
+next process reports whether the one before it crashed, and which requests were in the engine call
+that crashed (outrider.engine_calls). A request is poisonous if it was in two such calls, and the
+only one in at least one of them.
 
-Until a loss is explained, or the session has a token, it is alone in its engine calls. And whom
-the replica computed is a suspect. Who had tokens from it is none: it has shown that it can be
-served. Neither is who waited there, as the replica said. Suspects are opened again a few at a time,
-one at first, one more with each that gets a token: 1, 2, 4, 8 (TCP slow start, RFC 5681, section
-3.1). Whoever lost two replicas waits until one of the losses is explained. So a request that
-crashes replicas ends after the second one; after the third, if it had tokens from the first.
+Until a loss is explained, or the session has a token, the session gets engine calls of its own. All
+sessions that the replica was computing are suspects, except those that had tokens from it, which
+have shown that they can be served, and those that it reported as waiting. Suspects are opened again
+a few at a time, one at first, one more with each that gets a token: 1, 2, 4, 8 (TCP slow start, RFC
+5681, section 3.1). A session that has lost two replicas waits until one of the losses is explained.
+So a request that crashes replicas ends after the second one; after the third, if it had tokens from
+the first.
 
-What is known of a session ends with it here, also where it ends because its edge died. Whoever goes
-on with its request opens it again, maybe through another router. Every router hears of every crash
-from the replicas, so it finds in these reports what speaks against the request (CrashReports).
-While a replica that could have had it is away, one that resumes after tokens is alone in its calls:
-the report may be yet to come (replica_monitor).
+The record of a session ends with the session, even if that ends because its edge died; its request
+may then be opened again, perhaps through another router. Replicas report every crash to every
+router, so each can find the crashes of a request (CrashReports). While a replica that could have
+had the request is away, a session that resumes after tokens gets engine calls of its own, because
+the report may be still to come (replica_monitor).
 """
 
 from __future__ import annotations
@@ -36,21 +37,21 @@ class Loss(NamedTuple):
 
     replica: str
     process: bytes
-    """As GetModelResponse names it; empty: it did not say."""
+    """Id of the process (GetModelResponse); empty: not reported."""
 
 
 @dataclass(slots=True, eq=False)
 class LossRecord:
-    """What one session's losses say of it. Changed by PoisonDetector alone."""
+    """State of one session's losses. Only PoisonDetector changes it."""
 
     request: int = 0
-    """Its key in engine calls."""
+    """Key of its request in engine calls."""
     num_lost: int = 0
     """Replicas lost with it, one after the other, without a token from any of them."""
     is_proven: bool = False
     """Whether it had a token from the replica that it is on."""
     is_waiting: bool = False
-    """Whether that replica took it and does not compute it yet."""
+    """Whether that replica accepted it but does not compute it yet."""
     is_poisonous: bool = False
     is_doubtful: bool = False
     """Whether its request may have crashed a replica before it was opened here."""
@@ -59,11 +60,12 @@ class LossRecord:
     crashes: set[Hashable] = field(default_factory=set)
     """Engine calls that crashed, failed or hung, with it among their new requests."""
     was_single: bool = False
-    """Whether it was alone in one of them."""
+    """Whether it was the only request in one of them."""
 
     @property
     def goes_alone(self) -> bool:
-        """Whether it is to be alone in its engine calls: if one crashes, it shows why."""
+        """Whether it has to be the only session in its engine calls, so that a crash shows its
+        cause."""
         return self.is_doubtful or bool(self.unexplained or self.crashes)
 
 
@@ -78,15 +80,15 @@ def poisonous_request_error(record: LossRecord) -> PoisonousRequestError:
 @dataclass(slots=True)
 class _Report:
     requests: set[int]
-    """Without those that had a token since."""
+    """Requests in the call, without those that have had a token since."""
     is_single: bool
     told_at: float
 
 
 class CrashReports:
-    """The crashes that replicas tell of, the last ones of each for as long as they count. Of a
-    replica that lies no more is kept, and it can end requests only that it knows: those that it was
-    sent, and could have ended by an error."""
+    """Recent crashes that replicas reported, for as long as they count, and only the last ones of
+    each. So a replica that reports false crashes takes no more memory than others, and can only end
+    requests that it knows: those that it was sent, and could have ended by an error."""
 
     def __init__(self) -> None:
         self._reports: dict[str, dict[bytes, _Report]] = {}
@@ -96,7 +98,7 @@ class CrashReports:
         return sum(map(len, self._reports.values()))
 
     def tell(self, replica: str, crashes: Sequence[Crash], now: float) -> list[Crash]:
-        """A replica tells of crashes, again or anew; those that are new."""
+        """Take a replica's report of its crashes; returns those that are new."""
         self._expire(now)
         reports = self._reports.setdefault(replica, {})
         new = [crash for crash in crashes if crash.process not in reports]
@@ -109,8 +111,8 @@ class CrashReports:
         return new
 
     def of(self, request: int, now: float) -> Iterator[tuple[Loss, bool]]:
-        """The crashes with a request among the new ones of the engine call, and whether it was
-        alone in it."""
+        """The crashes with a request among the new ones of the engine call, and whether it was the
+        only one."""
         self._expire(now)
         for replica, reports in self._reports.items():
             for process, report in reports.items():
@@ -118,7 +120,8 @@ class CrashReports:
                     yield Loss(replica, process), report.is_single
 
     def forgive(self, request: int) -> None:
-        """It has a token from another replica, and so did not cause any of them."""
+        """Remove a request from all reports: another replica sent a token of it, so it caused none
+        of them."""
         for reports in self._reports.values():
             for report in reports.values():
                 report.requests.discard(request)
@@ -153,7 +156,7 @@ class PoisonDetector:
         return bool(self._suspects or self._on_trial or self._unexplained)
 
     def losses_of(self, replica: str) -> set[Loss]:
-        """The losses of a replica that are to be explained."""
+        """Unexplained losses of a replica."""
         return {
             loss
             for record in self._unexplained
@@ -179,7 +182,8 @@ class PoisonDetector:
             self._num_allowed = 1
 
     def call_failed(self, record: LossRecord, call: Hashable, *, is_single: bool) -> None:
-        """An engine call with it failed, whatever tokens it had before; the replica lives."""
+        """Record a failed engine call with this session, whatever tokens it had before; the replica
+        lives."""
         record.num_lost += 1
         record.is_proven = record.is_waiting = False
         self._count(record, call, is_single=is_single)
@@ -187,7 +191,8 @@ class PoisonDetector:
         self._num_allowed = 1
 
     def explained(self, loss: Loss, call: EngineCall | None) -> None:
-        """Of a lost process, the engine call that it crashed in; None: it did not crash."""
+        """Explain the loss of a process by the engine call in which it crashed; None: it did not
+        crash."""
         for record in [it for it in self._unexplained if loss in it.unexplained]:
             record.unexplained.remove(loss)
             if not record.unexplained:
@@ -198,8 +203,8 @@ class PoisonDetector:
                 self._clear(record)
 
     def crashed(self, record: LossRecord, call: Hashable, *, is_single: bool) -> None:
-        """A replica tells of a crash with it among the new requests, from before it was opened
-        here; with a token since, it is none of its."""
+        """Record a reported crash with this request among the new ones, from before it was opened
+        here. After a token the crash does not count."""
         if not record.is_proven:
             self._count(record, call, is_single=is_single)
 
@@ -214,7 +219,7 @@ class PoisonDetector:
         return any(first is record for first in islice(self._free(), room))
 
     def opened(self, record: LossRecord) -> None:
-        """It was opened again."""
+        """Record that a session was opened again."""
         if record in self._suspects:
             del self._suspects[record]
             self._on_trial[record] = None
@@ -226,14 +231,15 @@ class PoisonDetector:
             self._suspects[record] = None
 
     def left_replica(self, record: LossRecord) -> None:
-        """It left a replica that was not lost, or was refused by it: nothing was learned."""
+        """Record that a session left a replica that was not lost, or was refused by it: nothing was
+        learned."""
         record.is_proven = record.is_waiting = False
         if record in self._on_trial:
             del self._on_trial[record]
             self._suspects = {record: None, **self._suspects}
 
     def proved(self, record: LossRecord) -> None:
-        """It had a token from its replica: it is no suspect any more."""
+        """Record that a session has a token from its replica: it is no longer a suspect."""
         if record in self._on_trial:
             self._num_allowed += 1
         self._clear(record)

@@ -32,5 +32,5 @@ class FailoverPolicy:
     timeout_s: PositiveFloat = 30.0
     """A session that finds no other replica within this time is ended."""
     max_crashes: PositiveInt = 2
-    """A request is ended when this many replicas crashed in an engine call with it, one of them
-    with it alone in the call."""
+    """A request is ended when this many replicas crashed in an engine call with it, if it was the
+    only request in one of these calls."""

@@ -1,7 +1,8 @@
-"""Prompts of which an edge sends only what this router lacks (outrider.codec.prompt_memory).
+"""Prompts of which an edge sends only the part that this router lacks
+(outrider.codec.prompt_memory).
 
-An open that names the beginning of its prompt gets it back, so that everything behind this module
-sees whole prompts. Where the name is not known, the edge is asked for the whole; the session waits.
+An open that names the beginning of its prompt is completed here, so that all other code sees whole
+prompts. If the name is not known, the edge is asked for the whole prompt and the session waits.
 
 No I/O, no clock.
 """
@@ -19,11 +20,11 @@ from services.router.prefix_index.prompt import TokenIdReader
 from services.router.relay.frames import RelayedSession, joined
 
 _MAX_PROMPT_TOKENS: Final = 1 << 20
-"""Of a prompt that is put together; a replica refuses far shorter ones."""
+"""Most tokens of a completed prompt; replicas refuse far shorter ones."""
 _WHOLE: Final = frozenset(
     {common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH},
 )
-"""Ends at which both sides have the same reply."""
+"""Finish reasons after which both sides have the same reply."""
 
 
 class ReceivedPrompts:
@@ -36,11 +37,11 @@ class ReceivedPrompts:
         self._named: dict[int, tuple[bytes, bytes]] = {}
         """Scope and name of the prompts of live sessions, by router session id."""
         self._wanted: dict[int, tuple[RelayedSession, float]] = {}
-        """Sessions whose edge was asked for the whole prompt, and until when."""
+        """Sessions whose edge was asked for the whole prompt, each with its deadline."""
 
     @property
     def num_bytes(self) -> int:
-        """What is remembered takes about so much."""
+        """Approximate bytes of the remembered prompts."""
         return self._memory.num_bytes
 
     @property
@@ -115,15 +116,15 @@ class ReceivedPrompts:
             self._named[session.router_session_id] = scope, prompt_name(scope, ids)
 
     def want(self, session: RelayedSession, until: float) -> None:
-        """Its edge is asked for the whole prompt, and has so long to send it."""
+        """Record that its edge was asked for the whole prompt, which has to arrive by `until`."""
         self._wanted[session.router_session_id] = session, until
 
     def came(self, session: RelayedSession) -> bool:
-        """Its edge sends a prompt; False if it was not asked to."""
+        """Record that its edge sent a prompt; False if it was not asked for one."""
         return self._wanted.pop(session.router_session_id, None) is not None
 
     def expire(self, now: float) -> list[RelayedSession]:
-        """Sessions whose edge was asked in vain."""
+        """Sessions whose edge did not send the whole prompt in time."""
         if not self._wanted:
             return []
         return [session for session, until in self._wanted.values() if until <= now]

@@ -1,10 +1,11 @@
-"""Replicas that hang, fall silent or are lost, and which of their sessions leave them. Pure.
+"""Finds replicas that hang, fall silent or are lost, and the sessions that leave them. Pure.
 
-A replica with sessions in the middle of their replies makes engine calls, and every call commits:
-when none of them gets a token within many times what a call takes, it hangs, though its process may
-answer every probe. Sessions that are not being served yet prove nothing: for them the heartbeat of
-the replica's load reports stands (services.router.fleet). Times are those of a clock that stops
-while this process does (outrider.peers.stall_free_clock): its own pauses count as nobody's silence.
+A replica with sessions in the middle of their replies makes engine calls, and every call commits
+tokens: if none of these sessions gets a token within many times the duration of a call, the replica
+hangs, even if its process answers every probe. Sessions that are not being served yet prove
+nothing: for them the heartbeat of the replica's load reports counts (services.router.fleet). Times
+are those of a clock that stops while this process does (outrider.peers.stall_free_clock), so its
+own pauses do not count as silence of others.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ _REPORT_SHARE: Final = 0.75
 session gets a token, its engine hangs."""
 
 _AWAY: Final = frozenset({PeerState.CONNECTING, PeerState.DOWN})
-"""A replica in one of these states has not told yet whether it crashed, and by which requests."""
+"""States of a replica that has not reported yet whether it crashed, and with which requests."""
 _HANG_REPORTED_S: Final = 3.0
-"""From when a replica is found to hang until its load reports, one a second, say in which call."""
+"""Seconds after a hang is found within which load reports, one a second, name the call that
+hangs."""
 _HANG_SLACK_S: Final = 2.0
 """Reports are up to a second old, and count a call from when it was first looked at."""
 _HANG_PROVEN_S: Final = 10.0
@@ -52,7 +54,7 @@ class HangDetector:
         self._heard_at: dict[int, float] = {}
 
     def detached(self, stream: int) -> None:
-        """It is no more."""
+        """Record that a stream has ended."""
         self._heard_at.pop(stream, None)
 
     def heard(self, stream: int, now: float) -> None:
@@ -101,12 +103,12 @@ class ReplicaMonitor:
         """Replicas that were found to hang, and when, until it shows whether a call does."""
 
     def heard(self, stream: int, now: float) -> None:
-        """Frames of live sessions came, whose `heard_at` is now."""
+        """Record that frames of live sessions arrived, whose `heard_at` is now."""
         self._hangs.heard(stream, now)
 
     def detached(self, replica: str, stream: int, now: float, *, is_own: bool) -> list[Departure]:
-        """A replica's stream broke; by this router's fault (`is_own`) it says nothing of any
-        request."""
+        """Take the sessions off a replica whose stream broke. A break by this router's fault
+        (`is_own`) is no evidence against any request."""
         self._hangs.detached(stream)
         self._hangs_open.pop(replica, None)  # its next process says what became of this one
         sessions = self._table.detach_replica(stream)
@@ -132,14 +134,15 @@ class ReplicaMonitor:
         self._failover.opened(session, now, is_doubtful=is_doubtful)
 
     def engine_failed(self, session: RelayedSession, error: OutriderError, now: float) -> Departure:
-        """It fails by its replica's fault: in an engine call with others, as the error says."""
+        """Take a session off a replica whose engine call failed; the error names the other sessions
+        in the call."""
         self._registry.failed(session.replica, error.message, now)
         self._failover.call_failed(session, sessions_in_call(error))
         return _departure(session, error)
 
     def check(self, now: float) -> list[Departure]:
-        """What time alone says: the sessions of replicas that hang, and those that wait in vain.
-        Their replicas are told to cancel them."""
+        """Sessions of replicas that hang, and sessions that have waited too long; their replicas
+        are asked to cancel them. Call it regularly."""
         is_stall_check_due = now >= self._next_stall_check_at
         if is_stall_check_due:
             self._next_stall_check_at = now + _STALL_CHECK_S
@@ -223,9 +226,9 @@ class ReplicaMonitor:
 
 
 def _may_have_crashed(replica: Replica, request: SessionRequest, now: float) -> bool:
-    """Whether a replica is away, maybe because of a request that resumes after tokens. Not if
-    another model identity, or none in an allowed region, computed these tokens, nor after
-    CRASH_KEPT_S, for which crashes count."""
+    """Whether a replica is away, perhaps because of a request that resumes after tokens. False if
+    it has another model or model identity, is in a region that the request does not allow, or has
+    been away for CRASH_KEPT_S, after which its crash no longer counts."""
     if replica.state not in _AWAY or now - replica.health.since >= CRASH_KEPT_S:
         return False
     if replica.model_name not in ("", request.model):

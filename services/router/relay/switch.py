@@ -1,7 +1,7 @@
-"""Moves session frames between edges and replicas, as the session table says. No I/O, no clock.
+"""Moves session frames between edges and replicas, as the session table decides. No I/O, no clock.
 
-Nothing here waits: a full outbox loses drafts, which are guesses, moves opens elsewhere, and ends
-the sessions of an edge that does not read; it never holds up another edge.
+Nothing here waits. A full outbox drops drafts, which are guesses, moves opens elsewhere, and ends
+the sessions of an edge that does not read; it never delays another edge.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _REPLICA_INPUTS: Final = {
     "error": SessionInput.ERROR,
 }
 _PROMPT_S: Final = 10.0
-"""For which a session waits for a prompt that its edge was asked for."""
+"""Seconds that a session waits for a prompt that its edge was asked for."""
 _REFUSALS: Final = frozenset({GrpcCode.RESOURCE_EXHAUSTED, GrpcCode.UNAVAILABLE})
 """A replica that ends a session with one of these did not take it: another one may."""
 
@@ -84,8 +84,8 @@ class Switch:
         schedule_retry: Callable[[], None],
         tokenize_s: float = 30.0,
     ) -> None:
-        """`default_model` says what a session gets that names none. `tokenize` is called for
-        sessions that bring messages; `tokenized` or `fail` answers, within `tokenize_s`, or the
+        """`default_model` returns the model of a session that names none. `tokenize` is called for
+        sessions with messages; `tokenized` or `fail` has to be called within `tokenize_s`, or the
         session ends. `schedule_retry` asks for a call of `retry` once the event loop has done its
         other work."""
         self._table = table
@@ -102,7 +102,8 @@ class Switch:
         self._schedule_retry = schedule_retry
         self._tokenize_s = tokenize_s
         self._without_ids: dict[int, tuple[RelayedSession, float]] = {}
-        """Sessions whose messages are being tokenized, by router session id, and when they end."""
+        """Sessions whose messages are being tokenized, by router session id, each with its
+        deadline."""
         self._edges: dict[int, _EdgeStream] = {}
 
     # --- the two sides come and go ---
@@ -121,7 +122,7 @@ class Switch:
     def detach_edge(self, edge_stream: int, now: float) -> None:
         """An edge stream ended: its sessions are cancelled all the way down."""
         for session in self._table.edge_sessions(edge_stream):
-            why = frames.cancelled("The edge left.")
+            why = frames.cancelled("the edge's stream ended")
             self._advance(session, SessionInput.EDGE_LOST, now, error=why)
         self._table.detach_edge(edge_stream)
         del self._edges[edge_stream]
@@ -129,8 +130,8 @@ class Switch:
     def replica_connected(
         self, replica: str, process: bytes, crashes: Sequence[Crash], now: float
     ) -> None:
-        """A replica says which process of it answers, and how those before it crashed: that
-        explains its losses. Before `attach_replica`."""
+        """Take the id of a replica's process and the crashes of earlier ones, which explain its
+        losses. Call it before `attach_replica`."""
         self._failover.explained(replica, process, crashes, now)
 
     def attach_replica(self, replica: str, outbox: Outbox[Up]) -> int:
@@ -142,15 +143,14 @@ class Switch:
     def detach_replica(
         self, replica: str, stream: int, now: float, *, is_own: bool = False
     ) -> None:
-        """A replica's stream broke, maybe by this router's own fault (`is_own`): its sessions go
-        elsewhere. `is_own` also where the replica was replaced (`from_replica`): neither says
-        anything of any session."""
+        """Move the sessions of a replica whose stream broke. `is_own`: this router caused it, or
+        the replica was replaced (`from_replica`); neither is evidence against any session."""
         self._dispatch.detach(stream)
         self._intake.refresh(now)
         self._depart(self._monitor.detached(replica, stream, now, is_own=is_own), now)
 
     def reported(self, now: float) -> None:
-        """A replica told its load: there may be room for those who wait."""
+        """Record that a replica reported its load: there may be room for waiting sessions."""
         if self._intake.is_retry_due(now):
             self._schedule_retry()
 
@@ -159,13 +159,13 @@ class Switch:
         self._intake.drain()
 
     def close_edges(self) -> None:
-        """End every edge stream after what is queued for it."""
+        """End every edge stream after sending what is queued for it."""
         for edge in self._edges.values():
             edge.outbox.close()
 
     def expire(self, now: float) -> None:
-        """What passes with time alone, ten times a second: cancelled sessions whose replica never
-        confirmed end, those that waited too long end, those of replicas that hang move."""
+        """Do the work that only depends on time, ten times a second: end cancelled sessions whose
+        replica never confirmed and those that waited too long, move those of replicas that hang."""
         self._end(((session, frames.cancelled()) for session in self._table.expire(now)), now)
         self._depart(self._monitor.check(now), now)
         for session in self._prompts.expire(now):
@@ -235,7 +235,7 @@ class Switch:
             return
         self._monitor.opened(session, now)
         if older := self._intake.runs.began(session):
-            gone = frames.cancelled("The chat goes on elsewhere.")
+            gone = frames.cancelled("the chat continues in another session")
             self._advance(older, SessionInput.ABORT, now, error=gone)
         self._telemetry.opened(session.router_session_id, opening, now)
         opening.echo_accepted = True  # to know what is committed
@@ -282,8 +282,8 @@ class Switch:
             self._place(session, self._prompts.complete(opening) or b"", now)
 
     def _has_prompt(self, session: RelayedSession, now: float) -> bool:
-        """The open of a session that is being placed has its prompt now; False if there is no room
-        for it, which ends the session."""
+        """Take the prompt that a session to be placed now has; False if there is no room for it,
+        which ends the session."""
         frame = session.open_frame
         session.request = frames.with_prompt(session.request, frame.open)
         try:
@@ -319,11 +319,11 @@ class Switch:
     # --- frames of a replica ---
 
     def from_replica(self, stream: int, received: Iterable[Down], now: float) -> bool:
-        """Take frames, one after the other; those of sessions that ended or moved are dropped.
+        """Take frames in order; those of sessions that ended or moved are dropped.
 
-        False, and the rest is not taken, if one shows that another process than the one that
-        reported its model answers there: all that is known of that replica is void, so its stream
-        has to be closed, and what it serves asked anew.
+        Returns False, without taking the rest, if a frame shows that another process than the one
+        that reported its model answers: everything known of the replica is void, so its stream has
+        to be closed and its model asked for again.
         """
         has_heard = False
         sessions = self._table.on_stream(stream)
@@ -395,8 +395,8 @@ class Switch:
             self._advance(session, SessionInput.COMMIT, now, down=frame)
 
     def _bind_model(self, session: RelayedSession) -> None:
-        """The first tokens from the replica that it is on: from here on it is this one's model that
-        has to go on with it."""
+        """Bind a session to the model identity of its replica, which sent the first tokens: only
+        that identity may continue the reply."""
         identity = session.opened_identity
         if session.num_committed and not same_model(session.model_identity, identity):
             self._telemetry.inexact(session.replica, session.model_identity, identity)
@@ -404,7 +404,8 @@ class Switch:
         session.committed_as = session.upstream_session_id
 
     def _failed(self, session: RelayedSession, frame: Down, now: float) -> None:
-        """Its replica ended it: another one may have it, or the edge is told."""
+        """Handle the error with which a replica ended a session: another replica may take it, or
+        the edge gets the error."""
         detail = frame.error
         error = error_from_proto(detail)
         if session.state is SessionState.CLOSING:
@@ -440,7 +441,8 @@ class Switch:
         down: Down | None = None,
         error: OutriderError | None = None,
     ) -> None:
-        """Apply one input and do what the table says. `error` is why the session ends or moves."""
+        """Apply one input and carry out the table's action. `error` is the reason why the session
+        ends or moves."""
         stream = session.replica_stream
         upstream_session_id = session.upstream_session_id
         action = self._table.advance(session, event, now)

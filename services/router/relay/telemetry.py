@@ -1,6 +1,6 @@
-"""What the router tells operators of its sessions: one span each, counters, gauges.
+"""Telemetry of the router's sessions: one span each, counters, gauges, logs.
 
-Never prompt text. Not among the cores without I/O: spans, metrics and logs are I/O.
+Never contains prompt text. Unlike the relay's other modules it does I/O.
 """
 
 from __future__ import annotations
@@ -158,12 +158,13 @@ class SessionTelemetry:
         self._decision_ms += decision_ms
 
     def moved(self, replica: str, pause_ms: float) -> None:
-        """A session goes on at another replica, so long after the one before was lost."""
+        """Record that a session continues on another replica, `pause_ms` after the loss of the one
+        before."""
         self._moves[replica] += 1
         self._move_ms += pause_ms
 
     def inexact(self, replica: str, before: bytes, after: bytes) -> None:
-        """A session goes on at a replica of another model identity."""
+        """Record that a session continues on a replica of another model identity."""
         self._inexact_moves[replica] += 1
         self._inexact.add(f"{short_form(before)} to {short_form(after)}")
 
@@ -196,8 +197,7 @@ class SessionTelemetry:
         self._metrics.record_request(now - opened.opened_at, opened.model, reason)
 
     def flush(self, num_sessions: int, replicas: dict[PeerState, int]) -> None:
-        """Bring gauges and frame counters up to date, and say what was refused and what went on
-        inexactly."""
+        """Update gauges and frame counters; log refused sessions and inexact moves."""
         if (refused := self._refused.due(self._clock())) is not None:
             log.warning("refused", what="sessions", num_by_reason=refused)
         if (inexact := self._inexact.due(self._clock())) is not None:

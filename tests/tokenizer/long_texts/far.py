@@ -49,7 +49,11 @@ class Far:
         ready = self.folder / "ready.json"
         ready.unlink(missing_ok=True)
         asked = settings(
-            host=self.near.address, port=self.port, worker_port=self.worker_port, **values
+            host=self.near.address,
+            port=self.port,
+            worker_port=self.worker_port,
+            log_level="error",
+            **values,
         )
         certificate = tls_settings(self.issuer.config(Role.TOKENIZER))
         process = self.near.start(
@@ -64,7 +68,7 @@ class Far:
         """One more worker."""
         certificate = tls_settings(self.issuer.config(Role.TOKENIZER_WORKER))
         service = f"{self.near.address}:{self.worker_port}"
-        asked = settings(services=service, name=name, max_reconnect_s=0.2)
+        asked = settings(services=service, name=name, max_reconnect_s=0.2, log_level="error")
         process = self.far.start((*OUTRIDER, "serve", "tokenizer-worker", *asked, *certificate))
         self.started.append(process)
         return process
