@@ -1,5 +1,5 @@
 """No module is imported by what it imports itself, over however many others; and the rooms of an
-edge and of a router are drawn in the order that import-linter enforces."""
+edge, of a router and of a replica are drawn in the order that import-linter enforces."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 @pytest.mark.parametrize(
     ("package", "title"),
-    [("services.edge", "The rooms of an edge"), ("services.router", "The rooms of a router")],
+    [
+        ("services.edge", "The rooms of an edge"),
+        ("services.router", "The rooms of a router"),
+        ("services.inference", "The rooms of a replica"),
+    ],
 )
 def test_rooms_are_drawn_in_the_order_that_is_enforced(package: str, title: str) -> None:
     linter = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]

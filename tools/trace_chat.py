@@ -31,7 +31,7 @@ import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,8 +76,9 @@ _LEAST_EXCESS: Final = 0.5
 _ROOT: Final = Path(__file__).resolve().parent.parent
 RECORDED: Final = Path(__file__).with_suffix(".modules")
 """Modules that an opening and a commit may enter: a line for each, `open` or `commit` before it."""
-_TRACES_PER_RECORD: Final = 3
-"""What a timer enters beside a chat differs from trace to trace."""
+_NUM_TRACES: Final = 3
+"""What a timer enters beside a chat differs from trace to trace, on a busy machine above all: all
+that is entered in any of so many is recorded, and only what is entered in each of them is new."""
 _NOT_COUNTED: Final = (
     "outrider/client/",
     "outrider/v1/",
@@ -257,10 +258,22 @@ class Trace:
         return ("open", self.opens), ("commit", self.commits)
 
 
-def not_recorded(seen: Trace) -> list[str]:
-    """Modules that a chat enters and that the file RECORDED does not name."""
+def traces() -> Iterator[Trace]:
+    """As many as are compared, each followed when it is asked for."""
+    return (asyncio.run(trace()) for _ in range(_NUM_TRACES))
+
+
+def not_recorded(traces: Iterable[Trace]) -> list[str]:
+    """Modules that a chat enters in each of these traces and that the file RECORDED does not
+    name."""
     recorded = RECORDED.read_text(encoding="utf-8").splitlines()
-    return sorted(seen.modules().difference(recorded))
+    found: set[str] | None = None
+    for seen in traces:
+        modules = seen.modules().difference(recorded)
+        found = modules if found is None else found & modules
+        if not found:
+            break
+    return sorted(found or ())
 
 
 async def trace() -> Trace:
@@ -419,13 +432,12 @@ def main(arguments: list[str] | None = None) -> int:
     asked = options.parse_args(arguments)
     # The model's vocabulary is fetched with the first start; its engine is not loaded.
     if asked.record:
-        traces = (asyncio.run(trace()) for _ in range(_TRACES_PER_RECORD))
-        modules: set[str] = set().union(*(seen.modules() for seen in traces))
+        modules: set[str] = set().union(*(seen.modules() for seen in traces()))
         RECORDED.write_text("".join(f"{it}\n" for it in sorted(modules)), encoding="utf-8")
         return 0
-    seen = asyncio.run(trace())
     if asked.check:
-        return _checked(not_recorded(seen))
+        return _checked(not_recorded(traces()))
+    seen = asyncio.run(trace())
     figures = seen.figures()
     _print(f"Opening a chat ({DEFAULT_MODEL.name}'s vocabulary, fake engine)", seen.opens)
     _print("One commit", seen.commits)

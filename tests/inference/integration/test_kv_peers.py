@@ -24,9 +24,9 @@ from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually
 from outrider.v1 import common_pb2, inference_pb2, kv_pb2, kv_pb2_grpc
 from outrider.wire import token_block_to_proto
-from services.inference.config import PrefixStoreConfig
 from services.inference.kv_peers.config import KvPeersConfig
 from services.inference.kv_peers.fetching import KvPeers
+from services.inference.prefix_store.config import PrefixStoreConfig
 from services.inference.reference import generate
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.types import KvHolder

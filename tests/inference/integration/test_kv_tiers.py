@@ -13,8 +13,8 @@ from outrider.engines.fake import FakeOptions
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
 from outrider.v1 import inference_pb2
-from services.inference.config import PrefixStoreConfig
 from services.inference.kv_peers.config import KvPeersConfig
+from services.inference.prefix_store.config import PrefixStoreConfig
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.static_prefixes.prefixes import StaticPrefix
 from tests.inference.harness import GatedEngine, Reply, Running, reference, running

@@ -12,7 +12,7 @@ from outrider.engines.fake import FakeOptions
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
 from outrider.v1 import inference_pb2
-from services.inference.config import PrefixStoreConfig
+from services.inference.prefix_store.config import PrefixStoreConfig
 from services.inference.prefix_store.sealing import PREFIX
 from services.inference.prefix_store.tier import PrefixStoreTier
 from services.inference.scheduler.limits import SchedulerLimits

@@ -13,7 +13,7 @@ from outrider.engines.fake import FakeOptions
 from outrider.errors import EngineError
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
-from services.inference.config import PrefixStoreConfig
+from services.inference.prefix_store.config import PrefixStoreConfig
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.static_prefixes.prefixes import StaticPrefix
 from tests.engines.hooked import HookedEngine
