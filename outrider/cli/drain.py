@@ -134,9 +134,9 @@ def _wait(look: Callable[[], list[State]], name: str, timeout_s: float) -> None:
             told = left
         if time.monotonic() > until:
             raise DeadlineError(
-                f"{_count(left)} left on {name} after {timeout_s:g} s; it takes no new ones. "
-                "Wait again with the same command, or stop its process: they continue elsewhere, "
-                "with the same text"
+                f"{_count(left)} left on {name} after {timeout_s:g} s, and it takes no new ones; "
+                "wait again with the same command, or stop its process, and they continue "
+                "elsewhere with the same text"
             )
         time.sleep(_POLL_S)
 

@@ -58,10 +58,10 @@ def read(line: str) -> Command | str:
     argument = (found[2] or "").strip()
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
-        meant = f"; {near[0]} is one" if near else ""
+        meant = f", but there is {near[0]}" if near else ""
         raise InvalidRequestError(
-            f"there is no command {name}{meant}. /help lists them; a message that begins with a / "
-            "is sent with two"
+            f"there is no command {name}{meant}; see /help, or write // to send a message that "
+            "begins with a /"
         )
     if argument and not COMMANDS[name]:
         raise InvalidRequestError(f"{name} takes no argument")

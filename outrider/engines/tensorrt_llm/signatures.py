@@ -139,7 +139,7 @@ def _report(problems: list[str]) -> None:
     if problems:
         raise ConfigError(
             f"{PACKAGE} differs from the {LINE} line this engine was written against: "
-            f"{'; '.join(problems)}. Install a {LINE} release"
+            f"{'; '.join(problems)}; install a {LINE} release"
         )
 
 

@@ -96,8 +96,8 @@ def _of_another_kind(found: set[str], where: str) -> SourceError | UnsupportedMo
         return UnsupportedModelError(f"{where} has {what}; {SERVED}")
     if some := named(*_PICKLES):
         return UnsupportedModelError(
-            f"{where} has its weights in {some[0]}: pickles can run any code when they are read, "
-            f"and are never opened; save the model as safetensors. {SERVED}"
+            f"{where} has its weights in {some[0]}, and pickles are never opened because they can "
+            f"run any code; save the model as safetensors, because {SERVED}"
         )
     if some := named(".gguf"):
         return UnsupportedModelError(

@@ -34,8 +34,8 @@ def test_what_a_line_is(line: str, what: Command | str) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("/foo", "no command /foo. /help"),
-        ("/rest", "/rest; /reset is one"),
+        ("/foo", "no command /foo; see /help"),
+        ("/rest", "/rest, but there is /reset"),
         ("/bye now", "/bye takes no argument"),
     ],
 )

@@ -154,7 +154,7 @@ def test_a_whole_chat() -> None:
     assert chat.handle(ChatAsked(asked), 1.0) == [Tokenize(asked.messages)]
     assert chat.handle(PromptReady(PROMPT), 1.01) == [
         OpenRegion(asked, PROMPT, 0),
-        Accepted("r-1", "m", 3),
+        Accepted("r-1", "m", 3, sampling=asked.sampling),
     ]
     assert chat.next_deadline() == 1.011
     drafts, shown = chat.handle(Tick(), 1.011)
@@ -267,7 +267,7 @@ def test_a_thin_chat_is_tokenized_by_the_region() -> None:
     asked = request(thin=True)
     assert chat.handle(ChatAsked(asked), 0.0) == [OpenRegion(asked, None, 0)]
     opened = RegionOpened(17, 0, "replica-1", "us-east", DIGEST)
-    assert chat.handle(opened, 0.1) == [Accepted("r-1", "m", 17)]
+    assert chat.handle(opened, 0.1) == [Accepted("r-1", "m", 17, sampling=asked.sampling)]
 
 
 def test_a_cancelled_chat_ends_with_what_is_final() -> None:

@@ -44,7 +44,7 @@ def test_a_reply_goes_on_after_ids_of_an_earlier_run() -> None:
     chat.handle(ChatAsked(asked), 0.0)
     assert chat.handle(PromptReady(PROMPT), 0.0) == [
         OpenRegion(asked, PROMPT, 0),
-        Accepted("r-1", "m", 3),
+        Accepted("r-1", "m", 3, sampling=asked.sampling),
         Committed(" the cat", (1, 2), 2),
     ]
     assert _first_commit(chat) is None, "nothing new is final"
@@ -63,7 +63,10 @@ def test_a_thin_reply_goes_on_once_the_region_has_opened_it() -> None:
     asked = replace(request(thin=True), resume=ResumePoint(upto=1, ids=(1,)))
     assert chat.handle(ChatAsked(asked), 0.0) == [OpenRegion(asked, None, 0)]
     opened = RegionOpened(17, 0, "replica-1", "us-east", DIGEST)
-    assert chat.handle(opened, 0.1) == [Accepted("r-1", "m", 17), Committed(" the", (1,), 1)]
+    assert chat.handle(opened, 0.1) == [
+        Accepted("r-1", "m", 17, sampling=asked.sampling),
+        Committed(" the", (1,), 1),
+    ]
 
 
 def test_a_reply_that_had_ended_cannot_go_on() -> None:
