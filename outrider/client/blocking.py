@@ -128,7 +128,7 @@ class BlockingClient:
         return self._thread.wait(self._client.describe())
 
     def tokenize(self, text: str, *, model: str = "") -> TextIds:
-        """As Client.tokenize."""
+        """Tokenize `text` with the edge's tokenizer; see `Client.tokenize`."""
         return self._thread.wait(self._client.tokenize(text, model=model))
 
 

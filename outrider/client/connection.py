@@ -38,7 +38,7 @@ logging.getLogger("quic").addHandler(logging.NullHandler())
 
 
 class StreamReader(Protocol):
-    """Where a stream's bytes go."""
+    """Receiver of a stream's bytes."""
 
     def received(self, data: bytes, end_stream: bool) -> None:
         """Bytes from the edge; `end_stream`: no more will follow."""
@@ -96,7 +96,8 @@ class ClientConnection(QuicConnectionProtocol):
         self.num_migrations = 0
         self.lost: OutriderError | None = None
         self.process_name = b""
-        """Of the edge's process that it is with, as chats learned it (protocol.process_name)."""
+        """Name of the edge process at the other end, as read from chats' resume tokens
+        (protocol.process_name); empty: unknown."""
         self.is_leaving = False
         """Its edge is being stopped: chats under way may end here, others go another way."""
 
@@ -181,8 +182,8 @@ class ClientConnection(QuicConnectionProtocol):
             self.transmit()
 
     def shut(self, code: CloseCode = CloseCode.DONE) -> None:
-        """Close. The edge is told in one datagram; the drain time of RFC 9000, section 10.2, is
-        not waited for, since the socket closes with the connection."""
+        """Close. One datagram informs the edge; the drain time of RFC 9000, section 10.2, is
+        skipped because the socket closes with the connection."""
         self._lose(UnavailableError("the client is closed"))
         self.close(code)
         for handle in (self._watch_timer, self._timer, self._transmit_task, self._moving):

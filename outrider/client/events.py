@@ -84,7 +84,7 @@ class EdgeInfo:
 
 @dataclass(frozen=True, slots=True)
 class ClientTimings:
-    """What the client's own clock measured from sending the request on."""
+    """Times measured by the client's own clock, from sending the request on."""
 
     provisional_ttft_ms: float | None
     """To the first provisional text; None if there was none."""
@@ -119,14 +119,14 @@ class ChatResult:
     """Whether replicas that compute differently wrote parts of it, one after the other; never
     unless the region's operator allows it."""
     logprobs: tuple[TokenLogprobs | None, ...] = ()
-    """Of each of `ids`, if `num_logprobs` asked for them; None where they are not known
-    (Committed.logprobs)."""
+    """Log probabilities of each of `ids`, if `num_logprobs` asked for them; None for a token whose
+    values are unknown (Committed.logprobs)."""
     content: str = ""
     """The answer: the text without reasoning and tool calls; all of it in a chat without tools."""
     reasoning: str = ""
-    """What the model thought first, in a chat with tools."""
+    """The model's reasoning before the answer, in a chat with tools."""
     tool_calls: tuple[ToolCall, ...] = ()
-    """What the model calls, whole calls alone. One that did not become whole is in the content."""
+    """Complete tool calls. An incomplete call stays in `content`."""
     request_id: str = ""
     """By which logs, traces and `outrider explain --request` know the chat."""
     model: str = ""

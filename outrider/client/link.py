@@ -26,7 +26,7 @@ _IDLE_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class EdgeAddress:
-    """Where the edge is and how it is to be trusted."""
+    """Address of an edge, and how to verify its certificate."""
 
     host: str
     port: int
@@ -188,7 +188,8 @@ class Link:
         return self._connection
 
     async def usable(self) -> ClientConnection:
-        """A connection that is not lost, another one if need be. Raises why there is none."""
+        """The present connection, or another one if it is lost or leaving. Raises OutriderError if
+        none can be made."""
         if self.is_closed:
             raise UnavailableError("the client is closed")
         if self._connection.lost is None and not self._connection.is_leaving:

@@ -25,7 +25,7 @@ class LinkState(Enum):
 
 
 class LinkAction(Enum):
-    """What to do now."""
+    """Next step for a connection."""
 
     WAIT = auto()
     PING = auto()
@@ -42,8 +42,8 @@ class LivenessLimits:
     idle_s: float = 10.0
     """Otherwise. Edges close connections from which nothing comes for half a minute."""
     answer_s: float = 1.5
-    """For a ping; the transport repeats what is lost within this time. Whoever answers later is
-    left without harm: chats go on where they were."""
+    """Wait for a ping's answer; the transport repeats lost packets within this time. Giving up an
+    edge that answers later does no harm: its chats continue on the next connection."""
     late_s: float = 0.25
     """A check that runs later than this after it was due was delayed by this process: it decides
     nothing."""
@@ -88,7 +88,8 @@ class Liveness:
         return self._since + (self._limits.busy_s if busy else self._limits.idle_s)
 
     def check(self, now: float, busy: bool, late_s: float = 0.0) -> LinkAction:
-        """What to do; it counts as done. `late_s`: how much later than planned this is called."""
+        """The step that is due now; it counts as taken. `late_s`: delay of this call behind its
+        planned time."""
         due = self.next_check(busy)
         if due is None or now < due:
             return LinkAction.WAIT

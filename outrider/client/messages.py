@@ -62,5 +62,5 @@ def _tool_call(call: ToolCall | Mapping[str, Any], where: str) -> ToolCall:
 
 
 def _kind(value: object) -> str:
-    """What it is, without what it says."""
+    """Type name of `value` for an error message, without its content."""
     return "None" if value is None else type(value).__name__

@@ -81,7 +81,7 @@ class Recovery:
 
     @property
     def cut_at(self) -> float | None:
-        """When it was cut off; None while it goes on."""
+        """Clock time at which the chat was cut off; None while it runs."""
         return self._attempts.lost_at if self._attempts else None
 
     def failed(

@@ -25,8 +25,9 @@ class SessionTickets:
     """The newest ticket of each edge that was trusted by its certificate, in memory and, if wanted,
     in a file for the next process.
 
-    A ticket is used once: who watches the network could tell by it that two connections are of the
-    same client (RFC 8446, appendix C.4). The file holds secrets; it is readable by its owner alone.
+    A ticket is used only once: a second use would let an observer of the network link two
+    connections to the same client (RFC 8446, appendix C.4). The file holds secrets; only its owner
+    can read it.
     """
 
     def __init__(self, file: Path | None = None) -> None:

@@ -1,5 +1,5 @@
-"""What a client is told of its chat, in frames (`protos/outrider/v1/edge.proto`): the edge writes
-them, the client reads and validates them."""
+"""Chat events as frames (`protos/outrider/v1/edge.proto`): the edge writes them, the client reads
+and validates them."""
 
 from __future__ import annotations
 
