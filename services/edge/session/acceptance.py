@@ -1,5 +1,5 @@
-"""What became of earlier drafts, for judging the next: acceptance rates by source and depth in the
-chain, and calibration of the probabilities that sources name."""
+"""Outcomes of earlier drafts, used to judge the next: acceptance rates by source and depth in the
+chain, and calibration of the probabilities that sources give."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _BUCKET_NAMES: Final = frozenset(map(str, range(NUM_BUCKETS)))
 MAX_GROUPS: Final = 1024
 """Trust groups whose averages are kept, some 10 KB each."""
 MAX_SOURCES: Final = 8
-"""Sources are told apart up to this many..."""
+"""Sources with statistics of their own..."""
 OTHER: Final = "other"
 """...and all further ones count as this one."""
 _FIRST_LEARNING_RATE: Final = 0.1
@@ -60,7 +60,7 @@ _SLOPE_LEARNING_RATE: Final = 0.25
 
 @dataclass(frozen=True, slots=True)
 class DraftOutcome:
-    """What became of one draft."""
+    """Outcome of one draft."""
 
     source: str
     position: int
@@ -75,8 +75,8 @@ class DraftOutcome:
 
     @property
     def decides(self) -> bool:
-        """Whether it tells of its source. Drafts behind a wrong one do not: what they continue was
-        wrong already."""
+        """Whether it says something about its source. Drafts behind a wrong one do not: what they
+        continue was wrong already."""
         return self.right or self.first_wrong
 
 
@@ -106,9 +106,9 @@ class _Sum:
 class Acceptance:
     """Probability that a draft is right if all before it in its chain are.
 
-    A ratio of decaying sums, not a mean of ratios, which short chains would bias (Jensen). Where a
-    depth has few outcomes, the rate leans on that of `average`, the acceptance of all chats of the
-    group, and without one on the rate over all depths.
+    A ratio of decaying sums, not a mean of ratios, which short chains would bias (Jensen). For a
+    depth with few outcomes, the rate leans on the rate of `average`, the acceptance of all chats of
+    the group; without an average, on the rate over all depths.
     """
 
     def __init__(self, average: Acceptance | None = None) -> None:
@@ -267,7 +267,7 @@ class Calibrations:
 
     @property
     def _prefix(self) -> str:
-        """What the names of its numbers begin with."""
+        """Start of the names under which its numbers are kept."""
         return f"{_CALIBRATION}{'sampled' if self._are_sampled else 'greedy'}."
 
     def chance(self, source: str, confidence: float, position: int) -> float:
@@ -291,14 +291,15 @@ class Calibrations:
 
 @dataclass(slots=True)
 class SharedConditions:
-    """The round trip and pace that the edge's last chat measured, shared by all trust groups: they
-    tell nothing of any text."""
+    """Round trip and pace that the edge last measured in a chat. All trust groups share them: they
+    reveal nothing about any text."""
 
     conditions: SessionConditions | None = None
 
 
 class Averages:
-    """What an edge has learned from the chats of one trust group, for those to come."""
+    """Statistics that an edge learned from the chats of one trust group, for the group's later
+    chats."""
 
     def __init__(
         self,

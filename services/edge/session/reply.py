@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 
 _LEARN_TOKENS: Final = 64
-"""Where no draft is wanted, final tokens are learnt so many at a time, each at a sixth of what it
-costs alone."""
+"""Batch size in which final tokens are learnt while no draft is wanted: a token then costs a sixth
+of what it costs alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyTools:
-    """What all replies of an edge are made with; of one vocabulary."""
+    """Shared parts from which all replies of one vocabulary are made."""
 
     new_reply: Callable[[SamplingParams], ReplyText]
     new_drafter: Callable[[DrafterNeeds], Drafter]
@@ -49,7 +49,8 @@ class ReplyTools:
     stop_ids: frozenset[int]
     """Ids that end a reply unless the request ignores them."""
     all_bytes: Callable[[int], bytes] | None = None
-    """As token_bytes, with the names of control tokens; None: the vocabulary has none."""
+    """Like `token_bytes`, but control tokens give their names; None: the vocabulary has no such
+    names."""
     strips_space: bool = False
     """A reply's text loses the space it begins with."""
     has_drafter: bool = False
@@ -58,7 +59,7 @@ class ReplyTools:
     """Time within which the drafter process should report for the first time, by the number of
     prompt tokens; None: it is not up."""
     averages: Callable[[bytes], Averages] = lambda group: Averages()
-    """What the chats of a trust group have learned; each adds to it."""
+    """Statistics of a trust group's chats; each chat adds to them."""
     admit: Callable[[bytes], None] = lambda group: None
     """Told of groups of which what they learn may be kept."""
 
@@ -203,7 +204,8 @@ class ReplyFlow:
         self.chain.requeue(frame)
 
     def commit(self, commit: Commit, now: float) -> list[Action]:
-        """What client and drafter are told. Raises MalformedFrameError for an impossible commit."""
+        """Take over a commit; returns the actions for client and drafter. Raises
+        MalformedFrameError for an impossible commit."""
         ids, checked = self.chain.commit(commit.epoch, commit.base, commit.accepted, commit.ids)
         self._learn(commit.pace, len(ids), checked, now)
         self.num_lossy += commit.num_lossy
@@ -282,9 +284,10 @@ class ReplyFlow:
         return [action for action in (draft, shown) if action is not None]
 
     def finish(self, now: float, *, is_whole: bool) -> list[ClientEvent]:
-        """The reply has ended: what is still to be retracted and to be committed. Of one that was
-        cut off (not `is_whole`) text that is held back stays so: the chat may be asked for again,
-        and half a character, or what a stop string began with, may become something else then."""
+        """The reply has ended; returns the last events: a retraction and a commit, each only if
+        needed. If it was cut off (not `is_whole`), held-back text is not committed: when the chat
+        is asked for again, half a character or the start of a stop string may become something
+        else."""
         self.refresh_at = None
         retract = self.display.clear(now)
         events: list[ClientEvent] = [] if retract is None else [retract]
@@ -312,7 +315,7 @@ class ReplyFlow:
         return self._decoder.stop_string
 
     def stats(self) -> SpeculationStats:
-        """What the edge's drafts came to so far."""
+        """Counts of the edge's drafts so far."""
         controller = self.controller
         counts, pace = controller.counts, controller.pace
         return SpeculationStats(

@@ -28,11 +28,11 @@ class SessionConditions:
 
     rtt_s: float
     draft_s: float
-    """Of the edge, per token (t_d)."""
+    """The edge's time per drafted token (t_d)."""
     interval_s: float
     """Between two commits of a replica that gets no drafts from the edge (t_v)."""
     row_s: float = 0.0
-    """What one more draft adds to a call."""
+    """Time that one more draft adds to a call."""
     own_tokens: float = 1.0
     """Tokens per commit of a replica that drafts for itself; 1: it does not."""
     max_drafts: int = 8

@@ -1,4 +1,4 @@
-"""What a chat measures of time: the region's pace, the edge's own, and the round trip between them.
+"""Times that a chat measures: the region's pace, the edge's own, and the round trip between them.
 
 All times in seconds.
 """
@@ -108,7 +108,7 @@ class RoundTrip:
         self._last_echo = 0
         self._samples: deque[float] = deque(maxlen=_WINDOW)
         self.num_path_changes = 0
-        """What was measured before a change of the path does not count after it."""
+        """Path changes so far. Measurements from before a change are dropped."""
 
     @property
     def median_s(self) -> float | None:

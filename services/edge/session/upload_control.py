@@ -41,7 +41,7 @@ class Uploads(Enum):
 
 
 class DraftMode(Enum):
-    """What an edge does with its drafts in a chat, probes aside."""
+    """Use that an edge makes of its drafts in a chat, apart from probes."""
 
     EDGE_DRAFTS = "edge_drafts"
     """Drafts are uploaded; the region uses those that arrive in time."""
@@ -84,7 +84,7 @@ class UploadCounts:
 class UploadController:
     """Decides for one chat, from its round trips, pace and acceptance.
 
-    `opened`, `drafted`, `sent`, `checked` and `committed` tell it what happened; `sends` and `lead`
+    `opened`, `drafted`, `sent`, `checked` and `committed` report events to it; `sends` and `lead`
     are the decisions.
     """
 
@@ -125,7 +125,7 @@ class UploadController:
 
     @property
     def mode(self) -> DraftMode:
-        """What the edge does with drafts now, probes aside."""
+        """Present use of the edge's drafts, apart from probes."""
         if self._uploads_pay:
             return DraftMode.EDGE_DRAFTS
         return DraftMode.DISPLAY_ONLY if self.shows else DraftMode.SERVER_ONLY
@@ -157,7 +157,7 @@ class UploadController:
 
     @property
     def conditions(self) -> SessionConditions | None:
-        """What predictions are made from; None until a round trip and a commit interval were
+        """Inputs of the predictions; None until a round trip and a commit interval were
         measured."""
         rtt_s, interval_s = self.round_trip.median_s, self.pace.interval_s
         if rtt_s is None or not interval_s:
