@@ -30,8 +30,8 @@ class Keyed(Protocol):
 
 
 class KeyedChats:
-    """What runs with API keys: chats, and text that is computed while it is typed. What is added
-    has to be removed when it ends."""
+    """Chats and typed-text computations that run with API keys, which end when their keys do.
+    Whatever is added has to be removed when it ends."""
 
     def __init__(
         self, identities: Identities, time_slicer: TimeSlicer, telemetry: EdgeTelemetry
@@ -40,7 +40,8 @@ class KeyedChats:
         self._time_slicer = time_slicer
         self._telemetry = telemetry
         self._identity_of: dict[Keyed, Identity] = {}
-        """Of the client who asked last, where several keys of a tenant go on with one chat."""
+        """Identity that each one runs with: the client who asked last, if several keys of a tenant
+        continue one chat."""
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:

@@ -13,8 +13,8 @@ from services.edge.session.events import ClientEvent, Input
 
 
 class Backlog(Protocol):
-    """What a client that came back lacks of its chat, in pieces of bounded size. It grows while the
-    chat goes on."""
+    """The events that a client that came back lacks, in pieces of bounded size. It grows while the
+    chat runs."""
 
     @property
     def is_over(self) -> bool:
@@ -22,8 +22,8 @@ class Backlog(Protocol):
         ...
 
     def next(self) -> tuple[ClientEvent, str] | None:
-        """The next piece, and the token of ClientStream.tell; None: that was all. From then on the
-        chat tells its client what it commits."""
+        """The next piece, and the token to pass to ClientStream.tell; None: that was all. From then
+        on the chat sends its commits to the client directly."""
         ...
 
 
@@ -35,7 +35,7 @@ class ClientStream(Protocol):
         ...
 
     def catch_up(self, backlog: Backlog) -> None:
-        """Tell the client what it lacks, as fast as it reads. Nothing else is told before the
+        """Send the client what it lacks, as fast as it reads. Nothing else is sent before the
         backlog is over; none of it counts as left unread."""
         ...
 
@@ -84,7 +84,7 @@ class ChatHandler(Protocol):
         ...
 
     def token_arrived(self) -> None:
-        """The client has the resume token that it was told last."""
+        """The client has received its newest resume token."""
         ...
 
     def client_lost(self) -> None:

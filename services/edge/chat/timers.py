@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 _GRANULARITY_S: Final = 0.001
-"""Of the event loop's timers: what is due so soon is called with what is due now."""
+"""Granularity of the event loop's timers: anything due this soon is called together with what is
+due now."""
 _MAX_STALE: Final = 64
 """Cancelled calls that are kept in any case; beyond them, no more than calls that are waited
 for."""

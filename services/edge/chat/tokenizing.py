@@ -59,8 +59,8 @@ async def answered(
     pool: TokenizationPool,
     submit: Callable[[Callable[[TokenizationResult], None]], TokenizationJob],
 ) -> tuple[int, ...]:
-    """The ids of a prompt; `submit` hands it to the pool, with who is to be told of them. Raises
-    OutriderError."""
+    """The ids of a prompt. `submit` hands the prompt to the pool with the callback for the result.
+    Raises OutriderError."""
     ids: asyncio.Future[tuple[int, ...]] = asyncio.get_running_loop().create_future()
 
     def answer(result: TokenizationResult) -> None:

@@ -65,7 +65,7 @@ class _Typist:
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """What is computed ahead, in the ids of one definition of the model."""
+    """A prompt to compute ahead, in the ids of one definition of the model."""
 
     key: ModelKey
     plan: TypeaheadPlan
