@@ -132,7 +132,7 @@ class Failover:
         for poison in self._poison.values():
             for loss in poison.losses_of(replica):
                 poison.explained(loss, calls.get(loss.process))
-        for crash in self._crash_reports.tell(replica, crashes, now):
+        for crash in self._crash_reports.record(replica, crashes, now):
             loss = Loss(replica, crash.process)
             for session in self._table.with_requests(crash.call.requests):
                 poison = self._poison_of(session)
