@@ -1,5 +1,5 @@
-"""What is served on a connection besides chats of the native protocol: its client chooses (ALPN,
-RFC 7301)."""
+"""Application protocols served besides the native protocol's chats. The client chooses one when it
+connects (ALPN, RFC 7301)."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Connection(Protocol):
 
     @property
     def peer(self) -> NetworkAddress | None:
-        """Where the client is now."""
+        """The client's present address."""
         ...
 
     @property
     def local(self) -> NetworkAddress | None:
-        """Where the edge listens."""
+        """The edge's own address on this connection."""
         ...
 
     def transmit_soon(self) -> None:
