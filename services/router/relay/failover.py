@@ -1,8 +1,8 @@
-"""Sessions between two replicas: who waits, who goes on, who is given up. Pure.
+"""Sessions between two replicas: which wait, which continue, which are given up. Pure.
 
-A session whose replica is lost, silent, refuses it or cannot go on with it is opened on another
-one, with its seed and all that is committed, so that it goes on as if nothing had happened. Until
-there is a replica, room and budget for it, it waits.
+A session whose replica is lost, silent, refuses it or cannot continue it is opened on another one,
+with its seed and all committed tokens, so that it continues as if nothing had happened. It waits
+until a replica, room and retry budget are available.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ class Failover:
         self._crash_reports = CrashReports()
         self._waiting: dict[int, tuple[RelayedSession, OutriderError]] = {}
         self.is_due = False
-        """Whether more could go on now than there was time for."""
+        """Whether waiting sessions are to be tried again soon, without waiting for news from
+        replicas."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -117,16 +118,17 @@ class Failover:
         poison.call_failed(session.losses, call, is_single=num_sessions == 1)
 
     def opened(self, session: RelayedSession, now: float, *, is_doubtful: bool) -> None:
-        """It has just come, maybe because its edge or router died: what replicas told of its
-        request counts; `is_doubtful`: not all of them can have told."""
+        """A session has just arrived, maybe because its edge or router died. Crashes that replicas
+        reported with its request count against it; `is_doubtful`: some replicas may not have
+        reported yet."""
         session.losses.is_doubtful = is_doubtful
         poison = self._poison_of(session)
         for loss, is_single in self._crash_reports.of(session.losses.request, now):
             poison.crashed(session.losses, loss, is_single=is_single)
 
     def explained(self, replica: str, process: bytes, crashes: Sequence[Crash], now: float) -> None:
-        """What is known of a replica's losses: `process` lives, and these crashed. One of which
-        nothing is said was ended from outside."""
+        """A replica reports on its losses: `process` is alive, and `crashes` are its processes that
+        crashed. A lost process without a crash was ended from outside."""
         crashes = [crash for crash in crashes if crash.process != process]
         calls = {crash.process: crash.call for crash in crashes}
         for poison in self._poison.values():

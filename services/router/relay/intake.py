@@ -44,9 +44,9 @@ _CAPACITY_CAUSES: Final = frozenset({"queue", "slo", "shed"})
 class RunDeduplicator:
     """The latest run of every chat that brings a request id.
 
-    A client that turns to another edge opens its chat anew behind what it has. Where the first edge
-    did not die but starves or is cut off, the old run goes on for as long as that edge remembers
-    its chats (`edge.resumption.window_s`), and takes a place on a replica for nobody.
+    A client that turns to another edge opens its chat anew behind what it has. If the first edge is
+    not dead but starved or cut off, it keeps the old run for as long as it remembers its chats
+    (`edge.resumption.window_s`), and a place on a replica is taken for nobody.
 
     Edges bind request ids to the trust group they are of. A run is of the same chat if prompt and
     sampling are the same too: an id that is used for something else stops nobody's run.
@@ -119,7 +119,7 @@ class Intake:
         return is_due
 
     def waiting(self) -> list[SessionRequest]:
-        """What those in the queue ask for."""
+        """Requests of the sessions in the queue."""
         return [session.request for session in self._waiting.values()]
 
     def drain(self) -> None:
@@ -171,13 +171,13 @@ class Intake:
                 yield session, error
 
     def expire(self, now: float) -> list[Ending]:
-        """What passes with time alone: waits that were too long."""
+        """Refuse sessions that have waited too long; returns how they end."""
         self.refresh(now)
         self._admission.expire(now)
         return self._refused(now)
 
     def refresh(self, now: float) -> None:
-        """The fleet is not what it was."""
+        """The fleet has changed: refresh the view of it."""
         self._fleet_view.refresh(self._registry, now)
 
     def first_token(self, session: RelayedSession, now: float) -> None:
