@@ -96,7 +96,7 @@ class Inbox:
         self._max_loaded_bytes = max_loaded_bytes
         self._commands: deque[Command] = deque()
         self._loaded_bytes = 0
-        """Of KV in these commands."""
+        """Bytes of KV in these commands."""
         self._stopping = False
         self._filled = threading.Condition()
 
@@ -272,7 +272,7 @@ class ModelRunner(ModelThread):
         return await self._asked(TakeLearnt)
 
     async def _asked(self, command: Callable[[Callable[[list[_T]], None]], Command]) -> list[_T]:
-        """What the model thread answers; nothing if it has ended or takes no more."""
+        """The model thread's answer; empty if it has ended or its inbox is full."""
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[list[_T]] = loop.create_future()
 
@@ -302,7 +302,7 @@ def _answer(answered: asyncio.Future[list[_T]], copies: list[_T]) -> None:
 
 
 class _ModelThread:
-    """What runs in the model thread."""
+    """State of the model thread, and the loop that it runs."""
 
     def __init__(
         self,
@@ -328,12 +328,13 @@ class _ModelThread:
         """Whether sessions are there but the last tick could make no batch."""
         self._overhead = CpuOverhead()
         self._overhead_ms = 0.0
-        """Of the last call, once the next one has begun."""
+        """Milliseconds of processor time around the last call, known once the next one has
+        begun."""
         self._activity = EngineActivity()
         self._events: list[Event] = []
-        """What the event loop has yet to be told."""
+        """Events not yet sent to the event loop."""
         self._num_scheduled = 0
-        """Sessions of the last call, until the event loop is told."""
+        """Sessions of the last call, until they are reported to the event loop."""
         self._kv = KvTransfer(engine, scheduler)
 
     def run(self) -> None:
@@ -461,7 +462,8 @@ class _ModelThread:
 
 
 def _failures(sessions: tuple[int, ...], problem: str) -> list[Event]:
-    """Of those that the thread worked on when it failed; of all others nothing is to be said."""
+    """Failure events for the sessions that the thread worked on when it failed; other sessions get
+    none."""
     counted = {SESSIONS_IN_CALL: str(len(sessions))}
     return [Failed(session, EngineError(problem, metadata=counted)) for session in sessions]
 
