@@ -14,7 +14,7 @@ from itertools import islice
 from typing import TypeAlias
 
 MAX_EVENT_BLOCKS = 256
-"""Blocks of one event; a longer chain goes on in the next."""
+"""Most blocks in one event; a longer chain continues in the next event."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,8 +62,8 @@ class _Table:
     path: list[Node]
     """Root, then one node per shared block."""
     pinned: list[Node] = field(default_factory=list)
-    """Of the static prefixes that the sequence may use, the nodes that stand for the same ids as
-    the path's last one."""
+    """Nodes of the static prefixes that the sequence may use, for the same ids as the path's last
+    node."""
     aliases: list[int] = field(default_factory=list)
     """Places of aliases in the path: their blocks are pinned."""
     blocks: array[int] = field(default_factory=lambda: array("i"))
@@ -228,13 +228,13 @@ class KvPool:
         return copies
 
     def record(self) -> None:
-        """From now on take_events() tells what is published and what evicted, beginning with
-        what is published already."""
+        """Record changes of the prefix cache for take_events() from now on. The blocks that are
+        already published come first."""
         self._recorder = BlockRecorder()
         self._tree.record(self._recorder)
 
     def take_events(self) -> tuple[BlockEvent, ...]:
-        """What changed in the prefix cache since the last take; nothing unless recorded."""
+        """Changes of the prefix cache since the last call; empty unless recorded."""
         return self._recorder.take() if self._recorder is not None else ()
 
     def num_missing(self, sequence: int, num_tokens: int) -> int:

@@ -43,7 +43,7 @@ class Node:
         self, parent: Node | None, key: Key, block: int, salt: bytes, *, is_alias: bool = False
     ) -> None:
         self.is_alias = is_alias
-        """Whether the block is that of a pinned node of another salt."""
+        """Whether the block belongs to a pinned node of another salt."""
         self.parent = parent
         self.key = key
         self.block = block
@@ -98,7 +98,7 @@ class PrefixTree:
         return nodes, count
 
     def roots(self, salts: Sequence[bytes]) -> list[Node]:
-        """Of those salts of which something is known. Adds no reference."""
+        """The root nodes of those salts that the tree knows. Adds no reference."""
         return self.match(salts, iter(()))[0]
 
     def closest(self, nodes: Sequence[Node], ids: Key) -> tuple[Node | None, int]:

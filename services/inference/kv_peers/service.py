@@ -139,5 +139,5 @@ class KvTransferService(KvTransferServiceServicer):
 
 
 def _host(peer: str) -> str:
-    """Of gRPC's name for the other side of a connection, `ipv4:10.0.0.1:50000`."""
+    """Host part of gRPC's name for a peer, such as `ipv4:10.0.0.1` in `ipv4:10.0.0.1:50000`."""
     return peer.rpartition(":")[0] or peer

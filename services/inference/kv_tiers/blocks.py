@@ -81,8 +81,8 @@ def kv_identity(info: EngineInfo, vocabulary_digest: bytes) -> KvIdentity | None
 
 
 class BlockLoader:
-    """What brings fetched blocks into the engine, for all tiers of a replica: one thread that packs
-    and unpacks, and the model thread. The event loop's."""
+    """Moves blocks between packed bytes and the engine, for all tiers of a replica: one thread
+    packs and unpacks, the model thread loads. Used in the event loop."""
 
     def __init__(self, identity: KvIdentity, model: ModelThread) -> None:
         self.identity = identity
@@ -92,7 +92,7 @@ class BlockLoader:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="kv")
 
     async def in_thread(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """What `work` returns, in the thread that packs and unpacks."""
+        """Run `work` in the thread that packs and unpacks; returns its result."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, lambda: work(*args, **kwargs))
 

@@ -23,12 +23,12 @@ Only what is loaded is measured: nobody would notice that transfers are fast aga
 
 @dataclass(frozen=True, slots=True)
 class TransferCost:
-    """What loading took lately, and how many blocks it is tried with before anything is known."""
+    """Recent cost of loading blocks in milliseconds; 0: not known yet."""
 
     block_ms: float = 0.0
-    """From asking for a block to its bytes in the engine's form; 0: not known yet."""
+    """Time from asking for a block to having its bytes in the engine's form; 0: not known yet."""
     fixed_ms: float = 0.0
-    """Of a round trip to the tier, whatever it brings."""
+    """Time of a round trip to the tier, whatever it brings."""
 
 
 class LoadPlanner:

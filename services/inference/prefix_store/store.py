@@ -1,4 +1,4 @@
-"""Where entries are kept: in Redis or a Redis Cluster, behind a circuit breaker."""
+"""Storage of entries in Redis or a Redis Cluster, behind a circuit breaker."""
 
 from __future__ import annotations
 
@@ -99,7 +99,8 @@ class RedisStore:
         await self._client.aclose()
 
     async def _attempt(self, ask: Callable[[], Awaitable[_T]], otherwise: _T) -> _T:
-        """The answer; `otherwise` where there is none within the time, or none is asked for."""
+        """The answer of `ask`; `otherwise` if it fails or takes too long, or while the breaker is
+        open."""
         import redis
         from redis.exceptions import RedisClusterException
 
