@@ -41,7 +41,7 @@ MAX_PAUSE_S: Final = 1.5
 TYPING_S: Final = 0.03
 """Time for one typed character."""
 SHOWN_STATE_HOME: Final = "~/.local/state"
-"""What stands for the temporary folder in which the mesh keeps its state while it is recorded."""
+"""Shown in place of the temporary folder in which the recorded mesh keeps its state."""
 _INTERRUPTED: Final = (130, -signal.SIGINT)
 """Exit statuses of what Ctrl-C ended, or its shell."""
 _SPINNER: Final = re.compile(rb"\xe2[\xa0-\xa3][\x80-\xbf]")
@@ -67,7 +67,7 @@ _BACKGROUND: Final = "#242933"
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What is recorded."""
+    """Settings of one recording."""
 
     commands: tuple[str, ...]
     columns: int = 80
@@ -102,7 +102,7 @@ _PROMPTS: Final = (
     *("Why is the sky blue?", "What is a tide?", "Tell me of the moon.", "Why do leaves fall?"),
     *("What is a comet?", "How do bees see?", "What is rain?", "Why is the sea salty?"),
 )
-"""Of the load, again and again."""
+"""Prompts of the load, repeated without end."""
 _NUM_PROMPTS: Final = 64
 
 Row = tuple[tuple[str, str], ...]
@@ -141,8 +141,9 @@ class _Screen(pyte.Screen):
 def shown(
     outputs: Iterable[Output], columns: int = 80, num_rows: int = 24
 ) -> tuple[list[Shown], float]:
-    """What each row showed, and for how long; and how long all of it takes, in seconds. What stood
-    there for less than a hundredth of a second, the picture's unit of time, is left out."""
+    """Each row of the screen with the time that it was shown, and the length of the whole recording
+    in seconds. Rows shown for less than a hundredth of a second, the picture's unit of time, are
+    left out."""
     screen = _Screen(columns, num_rows)
     screen.set_mode(pyte.modes.LNM)
     stream = pyte.ByteStream(screen)

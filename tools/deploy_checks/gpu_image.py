@@ -15,7 +15,7 @@ from typing import Final
 from packaging.requirements import Requirement
 
 PYTHON: Final = (3, 12)
-"""Of NVIDIA's release image."""
+"""Python version of NVIDIA's release image."""
 PINS: Final = "inference-gpu.txt"
 ASKED: Final = "tensorrt-llm.txt"
 LEFT_TO_THE_IMAGE: Final = frozenset({"numpy", "tokenizers"})
@@ -29,7 +29,7 @@ def normal(name: str) -> str:
 
 
 def pin_problems(folder: Path, ours: Sequence[str]) -> Iterator[str]:
-    """What is wrong with the pins of a folder; `ours` are Outrider's own requirements."""
+    """Problems in the pins of a folder; `ours` are Outrider's own requirements."""
     pins: dict[str, str] = {}
     for line in _lines(folder / PINS):
         match = _PIN.fullmatch(line)

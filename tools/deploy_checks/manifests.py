@@ -25,7 +25,7 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Manifests:
-    """What one overlay builds."""
+    """The objects that one overlay builds."""
 
     objects: tuple[Object, ...]
 

@@ -1,4 +1,4 @@
-"""Makes plausible mistakes in the source, one by one, and says which of them the tests notice.
+"""Makes plausible mistakes in the source, one by one, and reports which of them the tests notice.
 
 Each mutation of the lists beside this module is made in a copy of the tracked files, never in the
 working tree, and the tests that it names are run there. They are run without it first: tests that
@@ -6,7 +6,7 @@ fail anyway catch nothing. The exit status is 1 unless every mutation is caught.
 
     python -m tools.mutations               all of them
     python -m tools.mutations --only NAME   this one, and others that are named so
-    python -m tools.mutations --list        what there is
+    python -m tools.mutations --list        their names and promises
 """
 
 from __future__ import annotations

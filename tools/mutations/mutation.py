@@ -21,15 +21,15 @@ class Mutation:
     """One change of the source."""
 
     name: str
-    """Of it alone, for `--only`."""
+    """Unique name, for `--only`."""
     promise: str
-    """What the project promises and the change breaks."""
+    """The project's promise that the change breaks."""
     file: str
     """From the repository's root."""
     old: str
     """The source that is replaced. It occurs once in the file."""
     new: str
-    """What takes its place."""
+    """The source that replaces `old`."""
     tests: tuple[str, ...]
     """Files or node ids: one of them fails."""
 

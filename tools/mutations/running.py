@@ -32,7 +32,7 @@ _FoundT = TypeVar("_FoundT")
 
 
 class Outcome(Enum):
-    """What the tests made of a mistake."""
+    """Result of running the tests on a mistake."""
 
     CAUGHT = "caught"
     NOT_CAUGHT = "NOT caught"
@@ -43,12 +43,12 @@ class Outcome(Enum):
 
 
 _OUTCOMES: Final = {0: Outcome.NOT_CAUGHT, 1: Outcome.CAUGHT}
-"""By pytest's exit status; every other one is that of a run that came to nothing."""
+"""Outcomes by pytest's exit status; every other status is BROKEN."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Of one mutation."""
+    """Outcome of one mutation."""
 
     mutation: Mutation
     outcome: Outcome
@@ -72,8 +72,9 @@ def run_mutations(
     limit_s: float = DEFAULT_LIMIT_S,
     report: Callable[[Result], object] = lambda result: None,
 ) -> list[Result]:
-    """What the tests of each notice, in the order of the list; `report` hears of each at once.
-    Mutations with the same tests are made one after the other, when these have passed without."""
+    """Run the tests of each mutation; returns the results in the order of the list. `report` gets
+    each result at once. Mutations with the same tests run one after the other, once these tests
+    have passed without a mutation."""
     by_tests: dict[tuple[str, ...], list[Mutation]] = {}
     for mutation in mutations:
         by_tests.setdefault(mutation.tests, []).append(mutation)

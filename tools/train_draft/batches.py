@@ -41,18 +41,18 @@ class Batch:
     """[N] how much each position matters; they sum to N."""
 
     def inputs(self) -> tuple[Indices, Indices, Indices]:
-        """What the student is called with."""
+        """The student's arguments: prefix, tokens, rows."""
         return self.prefix, self.tokens, self.rows
 
     @property
     def num_tokens(self) -> int:
-        """That the student computes, padding too."""
+        """Tokens that the student computes, padding included."""
         return self.prefix.size + self.tokens.size
 
 
 def position_weights(num: int) -> Floats:
-    """[num] of reply positions 0, 1, ...: the first counts six times as much as late ones, since
-    the reader waits for it and nothing of the reply's own tells it."""
+    """[num] weights of reply positions 0, 1, ...: the first counts six times as much as late ones,
+    since the reader waits for it and no earlier token of the reply helps to guess it."""
     at = np.arange(num, dtype=np.float32)
     return np.asarray(1 + FIRST_WEIGHT * np.exp(-at / WEIGHT_DECAY), np.float32)
 
@@ -124,7 +124,8 @@ def _begin_as_most(replies: Sequence[Reply]) -> npt.NDArray[np.bool_]:
 
 
 def _common_prefix(replies: Sequence[Reply]) -> Ids:
-    """What all prompts begin with, their last token apart: a row is asked for there."""
+    """The tokens that all prompts begin with, without any prompt's last token: its row is
+    needed."""
     shortest = min(len(reply.prompt) for reply in replies) - 1
     begins = np.stack([reply.prompt[:shortest] for reply in replies])
     differ = np.flatnonzero((begins != begins[0]).any(0))

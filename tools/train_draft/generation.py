@@ -45,7 +45,7 @@ class _Run:
     tops: list[tuple[Ids, Halves]] = field(default_factory=list)
 
     def pending(self) -> list[int]:
-        """What has no KV yet."""
+        """Tokens whose KV is not computed yet."""
         return self.ids[-1:] if self.ids else self.prompt[self.num_cached :]
 
     def finished(self, stop_ids: frozenset[int]) -> bool:
@@ -224,7 +224,7 @@ def produce(
 
 
 def _counted(replies: Iterator[Reply], show: Callable[[int], None]) -> Iterator[Reply]:
-    """The same replies; tells how many there have been."""
+    """Pass the replies on, and call `show` with their number so far."""
     for count, reply in enumerate(replies, 1):
         show(count)
         yield reply

@@ -84,7 +84,7 @@ class Layer(nn.Module):
 
 
 class Layout:
-    """Where a batch's tokens stand: a prefix of P tokens that all B sequences begin with, then T
+    """Positions of a batch's tokens: a prefix of P tokens that all B sequences begin with, then T
     of each. The prefix is computed once; most chats begin with the same system prompt."""
 
     def __init__(

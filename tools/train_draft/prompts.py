@@ -64,7 +64,7 @@ class Chat:
     kind: str
     messages: tuple[Message, ...]
     follow_ups: tuple[str, ...]
-    """What the user says after each further reply."""
+    """The user's messages after each further reply."""
     plan: ReplyPlan
 
 

@@ -35,7 +35,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class LossWeights:
-    """Of the parts of the loss; they sum to 1."""
+    """Weights of the parts of the loss; they sum to 1."""
 
     divergence: float
     """Forward KL: the target's whole distribution."""

@@ -1,4 +1,4 @@
-"""What the draft takes over from its target, a GGUF file or a folder: geometry and weights.
+"""Geometry and weights that a draft takes from its target, a GGUF file or a folder.
 
 Also which ids the draft's output head keeps: the target's most frequent ones.
 """
@@ -72,11 +72,11 @@ def layer_name(layer: int, tensor: str) -> str:
 
 
 class Target(Protocol):
-    """What a target gives its draft."""
+    """The parts of a target that its draft uses."""
 
     @property
     def geometry(self) -> Geometry:
-        """Of a draft with all of the target's layers."""
+        """Geometry of a draft with all of the target's layers."""
 
     def embedding(self) -> Floats:
         """[V, width]."""
@@ -118,9 +118,9 @@ def spread(num_layers: int, count: int) -> tuple[int, ...]:
 class TargetFile:
     """A GGUF file of any architecture; its weights are dequantised as they are asked for.
 
-    Drafts are Llama models. Of a Llama or Qwen2 model they begin with some of the layers (without
-    Qwen2's biases, and with the rows of queries and keys in the order of Llama's file), of all
-    others with new ones.
+    Drafts are Llama models. For a Llama or Qwen2 target they begin with some of its layers (without
+    Qwen2's biases, and with the rows of queries and keys in the order of Llama's file); for any
+    other, with new layers.
     """
 
     has_file = True
@@ -188,8 +188,8 @@ class TargetFile:
         return np.array(dequantize(tensor.data, tensor.tensor_type), np.float32)
 
     def _number(self, name: str, default: float | None = None) -> float:
-        """Of the architecture's metadata. Raises ArtifactCorruptError where there is neither it nor
-        a default; of numbers by layer, the largest."""
+        """A number from the architecture's metadata; for numbers by layer, the largest. Raises
+        ArtifactCorruptError if it is missing and `default` is None."""
         value = self._value(f"{self._architecture}.{name}", default)
         if isinstance(value, list) and value:
             value = max(value)
