@@ -27,8 +27,8 @@ FOLDER: Final = ROOT / "docs" / "charts"
 INSTALL: Final = "charts need matplotlib: pip install 'outrider[bench]'"
 
 COLOURS: Final = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#000000")
-"""Of Okabe and Ito's palette, which readers with any kind of colour vision tell apart; as many as a
-chart may have lines."""
+"""Okabe and Ito's palette, distinguishable with any kind of colour vision. A chart has at most as
+many lines."""
 _MARKERS: Final = "osD^vP"
 """One for each colour, for print in grey."""
 _PIPELINE: Final = "OpenVINO pipeline"
@@ -42,7 +42,7 @@ _COMPARED: Final = (
 """Systems whose throughput is drawn: one colour each. The tables have all."""
 _SIZE_INCHES: Final = (6.4, 4.2)
 _MAX_NARROW_CHARS: Final = 40
-"""Of a line's name: two of them fit side by side."""
+"""Longest name of a line with which two names fit side by side."""
 _LINES_APART: Final = 0.02
 """Between the points of two lines, as a share of the axis, so that their intervals stand side by
 side."""
@@ -71,7 +71,7 @@ class Lines:
     powers_of_two: bool = False
     """Whether the x axis is logarithmic to base 2, with a tick at every point."""
     level: float | None = None
-    """Where a thin line goes across: what is compared with."""
+    """Height of a thin horizontal line to compare with; None: no such line."""
 
 
 @dataclass(frozen=True, slots=True)

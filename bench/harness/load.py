@@ -37,7 +37,7 @@ class Work:
     concurrency: int = 0
     temperature: float = 0.0
     ignore_eos: bool = False
-    """Whether replies go on to max_tokens."""
+    """Whether replies continue to max_tokens."""
     num_background: int = 0
     """The first so many requests are there to keep the system busy: they are cut off once all
     others are answered."""
@@ -57,7 +57,7 @@ class Answer:
     error: str = ""
     """Why it is none; a system that raises leaves it empty."""
     num_tokens: int = 0
-    """Where tokens are told by number alone, without their ids."""
+    """Number of tokens, from systems that report it without the ids."""
     began_at: float = 0.0
     """The work's beginning, on time.perf_counter."""
 
@@ -119,7 +119,7 @@ def to_json(work: Work, stop_ids: Sequence[int]) -> dict[str, Any]:
 
 
 def from_json(answer: dict[str, Any]) -> WorkResult:
-    """What a peer's process answered."""
+    """Read the answer of a peer's process."""
     return WorkResult(answer["seconds"], tuple(Answer(**row) for row in answer["answers"]))
 
 
@@ -129,7 +129,7 @@ WHOLE_TOKENS = 2048
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What bench.tuning chooses for a peer."""
+    """Settings of a peer, chosen by bench.tuning."""
 
     threads: int = 1
     chunk_tokens: int = 256
@@ -141,7 +141,7 @@ class Setup:
         return f"{self.threads} thread{plural}, chunks of {self.chunk_tokens}"
 
     def to_json(self) -> dict[str, int]:
-        """As a record keeps it."""
+        """The form that a record keeps."""
         return asdict(self)
 
 

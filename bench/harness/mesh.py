@@ -89,12 +89,12 @@ class Service:
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """HOST:PORT on which it listens."""
         return f"{HOST}:{self.port}"
 
     @property
     def pid(self) -> int:
-        """Of its process, which was started."""
+        """Id of its process, which must have been started."""
         assert self._process is not None
         return self._process.pid
 
@@ -190,7 +190,7 @@ class Mesh:
 
     @property
     def folder(self) -> Path:
-        """Of configurations, logs and certificates."""
+        """Folder of configurations, logs and certificates."""
         return self.files.path
 
     @property
@@ -259,7 +259,7 @@ async def mesh(
 def replica_rows(
     replicas: Iterable[Service], through: Mapping[str, int] | None = None
 ) -> tuple[dict[str, object], ...]:
-    """What a router's `replicas` say of these; `through` has the ports of links to some of them, by
+    """Rows for a router's `replicas`. `through`: ports of links to some of the replicas, by
     name."""
     ports = through or {}
     return tuple(

@@ -18,5 +18,5 @@ def of_threads(pid: int) -> dict[int, int]:
 
 
 def between(before: Mapping[int, int], after: Mapping[int, int]) -> int:
-    """Of all threads together, between two readings."""
+    """Processor time of all threads together, between two readings."""
     return sum(used - before.get(thread, 0) for thread, used in after.items())

@@ -66,7 +66,7 @@ def load_prompts(*kinds: str, split: Split = "held_out") -> tuple[Prompt, ...]:
 
 
 def written_texts() -> frozenset[str]:
-    """Of all folders, for whoever has to leave them out."""
+    """Texts of all folders, for callers that have to leave them out."""
     return frozenset(prompt.text for prompt in load_prompts(split="all"))
 
 

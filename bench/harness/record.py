@@ -31,7 +31,7 @@ Figure: TypeAlias = str | int | float | bool | Sequence["Figure"] | Mapping[str,
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a run was made from, as it was when the run began."""
+    """State of the sources when a run began."""
 
     began_at: float
     """time.monotonic()."""
@@ -41,7 +41,7 @@ class Origin:
 
 
 def origin(name: str) -> Origin:
-    """Of a run of this bench that begins now."""
+    """Origin of a run of this bench that begins now."""
     return Origin(time.monotonic(), commit(), digests(bench_of(name).sources(), ROOT))
 
 
@@ -57,7 +57,7 @@ class Run:
     tables: list[Table] = field(default_factory=list)
     figures: dict[str, Figure] = field(default_factory=dict)
     origin: Origin | None = None
-    """None: that of the moment in which the run finishes."""
+    """None: the state when the run finishes."""
     _samples: dict[str, dict[str, Any]] = field(default_factory=dict)
     _settings: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -127,8 +127,8 @@ class Changes:
 
 
 def changes(record: Mapping[str, Any], root: Path = ROOT) -> Changes | None:
-    """Since the record was made: by the digests in it, or, where it has none of single files, by
-    git and the record's commit. None where neither can tell."""
+    """Changes since the record was made, by its digests, or, if it has none of single files, by git
+    and its commit. None if neither tells."""
     sources = record.get("sources", {})
     if sources and "digest" not in sources:
         now = digests(sources, root)
