@@ -30,7 +30,7 @@ LIVENESS: Final = LivenessLimits()
 _LONG_HEADER: Final = 0x80
 _MIN_RESET_BYTES: Final = 21
 Peer: TypeAlias = tuple[Any, ...]
-"""Host, port, and what else an IPv6 address has."""
+"""An address as sockets give it: host and port, for IPv6 followed by flow label and scope."""
 
 # What goes wrong with a connection is told by the errors raised; a program that wants aioquic's
 # lines too sets up logging.
@@ -113,7 +113,7 @@ class ClientConnection(QuicConnectionProtocol):
 
     @property
     def has_ticket(self) -> bool:
-        """Whether what is sent before the handshake is complete goes in 0-RTT."""
+        """Whether data sent before the handshake is complete goes in 0-RTT."""
         ticket = self._quic.configuration.session_ticket
         return ticket is not None and ticket.max_early_data_size is not None
 
@@ -122,7 +122,7 @@ class ClientConnection(QuicConnectionProtocol):
         self._transport = await self._open_socket()
 
     def begin(self, timeout_s: float) -> None:
-        """Begin to shake hands; what is sent in this turn of the loop goes along."""
+        """Begin the handshake; data sent in this turn of the loop goes with it."""
         self.connect(cast(Any, self._peer), transmit=False)
         self._transmit_soon()
         self._watch_timer = self._loop.call_later(timeout_s, self._unanswered, timeout_s)
@@ -132,8 +132,8 @@ class ClientConnection(QuicConnectionProtocol):
         await asyncio.shield(self._established)
 
     async def migrate(self) -> None:
-        """Go on from another socket: streams stay as they are. Raises what lost the connection, or
-        UnavailableError when there is no way to the edge at the moment, or not yet."""
+        """Continue from another socket; streams stay as they are. Raises the error that lost the
+        connection, or UnavailableError if the edge cannot be reached now, or not yet."""
         self._check_lost()
         if not self._established.done():  # RFC 9000, section 9: not before the handshake
             raise UnavailableError(f"the handshake with {self._edge} is not complete; try again")
@@ -158,7 +158,7 @@ class ClientConnection(QuicConnectionProtocol):
         self._watch()
 
     def open(self, reader: StreamReader, data: bytes) -> int:
-        """Open a stream, send `data` on it and return its number. Raises what lost the
+        """Open a stream, send `data` on it and return its number. Raises the error that lost the
         connection, if it is lost."""
         self._check_lost()
         stream_id = self._quic.get_next_available_stream_id()

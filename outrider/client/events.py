@@ -34,7 +34,7 @@ class Resumed:
 
     edge: str
     pause_ms: float
-    """From the interruption to the next event of the chat, in milliseconds."""
+    """Milliseconds from the interruption to the next event of the chat."""
 
 
 Event: TypeAlias = (
@@ -87,12 +87,12 @@ class ClientTimings:
     """Times measured by the client's own clock, from sending the request on."""
 
     provisional_ttft_ms: float | None
-    """To the first provisional text; None if there was none."""
+    """Milliseconds to the first provisional text; None if there was none."""
     committed_ttft_ms: float | None
-    """To the first final token; None if there was none."""
+    """Milliseconds to the first final token; None if there was none."""
     staying_word_ms: float | None
-    """To the moment since which the first word has stood on screen without being taken back, final
-    by then or not (`outrider.client.first_word`). None if there was no text."""
+    """Milliseconds to the moment since which the first word has stood on screen without being taken
+    back, final by then or not (`outrider.client.first_word`). None if there was no text."""
     total_ms: float
     tokens_per_s: float
     """Final tokens after the first over the time since the first; 0 with fewer than two."""
@@ -128,7 +128,7 @@ class ChatResult:
     tool_calls: tuple[ToolCall, ...] = ()
     """Complete tool calls. An incomplete call stays in `content`."""
     request_id: str = ""
-    """By which logs, traces and `outrider explain --request` know the chat."""
+    """Id of the chat in logs, traces and `outrider explain --request`."""
     model: str = ""
     """That answered."""
 

@@ -179,7 +179,7 @@ class Link:
         """Earlier connections, on which chats may still run."""
         self._redialling: asyncio.Task[ClientConnection] | None = None
         self.policy = policy
-        """None: what is lost stays lost."""
+        """How lost connections are replaced; None: they are not."""
         self.is_closed = False
 
     @property
@@ -208,7 +208,8 @@ class Link:
             raise
 
     async def migrate(self) -> None:
-        """Go on from another socket. Raises UnavailableError when there is no way now."""
+        """Continue from another socket. Raises UnavailableError if the edge cannot be reached
+        now."""
         await self._connection.migrate()
 
     def close(self) -> None:

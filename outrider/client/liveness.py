@@ -38,7 +38,8 @@ class LivenessLimits:
     """How long silence is tolerated, in seconds."""
 
     busy_s: float = 1.0
-    """While chats wait for something. Above the pause between the tokens of a busy region."""
+    """Longest silence while chats wait for something. More than the pause between the tokens of a
+    busy region."""
     idle_s: float = 10.0
     """Otherwise. Edges close connections from which nothing comes for half a minute."""
     answer_s: float = 1.5
@@ -48,7 +49,7 @@ class LivenessLimits:
     """A check that runs later than this after it was due was delayed by this process: it decides
     nothing."""
     settle_s: float = 0.5
-    """A check that decided nothing is made again so much later."""
+    """Wait before a check that decided nothing is repeated."""
 
 
 _TRANSITIONS = {

@@ -24,8 +24,8 @@ class ReconnectPolicy:
     """How a client reconnects. Delays double from the first to the longest."""
 
     give_up_after_s: float = 30.0
-    """From the loss on. The default is the edge's own limit for keeping a chat without its client;
-    after it, the chat would be run again from what the client has."""
+    """Seconds from the loss. The default is the edge's own limit for keeping a chat without its
+    client; after it, the chat would be run again from what the client has."""
     first_delay_s: float = 0.05
     max_delay_s: float = 2.0
     attempt_timeout_s: float = 3.0
@@ -46,9 +46,9 @@ class Attempts:
         return self._lost_at
 
     def next_delay(self, now: float, spread: float = 1.0, least_s: float = 0.0) -> float | None:
-        """A try failed, or the connection was lost: wait so long, None to give up. `spread`, in
-        (0, 1], shortens the wait, so that clients that were lost together do not come together;
-        `least_s` is what the peer asked for."""
+        """Seconds to wait after a failed try or a lost connection; None: give up. `spread`, in (0,
+        1], shortens the wait, so that clients that were lost together do not come together;
+        `least_s` is the wait that the peer asked for."""
         if self._lost_at is None:
             self._lost_at = now
             self._backoff.reset()
@@ -67,7 +67,7 @@ class RecoveryState(Enum):
     WAITING = auto()
     """Cut off; it will be sent again."""
     RESUMING = auto()
-    """Sent again; nothing of the reply has come since."""
+    """The request was sent again; nothing of the reply has come since."""
     OVER = auto()
 
 
@@ -75,7 +75,7 @@ class Recovery:
     """One chat. Verbs take `now` in seconds."""
 
     def __init__(self, policy: ReconnectPolicy | None) -> None:
-        """None: what is cut off is over."""
+        """`policy`: None ends a chat as soon as it is cut off."""
         self._attempts = None if policy is None else Attempts(policy)
         self.state = RecoveryState.RUNNING
 
@@ -124,7 +124,7 @@ class Recovery:
         return was_cut
 
     def progressed(self) -> None:
-        """Something new is final: what fails from now on is another failure."""
+        """New tokens are final: a later failure counts as a new one."""
         if self._attempts is not None and self.state is RecoveryState.RUNNING:
             self._attempts.worked()
 

@@ -45,7 +45,7 @@ class SessionTickets:
         self._save()
 
     def take(self, edge: str) -> SessionTicket | None:
-        """The ticket for `edge`, if there is one that still holds; it is gone from here then."""
+        """Remove and return a ticket for `edge`; None if there is none that is still valid."""
         ticket = self._tickets.pop(edge)
         if ticket is None:
             return None

@@ -74,15 +74,15 @@ class ChatOptions:
     """Receive provisional text; without it only final text comes."""
     speculation: SpeculationName = "on"
     priority: PriorityName = ""
-    """Empty: medium, or low for a credential that allows no more. A class above what it allows is
-    refused."""
+    """Priority class; empty: medium, or low if the credential allows no more. A class above the
+    credential's is refused."""
     deadline_ms: int = 0
     """0: none."""
     thin: bool = False
     """Let the region tokenize."""
     idempotency_key: str = ""
-    """A request sent twice with the same key, by the same client or whoever it shares a trust group
-    with, runs once; empty: a random one."""
+    """Requests with the same key run once, if they come from the same client or from one that
+    shares its trust group; empty: a random key."""
     residency: tuple[str, ...] = ()
     """Regions that may hold the prompt; empty: any."""
     prediction: str = ""
@@ -180,8 +180,8 @@ def typed_frame(
 
 
 def tokenize_frame(text: str, model: str, credential: Credential) -> bytes:
-    """Asks for the ids of a text. Raises InvalidRequestError for what no frame can hold,
-    PromptTooLongError for more than one holds."""
+    """A request for the ids of a text. Raises InvalidRequestError for text that no frame can hold,
+    PromptTooLongError for text longer than one frame."""
     try:
         asked = edge_pb2.TokenizeText(text=text, model=model, credential=_credential(credential))
         frame = edge_pb2.ClientFrame(tokenize=asked).SerializeToString()

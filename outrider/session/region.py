@@ -26,14 +26,14 @@ class Pace(NamedTuple):
     """How fast a replica works, reported to the edges that draft for it."""
 
     interval_s: float = 0.0
-    """Between the session's commits, smoothed, without what drafts of the edge added; 0: it did not
-    say."""
+    """Smoothed time between the session's commits, without the time that the edge's drafts added;
+    0: not reported."""
     row_s: float = 0.0
     """Time that one more draft token adds to a call of the model."""
     max_lead: int = 0
     """Most drafts ahead of the commits that the replica keeps; 0: it did not say."""
     overload_level: int = 0
-    """From 1 on drafts are not worth sending."""
+    """Overload of the replica; from 1 on, drafts are not worth sending."""
     echo: int = 0
     """`echo` of the newest Draft since the last commit; 0: there was none."""
     ack_delay_s: float = 0.0

@@ -157,8 +157,8 @@ def _commit(
 
 
 def commit_from_proto(frame: inference_pb2.Commit, coder: TokenCoder) -> Commit:
-    """Without the ids of accepted drafts, which its edge has. Raises BadTokenBlockError, and
-    MalformedFrameError for what contradicts itself."""
+    """Read a commit, without the ids of accepted drafts, which its edge has. Raises
+    BadTokenBlockError, and MalformedFrameError for a commit that contradicts itself."""
     ids = ids_of(frame, coder, max_count=MAX_COMMIT_TOKENS)
     base, accepted, upto = frame.base, frame.accepted, frame.upto
     if base + accepted + len(ids) != upto:

@@ -24,7 +24,7 @@ class Speculation(StrEnum):
     """Allowed sources of a session's drafts."""
 
     ON = "on"
-    """From the edge and from the region."""
+    """Drafts from the edge and from the region."""
     OFF = "off"
     REGION_ONLY = "region_only"
 
@@ -47,12 +47,13 @@ class FinishReason(StrEnum):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the reply has come to its own end, and the same request will bring no more."""
+        """Whether the reply ended by itself, so that the same request would bring no more."""
         return self in (FinishReason.STOP, FinishReason.LENGTH)
 
 
 MIN_LOGPROB: Final = -9999.0
-"""Stands for everything below, minus infinity too (as in OpenAI's API): every value is a number."""
+"""Stands for every lower value, including minus infinity, as in OpenAI's API, so that every value
+is a number."""
 
 
 class ScoredToken(NamedTuple):
@@ -87,7 +88,7 @@ class Usage:
     accepted_tokens: int = 0
     """Verified drafts that became part of the reply."""
     cost: Cost | None = None
-    """By the router's price table, for the whole session; None where no price applies, before a
+    """Cost of the whole session by the router's price table; None if no price applies, before a
     router has set it, and for a chat that was cancelled."""
     accepted_prediction_tokens: int = 0
     """Accepted drafts that were copied from the request's prediction."""

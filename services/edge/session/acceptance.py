@@ -128,7 +128,7 @@ class Acceptance:
         return {_ACCEPTANCE + name: [total.right, total.tried] for name, total in sums.items()}
 
     def restore(self, numbers: Numbers) -> None:
-        """Go on from what `numbers` gave; anything else is ignored."""
+        """Continue from earlier `numbers`; unknown entries are ignored."""
         for name in numbers:
             row = row_of(numbers, name, 2, 0.0, _MOST_TRIED)
             if row is None or not name.startswith(_ACCEPTANCE):
@@ -213,7 +213,7 @@ class Calibration:
         return [self._line.shift, self._line.slope, float(self._num_seen)]
 
     def restore(self, shift: float, slope: float, num_seen: float) -> None:
-        """Go on from what `numbers` gave; anything else is ignored."""
+        """Continue from the values of an earlier `numbers`; invalid ones are ignored."""
         if abs(shift) <= MOST_SHIFT and LEAST_SLOPE <= slope <= MOST_SLOPE and num_seen >= 0:
             self._line = Platt(shift, slope)
             self._num_seen = int(num_seen)
@@ -257,7 +257,7 @@ class Calibrations:
         }
 
     def restore(self, numbers: Numbers) -> None:
-        """Go on from what `numbers` gave; anything else is ignored."""
+        """Continue from earlier `numbers`; unknown entries are ignored."""
         for name in numbers:
             row = row_of(numbers, name, 3 * len(POSITION_BEGINS), -_MOST_SEEN, _MOST_SEEN)
             if row is not None and name.startswith(self._prefix):

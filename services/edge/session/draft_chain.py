@@ -204,7 +204,8 @@ class DraftChain:
             self._resend = self._resend or self.num_sent > self._max_lead
 
     def advance(self, lead: int) -> DraftProgress:
-        """Learn what became final, then add drafts, up to `lead` ahead of the commits."""
+        """Learn the tokens that became final, then add drafts, up to `lead` ahead of the
+        commits."""
         most = self._limits.absorb_tokens
         if self._unlearned:
             self._drafter.extend(self._unlearned[:most])

@@ -62,7 +62,7 @@ class ChatRequest:
     priority: Priority | None = None
     """None leaves it to the region."""
     deadline_ms: int = 0
-    """From the arrival of the request; 0: none."""
+    """Milliseconds from the arrival of the request; 0: no deadline."""
     provisional: bool = False
     """Whether the client wants provisional text."""
     speculation: Speculation = Speculation.ON
@@ -225,7 +225,7 @@ class DraftsReady:
     """More drafts can be had."""
 
     report: DrafterReport | None = None
-    """From the drafter process; None: the chat's own drafter has more."""
+    """The drafter process's report; None: the chat's own drafter has more drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +291,7 @@ class OpenDrafter:
 
 @dataclass(frozen=True, slots=True)
 class TellDrafter:
-    """Tell the drafter process what became final."""
+    """Tell the drafter process which tokens became final."""
 
     ids: tuple[int, ...]
     lead: int

@@ -106,7 +106,7 @@ class Milestones:
                 self.provisional = now
 
     def timings(self, now: float) -> Timings:
-        """Milliseconds since the request came; 0 for what has not happened."""
+        """Milliseconds from the request to each event; 0 for an event that has not happened."""
         start = now if self.asked is None else self.asked
         return Timings(
             queue_ms=_ms(start, self.opened),

@@ -1,4 +1,5 @@
-"""One reply as it grows: final ids and text, drafts ahead of them, and what the client is shown."""
+"""One reply as it grows: final ids and text, drafts ahead of them, and the text shown to the
+client."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ class ReplyTools:
     averages: Callable[[bytes], Averages] = lambda group: Averages()
     """Statistics of a trust group's chats; each chat adds to them."""
     admit: Callable[[bytes], None] = lambda group: None
-    """Told of groups of which what they learn may be kept."""
+    """Called with each group whose statistics may be kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +183,8 @@ class ReplyFlow:
         ]
 
     def asked_again(self, now: float) -> None:
-        """Another session is being opened for what follows: it is sent what drafts there are."""
+        """Another session is being opened for the rest of the reply: existing drafts are sent to
+        it."""
         self._schedule_refresh(now + self._policy.coalesce_s)
 
     def opened(self, opened: RegionOpened, now: float) -> None:
@@ -191,7 +193,7 @@ class ReplyFlow:
         self.controller.opened(opened.echo, opened.ack_delay_s, opened.max_drafts, now)
 
     def moved(self, moved: RegionMoved) -> None:
-        """Another replica has it."""
+        """Another replica has the reply now."""
         self.model.placed(moved.model_identity)
         self.lost(moved.lost_epoch)
 
@@ -232,7 +234,8 @@ class ReplyFlow:
         return actions
 
     def _logprobs(self, commit: Commit, ids: tuple[int, ...]) -> tuple[TokenLogprobs, ...]:
-        """With the tokens' texts. Raises MalformedFrameError for others than were asked for."""
+        """Log probabilities with the tokens' texts. Raises MalformedFrameError for others than were
+        asked for."""
         most = self._request.sampling.num_logprobs
         if not commit.logprobs and most < 0:
             return ()
@@ -270,8 +273,8 @@ class ReplyFlow:
         self.controller.committed(pace, num_tokens, on_its_own=checked.on_its_own, now=now)
 
     def refresh(self, now: float, *, has_region: bool = True) -> list[Action]:
-        """Add drafts, upload those not sent yet if there is a region (`has_region`), show those
-        likely enough."""
+        """Add drafts, upload those not sent yet if a region session is open (`has_region`), show
+        those likely enough."""
         self.refresh_at = None
         self._await_drafter(now)
         progress = self.chain.advance(self.controller.lead)
@@ -296,8 +299,8 @@ class ReplyFlow:
         return events
 
     def learn_more(self) -> bool:
-        """The reply is over: learn some of what was not learnt yet, for later ones; whether there
-        is more. A prompt alone teaches nothing."""
+        """After the reply, learn some of its unlearned tokens for later replies; returns whether
+        more are left. A prompt without a reply teaches nothing."""
         chain = self.chain
         return bool(chain.committed and chain.num_unlearned) and chain.advance(0).is_behind
 

@@ -48,7 +48,7 @@ class OwnTokensAverage:
         return [self._tokens, self._commits]
 
     def restore(self, tokens: float, commits: float) -> None:
-        """Go on from what `numbers` gave."""
+        """Continue from earlier `numbers`."""
         self._tokens, self._commits = tokens, commits
 
     def observe(self, num_tokens: int) -> None:
@@ -68,8 +68,8 @@ class PaceTracker:
         self._draft_time_s = 0.0
         self._num_drafts = 0.0
         self.interval_s = 0.0
-        """Between commits, without the time that the edge's drafts add to them; 0 before the first
-        commit that says."""
+        """Seconds between commits, without the time that the edge's drafts add; 0 before the first
+        commit that reports it."""
         self.row_s = 0.0
         """Time that one more draft token adds to a call of the model."""
 
@@ -84,7 +84,7 @@ class PaceTracker:
         return self._draft_time_s / self._num_drafts if self._num_drafts else 0.0
 
     def drafted(self, count: int, took_s: float) -> None:
-        """The edge made so many drafts in this time."""
+        """The edge made `count` drafts in `took_s` seconds."""
         self._draft_time_s = self._draft_time_s * _DECAY + took_s
         self._num_drafts = self._num_drafts * _DECAY + count
 

@@ -27,7 +27,7 @@ where they cost it nothing."""
 _PREDICT_EVERY: Final = 4
 """Commits per prediction: one takes as long as all else that the edge does for a commit..."""
 _PREDICT_SELDOM_EVERY: Final = 16
-"""...and so many while drafts are not uploaded: only probes bring anything new then."""
+"""...and this many while drafts are not uploaded: only probes bring anything new then."""
 _HORIZON_TOKENS: Final = 64
 """Tokens of a chain that a prediction considers."""
 
@@ -63,7 +63,7 @@ class UploadPolicy:
     dwell_commits: int = 24
     """Fewest commits between two changes, unless the network path changes."""
     probe_every: int = 50
-    """While uploads do not pay, drafts are uploaded after one commit in so many, to measure."""
+    """While uploads do not pay, one commit in this many is followed by an upload, to measure."""
     max_step: int = 2
     """Most tokens by which the lead changes per commit."""
 
@@ -217,8 +217,8 @@ class UploadController:
             self.counts.right += outcome.right
 
     def _decide_by_earlier_chats(self) -> None:
-        """Until there are figures of this chat; then it decides at once, before `dwell_commits`
-        commits."""
+        """Decide by earlier chats until this chat has figures; then it decides at once, before
+        `dwell_commits` commits."""
         self._predict()
         self._decide(self.predicted_gain)
         self._since_change = self._policy.dwell_commits
