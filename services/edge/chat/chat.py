@@ -167,7 +167,8 @@ class Chat:
         return self._session.state is SessionState.CLOSED
 
     def start(self, waited_s: float = 0.0) -> None:
-        """Begin, so long after the request came. `stream` passes inputs to the chat by now."""
+        """Begin, `waited_s` seconds after the request came. `stream` already passes inputs to the
+        chat."""
         asked = ChatAsked(self._request, waited_s)
         raw = self._request.raw_prompt
         if self._request.thin or isinstance(raw, tuple):
@@ -232,7 +233,8 @@ class Chat:
             self._wire.replied(known, reply.ids, done.checksum)
 
     def _send_whole_prompt(self) -> None:
-        """The router does not know, or not any more, what was left out of the prompt."""
+        """Send the whole prompt: the router does not know, or no longer knows, the part that was
+        left out."""
         if self._link is None:
             return
         try:
@@ -378,7 +380,7 @@ class Chat:
         self._allowance.ask(len(item.ids) + self._num_resumed, partial(self._allowed, item))
 
     def _allowed(self, item: ChatAsked | PromptReady, refusal: OutriderError | None) -> None:
-        """Go on with this, unless the tenant has used up what it may use."""
+        """Continue with `item`, unless the tenant's quota is used up."""
         early, self._early = self._early or (), None
         if self.closed:
             return

@@ -27,7 +27,7 @@ class EdgeContext:
     name: str
     region: str
     request_timeout_s: float
-    """How long a stream may be open before its request has come."""
+    """How long a stream may stay open without a request, in seconds."""
     identities: Identities
     limiter: Limiter
     keyed_chats: KeyedChats
@@ -41,7 +41,7 @@ class EdgeContext:
     telemetry: EdgeTelemetry
     resumable: ResumableChats
     time_slicer: TimeSlicer
-    """Runs what may come for many chats at once."""
+    """Runs work that may be due for many chats at once."""
     timer: SharedTimer
     """Timer shared by all chats."""
     rewriter: Rewriter

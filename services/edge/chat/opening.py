@@ -33,9 +33,9 @@ log = structlog.get_logger()
 def identify(
     peer: Peer, credential: Credential, context: EdgeContext, *, needs_key: bool = False
 ) -> Identity:
-    """Whose a request is; found out before anything else of it is looked at. `needs_key`: nobody
-    comes in here without one. Raises UnauthenticatedError, PermissionDeniedError and
-    InvalidRequestError."""
+    """The identity behind a request, checked before anything else of the request is read.
+    `needs_key`: only clients with a key are served. Raises UnauthenticatedError,
+    PermissionDeniedError and InvalidRequestError."""
     return context.identities.of(
         credential,
         peer.connection_secret,

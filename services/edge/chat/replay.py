@@ -157,8 +157,8 @@ class ReplayLog:
             self.done = event
 
     def after(self, cursor: ReplayCursor) -> Committed:
-        """The next of what a client lacks, of bounded size; empty: it has all. Without the model's
-        identity."""
+        """The next events that a client lacks, of bounded size, without the model's identity;
+        empty: it has all."""
         first = cursor.upto
         scored = self.upto - len(self._logprobs)
         """The first token with log probabilities."""
@@ -194,8 +194,8 @@ class ReplayReader:
     """Reads what a client lacks, while the log grows; a Backlog."""
 
     def __init__(self, log: ReplayLog, cursor: ReplayCursor, token: Callable[[], str]) -> None:
-        """`cursor`: how much of the chat the client has; it goes along. `token`: as ClientChannel
-        has it."""
+        """`cursor`: how much of the chat the client has; it moves as the reader reads. `token`: see
+        ClientChannel."""
         self._log: ReplayLog | None = log
         """None: it is over."""
         self._cursor = cursor
@@ -248,8 +248,8 @@ _SHOWN: Final = (Provisional, Retracted)
 
 
 class ClientChannel:
-    """Sends the client of one chat what it lacks, on whichever stream it reads at the moment.
-    While one that came back catches up, what the chat commits goes to the log alone."""
+    """Sends the client of one chat the events that it lacks, on its present stream. While a client
+    that came back catches up, the chat's commits go to the log alone."""
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ class ServedChat(ChatHandler, Protocol):
     """A chat under way (services.edge.chat.chat)."""
 
     def join(self, stream: RequestStream, cursor: ReplayCursor, provisional: bool) -> None:
-        """Its client is back, on this stream, and has so much of it."""
+        """Its client is back on this stream, with the part of the chat that `cursor` says."""
         ...
 
 
@@ -48,7 +48,7 @@ class ResumableChats:
         telemetry: EdgeTelemetry,
         named: Callable[[int], bytes] | None = None,
     ) -> None:
-        """`named` makes so many random bytes that name this process, of an edge that has several
+        """`named` makes random bytes that name this process, on an edge with several
         (outrider.workers.steering): a client sends them to come back to it."""
         self._loop = asyncio.get_running_loop()
         self._table = ChatTable[ServedChat](limits)
@@ -98,7 +98,7 @@ class ResumableChats:
         self._table.acknowledge(entry)
 
     def joined(self, entry: Entry) -> None:
-        """A client is back: it reads the chat, or what it lacks of one that ended."""
+        """A client is back. It reads the running chat, or the rest of one that ended."""
         self._telemetry.resumed("replayed" if entry.chat is None else "attached")
         self._advance(entry, ResumableInput.JOINED)
 

@@ -147,7 +147,7 @@ class ChatTable(Generic[ChatT]):
         self._detached = UsageRanking()
         self._bytes = UsageRanking()
         self._detached_each: Counter[str] = Counter()
-        """By share, whatever origins its chats have."""
+        """Detached chats by share, whatever their origins."""
 
     @property
     def num_detached(self) -> int:
@@ -228,7 +228,8 @@ class ChatTable(Generic[ChatT]):
     def advance(
         self, entry: ResumableChat[ChatT], event: ResumableInput, now: float
     ) -> list[ChatT]:
-        """Apply one input; the chats to cancel for want of room, perhaps this one."""
+        """Apply one input; returns the chats to cancel for want of room, which may include this
+        one."""
         after = TRANSITIONS[entry.state][event]
         if after is entry.state:
             return []
@@ -299,7 +300,7 @@ class ChatTable(Generic[ChatT]):
         self._count(entry)
 
     def _leave(self, entry: ResumableChat[ChatT]) -> None:
-        """It is no longer what it was."""
+        """Take a chat out of the counts and order of its present state, which it is leaving."""
         if self._waiting.pop(entry.key, None) is None:
             return
         kept, share = self._kept[entry.eviction_key], entry.eviction_key.share
@@ -331,7 +332,7 @@ class ChatTable(Generic[ChatT]):
         return ended
 
     def _end(self, entry: ResumableChat[ChatT]) -> list[ChatT]:
-        """Forget it whatever its state; what runs is to be cancelled."""
+        """Forget a chat, whatever its state; returns the chat to cancel if it still runs."""
         self._leave(entry)
         entry.state = ResumableState.GONE
         self._forget(entry)

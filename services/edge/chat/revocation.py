@@ -13,7 +13,7 @@ from services.edge.session.events import ClientFailed, Input
 from services.edge.telemetry.edge import EdgeTelemetry
 
 _CHECK_S: Final = 1.0
-"""Between two looks for keys that expired; a file that changed is looked at once."""
+"""Seconds between two checks for expired keys; a changed file is checked at once."""
 
 
 class Keyed(Protocol):
@@ -64,7 +64,7 @@ class KeyedChats:
             self._timer = None
 
     def check(self) -> None:
-        """End what runs with a key that is not good now; a part of it in each turn of the loop."""
+        """End everything that runs with an invalid key, a part of it in each turn of the loop."""
         for chat, identity in list(self._identity_of.items()):
             try:
                 self._identities.check(identity)

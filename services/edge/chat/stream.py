@@ -18,7 +18,7 @@ class Backlog(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more comes of it."""
+        """Whether it has no more pieces."""
         ...
 
     def next(self) -> tuple[ClientEvent, str] | None:
@@ -31,7 +31,7 @@ class ClientStream(Protocol):
     """The way to a client."""
 
     def tell(self, event: ClientEvent, token: str = "") -> None:
-        """Tell the client. `token`: of an Accepted, what the client may resume the chat with."""
+        """Send an event to the client. `token`: for Accepted, the token to resume the chat with."""
         ...
 
     def catch_up(self, backlog: Backlog) -> None:
@@ -45,7 +45,7 @@ class ClientStream(Protocol):
 
 
 class Peer(Protocol):
-    """From where a request came."""
+    """The other side of the connection on which a request came."""
 
     @property
     def address(self) -> str:
@@ -67,12 +67,12 @@ class RequestStream(ClientStream, Peer, Protocol):
         ...
 
     def follow(self, handler: ChatHandler) -> None:
-        """Pass what comes from the client to `handler` from now on."""
+        """Pass the client's further inputs to `handler` from now on."""
         ...
 
 
 class ChatHandler(Protocol):
-    """The chat on a stream, or what waits to become it."""
+    """The chat on a stream, or the request that waits to become one."""
 
     @property
     def closed(self) -> bool:

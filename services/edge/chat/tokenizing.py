@@ -1,5 +1,5 @@
-"""Texts to ids for those who ask for these alone: by a tokenizer service, where one is and the text
-is long, else here."""
+"""Tokenizing for clients that ask for ids alone: by a tokenizer service if one is configured and
+the text is long, otherwise in this process."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class _Waiting:
             self.model.set_result(model)
 
     def refused(self, error: OutriderError) -> None:
-        """There is none, not now."""
+        """The model is not available now; its waiter gets `error`."""
         if not self.model.done():
             self.model.set_exception(error.bare())
 

@@ -84,7 +84,7 @@ class ProtocolLimits:
     """Limits on the streams of one application protocol."""
 
     stream_window_bytes: int = 1 << 20
-    """How far a bidirectional stream may be ahead of what was read of it, and so the most that is
+    """How far a bidirectional stream may be ahead of the data read of it, and so the most that is
     read of it at once. 0-RTT is sent by the limits of an earlier connection, so they may not shrink
     between releases (RFC 9000, section 7.4.1)."""
     max_unidirectional_streams: int = 0
@@ -101,8 +101,8 @@ class QuicLimits:
     """Limits on one connection."""
 
     connection_window_bytes: int = 1 << 20
-    """How far all streams together may be ahead of what the edge has read of them; in 0-RTT as
-    `ProtocolLimits.stream_window_bytes`."""
+    """How far all streams together may be ahead of the data that the edge has read of them. For
+    0-RTT, see `ProtocolLimits.stream_window_bytes`."""
     max_fragments: int = 2048
     """Pieces of one stream received out of order. One lost datagram at the start of a window leaves
     some 950."""
@@ -131,10 +131,10 @@ def _no_probe() -> None:
 
 
 class RetryTokens(QuicRetryTokenHandler):
-    """With a key of one's own: aioquic makes a new one for each handler."""
+    """Handler of Retry tokens with a given key: aioquic makes a new key for each handler."""
 
     def __init__(self, key: bytes) -> None:
-        """`key`: 16 bytes; tokens of one handler are good for every other one with the same."""
+        """`key`: 16 bytes. Handlers with the same key accept each other's tokens."""
         super().__init__()
         self._aead = AESGCM(key)
 
@@ -153,9 +153,9 @@ class BoundedConnection(QuicConnection):
         ids: ConnectionIds | None = None,
         **settings: Any,
     ) -> None:
-        """`tickets`: by application protocol, for a ticket is good for the one it was issued with
-        alone (RFC 8446, section 4.2.10); None: there is no 0-RTT. `ids` makes its connection IDs;
-        None: they are random. `settings` as QuicConnection has them."""
+        """`tickets`: stores by application protocol, since a ticket is valid only for the protocol
+        that it was issued with (RFC 8446, section 4.2.10); None: no 0-RTT. `ids` makes the
+        connection IDs; None: random ones. `settings`: see QuicConnection."""
         super().__init__(**settings)
         self._ids = ids
         if ids is not None:
@@ -552,9 +552,9 @@ class BoundedConnection(QuicConnection):
 def _write_new(
     builder: QuicPacketBuilder, stream_id: int, sender: BoundedSender, max_offset: int
 ) -> int:
-    """A STREAM frame (RFC 9000, section 19.8) of what a stream was never sent, up to this offset
-    and as much as the packet takes. Returns how many bytes. As `_write_stream_frame`, at half of
-    what that costs."""
+    """Write a STREAM frame (RFC 9000, section 19.8) of data that was never sent, up to this offset
+    and as much as the packet takes. Returns the number of bytes. Does what `_write_stream_frame`
+    does, at half the cost."""
     start = sender.highest_offset
     overhead = 3 + size_uint_var(stream_id) + (size_uint_var(start) if start else 0)
     stop = min(
@@ -594,7 +594,7 @@ class ConnectionProtocol(QuicConnectionProtocol):
         super().__init__(quic)
         self.quic = quic
         self._armed_at = 0.0
-        """When `_timer` runs out, if there is one."""
+        """Loop time at which `_timer` runs out, if it is set."""
         self._connection_id_issued_handler = on_id_issued
         self._connection_id_retired_handler = on_id_retired
         self._connection_terminated_handler = on_terminated

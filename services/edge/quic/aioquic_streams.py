@@ -18,7 +18,8 @@ from services.edge.limits.listener import MemoryBudget
 _FRAGMENT_BYTES: Final = 128
 """Memory of a fragment besides its data: two objects and their places in two lists."""
 _CRYPTO_WINDOW_BYTES: Final = 16_384
-"""How far ahead of what TLS has read; at least 4096 (RFC 9000, section 7.5)."""
+"""Most bytes of the handshake ahead of those that TLS has read; at least 4096 (RFC 9000, section
+7.5)."""
 _MAX_CRYPTO_BYTES: Final = 65_536
 """Handshake messages at each encryption level; TLS copies an unfinished one with each piece."""
 _MAX_CRYPTO_FRAGMENTS: Final = 128
@@ -200,13 +201,13 @@ class BoundedSender(QuicStreamSender):
     def __init__(self, stream_id: int | None, writable: bool) -> None:
         super().__init__(stream_id, writable)
         self._has_ranges = False
-        """Whether `_pending` says what is to be sent."""
+        """Whether `_pending` holds the ranges to send."""
         self._has_acked_ranges = False
 
     @property
     def num_new(self) -> int:
-        """Bytes that were never sent, where nothing else is to be sent; 0: `get_frame` says what
-        is."""
+        """Number of bytes never sent, if nothing else is to be sent; 0: `get_frame` gives the next
+        frame."""
         return 0 if self._has_ranges else self._buffer_stop - self.highest_offset
 
     def take_new(self, stop: int) -> bytes:

@@ -14,7 +14,7 @@ from services.edge.quic.aioquic_shim import BoundedConnection, ProtocolLimits
 
 
 class Connection(Protocol):
-    """A connection whose handshake is complete, as the one who serves its streams sees it."""
+    """A connection with a complete handshake, as seen by the service of its streams."""
 
     context: EdgeContext
     quic: BoundedConnection
@@ -22,7 +22,7 @@ class Connection(Protocol):
     secret: bytes
     """16 random bytes that identify a client that does not name itself, while it is connected."""
     unbilled_s: float
-    """Loop time that its address prefix was not charged for yet; whoever works for it adds to
+    """Loop time that its address prefix was not charged for yet; any code that works for it adds to
     it."""
 
     @property

@@ -55,8 +55,8 @@ class EdgeConnection(ConnectionProtocol):
         services: Mapping[str, ApplicationService],
         on_ended: Callable[[EdgeConnection], None],
     ) -> None:
-        """`budget`: for what it holds for its client; `routes`: its connection IDs; `services`: by
-        application protocol, besides the native one."""
+        """`budget`: memory for data kept for its client; `routes`: its connection IDs; `services`:
+        by application protocol, besides the native one."""
         super().__init__(
             quic,
             on_id_issued=routes.add,
@@ -208,8 +208,8 @@ class EdgeConnection(ConnectionProtocol):
         return self._shared.hold_chat(self.prefix, client, self._loop.time())
 
     def spend(self, rate: Rate, amount: int, client: bytes) -> bool:
-        """Use so much of the quotas of a client and its address prefix; False if that is too
-        much."""
+        """Charge `amount` to the quotas of a client and its address prefix; False if a quota does
+        not allow it."""
         now = self._loop.time()
         try:
             self._shared.quotas.spend(self.prefix, rate, amount, now)

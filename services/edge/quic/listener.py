@@ -52,7 +52,7 @@ class Listener:
     def __init__(
         self, context: EdgeContext, shared: ListenerQuotas, ids: ConnectionIds | None = None
     ) -> None:
-        """`shared`: what clients may use; `ids` makes connection IDs, None: they are random."""
+        """`shared`: quotas and limits of clients; `ids` makes connection IDs, None: random ones."""
         self.context = context
         self._ids = ids
         self.services: dict[str, ApplicationService] = {}
@@ -229,8 +229,9 @@ class Listener:
             await service.idle()
 
     async def _delivered(self) -> None:
-        """Return when clients have what was sent to them: what is lost on the way, or waits for the
-        congestion window, is sent again and on by nobody once this process has ended."""
+        """Return when clients have received everything sent to them. Data that is lost on the way,
+        or waits for the congestion window, would not be sent any more once this process has
+        ended."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DELIVERY_S):
                 # Not by an event: every datagram of an edge's life would have to set it.

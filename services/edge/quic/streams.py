@@ -75,8 +75,8 @@ class StreamConnection(Protocol):
         ...
 
     def spend(self, rate: Rate, amount: int, client: bytes) -> bool:
-        """Use so much of the quotas of a client and its address prefix; False if that is too
-        much."""
+        """Charge `amount` to the quotas of a client and its address prefix; False if a quota does
+        not allow it."""
         ...
 
     def stop_typing(self) -> None:
@@ -102,7 +102,7 @@ class EdgeStream:
         self._stream_id = stream_id
         self._decoder = FrameDecoder(connection.limits.max_frame_bytes, num_free=_FREE_FRAMES)
         self._num_chat_frames = 0
-        """After the request."""
+        """Frames received after the request."""
         self._max_unsent_bytes = connection.limits.max_unsent_bytes
         self._client_ended = False
         """Nothing more comes from the client."""
@@ -158,7 +158,7 @@ class EdgeStream:
             self.handler.feed(ClientFailed(error))
 
     def begin(self, frames: list[bytes]) -> None:
-        """Serve what the first frame asks for, and pass the others on. Raises OutriderError for a
+        """Serve the request in the first frame, and pass the others on. Raises OutriderError for a
         request that cannot be served."""
         connection = self._connection
         connection.check_draining()
@@ -183,7 +183,7 @@ class EdgeStream:
             connection.fail(failure)
 
     def _take_further(self, payloads: Sequence[bytes]) -> None:
-        """Behind the first frame, whose handler is there: what is wrong with them is its affair."""
+        """Pass on frames after the first. The handler deals with those that are wrong."""
         try:
             self._take(payloads)
         except OutriderError as error:
@@ -198,7 +198,7 @@ class EdgeStream:
         return self._connection.spend(rate, amount, client)
 
     def follow(self, handler: ChatHandler) -> None:
-        """Pass what comes from the client to `handler` from now on."""
+        """Pass the client's further frames to `handler` from now on."""
         if not self._ended:
             self.handler = handler
 
@@ -265,7 +265,7 @@ class EdgeStream:
         self.send_backlog()
 
     def send_backlog(self) -> None:
-        """Go on with the backlog, as far as there is room."""
+        """Continue the backlog, as far as there is room."""
         while (backlog := self._backlog) is not None and not backlog.is_over:
             if self._num_unread > self._max_unsent_bytes // 2:
                 return
@@ -378,8 +378,8 @@ class EdgeStream:
         return encode_frame(write(event, self._connection.context.name, token))
 
     def _hold(self) -> None:
-        """Take from the budget what is kept: a frame that is not whole yet, and frames that wait.
-        Raises OverloadedError."""
+        """Charge the budget for the kept data: an incomplete frame, and waiting frames. Raises
+        OverloadedError."""
         budget = self._connection.budget
         num_bytes = self._decoder.num_held
         if isinstance(self.handler, PendingRequest):
@@ -413,7 +413,7 @@ class PendingRequest:
         self.num_bytes = 0
         """Bytes of the waiting frames."""
         self.has_request = False
-        """Whether the first frame has come."""
+        """Whether the first frame has arrived."""
         wait_s = context.request_timeout_s
         self._timer = asyncio.get_running_loop().call_later(wait_s, self._too_late)
 
