@@ -77,7 +77,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class TakeLearnt:
-    """Command: hand over copies of what groups' replies taught."""
+    """Command: hand over copies of the statistics learned from groups' replies."""
 
     answer: Callable[[list[tuple[bytes, Learnt]]], None]
     """Called in the model thread."""
@@ -101,8 +101,8 @@ class Inbox:
         self._filled = threading.Condition()
 
     def put(self, command: Command) -> bool:
-        """False if the inbox is full, of commands or of KV; a Cancel always fits, there is one at
-        most per session."""
+        """Add a command; False if the inbox is full, of commands or of KV. A Cancel always fits:
+        each session has at most one."""
         num_bytes = command.num_bytes if isinstance(command, LoadBlocks) else 0
         with self._filled:
             if len(self._commands) >= self._max_commands and not isinstance(command, Cancel):
@@ -208,7 +208,7 @@ class ModelRunner(ModelThread):
         work: WorkRecord | None = None,
     ) -> None:
         """`on_tick` is called in the event loop; `clock` gives the seconds of all deadlines; `work`
-        records what the engine works on."""
+        records the sessions and calls that the engine works on."""
         scheduler.record_blocks()
         self._engine = engine
         self._on_tick = on_tick
@@ -356,7 +356,7 @@ class _ModelThread:
             self._post(ModelTick(tuple(self._events), load, 0, problem=problem, over=True))
 
     def _wait_s(self) -> float | None:
-        """How long to wait for commands; None: until there is one."""
+        """Seconds to wait for commands; None: until one comes."""
         if not self._scheduler.has_work:
             return 0.0 if self._kv.exports else None
         return _RETRY_S if self._is_stuck else 0.0
@@ -432,7 +432,7 @@ class _ModelThread:
         return events
 
     def _overlapped_work(self) -> None:
-        """While the engine computes: what was left for then."""
+        """Do the work that was left for the time in which the engine computes."""
         if self._events or self._num_scheduled:
             self._report()
         self._scheduler.overlapped_work()

@@ -39,12 +39,12 @@ class BlockCopy:
 
 @dataclass(frozen=True, slots=True)
 class NamedBlock:
-    """A published block, and what it is of."""
+    """A published block: its hash, its parent's hash and its ids."""
 
     name: bytes
     """Its hash (outrider.codec.block_hashes)."""
     parent: bytes
-    """That of the block before, or of the root."""
+    """Hash of the block before this one, or of the root (outrider.codec.block_hashes)."""
     ids: tuple[int, ...]
     block: int
 
@@ -107,7 +107,7 @@ def _fewer_users(node: Node) -> int:
 
 
 class KvPool:
-    """Block tables of sequences over one pool. Never waits: there is room, or the answer is no."""
+    """Block tables of sequences over one pool. It never waits: if there is no room, it refuses."""
 
     def __init__(
         self, num_blocks: int, block_tokens: int, *, min_rows: int = 1, scratch_tokens: int = 0
@@ -348,8 +348,8 @@ class KvPool:
         return True
 
     def _publish_loaded(self, table: _Table, key: Key) -> bool:
-        """Publish the loaded block that is next in the table, if there is one: all tokens before it
-        are there."""
+        """Publish the table's next loaded block, if there is one: all tokens before it are
+        there."""
         index = table.num_shared
         loaded = table.loaded.pop(index, None)
         if loaded is None:
@@ -360,7 +360,7 @@ class KvPool:
         return True
 
     def _put(self, table: _Table, index: int, block: int) -> None:
-        """A published block takes its place in the table; what was meant for it is freed."""
+        """Put a published block into the table, and free the block that was in its place."""
         if index < len(table.blocks):
             freed = table.replace(index, block)
             self._copies = [copy for copy in self._copies if copy.target != freed]
@@ -391,7 +391,7 @@ class KvPool:
         return (self._key(ids, index) for index in range(first, reusable))
 
     def check_invariants(self) -> None:
-        """Raises AssertionError on a leak, a block owned twice, or a path that is none."""
+        """Raise AssertionError on a leak, a block owned twice, or an invalid path."""
         self._allocator.check_invariants()
         self._tree.check_invariants()
         published = {node.block for node in self._tree.nodes()}

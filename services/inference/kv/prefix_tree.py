@@ -67,7 +67,7 @@ class PrefixTree:
         self._allocator = allocator
         self._roots: dict[bytes, Node] = {}
         self._named: dict[bytes, Node] = {}
-        """By hash."""
+        """Nodes by hash."""
         self._idle: OrderedDict[Node, None] = OrderedDict()
         self._recorder: BlockRecorder | None = None
         self.num_nodes = 0
@@ -78,7 +78,7 @@ class PrefixTree:
         return len(self._idle)
 
     def record(self, recorder: BlockRecorder) -> None:
-        """Tell the recorder what is published, and from now on what comes and goes."""
+        """Report the published blocks to the recorder, and from now on every change."""
         self._recorder = recorder
         for node in self.nodes():
             if node.parent is not None:
@@ -121,8 +121,8 @@ class PrefixTree:
             self._idle.move_to_end(node)
 
     def path_to(self, hashes: Sequence[bytes]) -> list[Node]:
-        """From the first block to that with the first of these hashes that is published; empty if
-        none is. Adds no reference."""
+        """Nodes from the first block to the one with the first of these hashes that is published;
+        empty if none is. Adds no reference."""
         node = next((self._named[name] for name in hashes if name in self._named), None)
         path: list[Node] = []
         while node is not None and node.parent is not None:
@@ -148,7 +148,7 @@ class PrefixTree:
         return child
 
     def publish(self, node: Node, key: Key, block: int) -> Node:
-        """A new child of `node` for a block of the caller, who is its first user."""
+        """Add a child of `node` for a block of the caller, who is its first user."""
         return self._add(Node(node, key, block, node.salt))
 
     def alias(self, node: Node, pinned: Node) -> Node:

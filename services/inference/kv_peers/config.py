@@ -15,8 +15,8 @@ class KvPeersConfig:
     """Whether this replica asks others for KV that a router says they have, and answers them. An
     engine whose KV is its own, or that is not exact, does neither."""
     timeout_ms: PositiveFloat = 1000.0
-    """Longest wait for the next piece of a block. No session waits for one: what does not come is
-    computed."""
+    """Longest wait for the next piece of a block, in milliseconds. No session waits for a block:
+    one that does not come is computed."""
     min_tokens: PositiveInt = 128
     """Least tokens that another replica must have more of before any are fetched."""
     max_streams: PositiveInt = 16

@@ -38,7 +38,7 @@ from services.inference.kv_tiers.tiers import KvTier, Prefix
 from services.inference.scheduler.types import KvHolder, OpenRequest
 
 MAX_PEERS: Final = 32
-"""Replicas to which a connection is kept, and of which is known what fetching takes."""
+"""Replicas to which a connection, and the measured cost of fetching, are kept."""
 _DIRECTION: Final = {"direction": "fetch"}
 
 _log = structlog.get_logger()
@@ -53,8 +53,8 @@ class _Peer:
 
 
 class KvPeers(KvTier):
-    """The other replicas, by address: one is asked for what a session's router says that it has.
-    Nothing is offered to them, as they ask for what they need."""
+    """The other replicas, by address: one is asked for the blocks that a session's router reports
+    it to have. Nothing is sent to others unasked."""
 
     name = "peer"
 

@@ -98,9 +98,9 @@ class BlockLoader:
 
     @contextmanager
     def claim(self, prefix: Prefix, indices: Iterable[int]) -> Iterator[list[int]]:
-        """Those of the blocks that nobody fetches yet; others leave them alone while the context
-        lasts. What one session fetches is published for all of its group once the engine has come
-        so far."""
+        """The blocks that no other session is fetching yet; others leave them alone while the
+        context lasts. Once the engine has come so far, fetched blocks are published for the whole
+        group."""
         claimed = [index for index in indices if prefix.hashes[index] not in self._fetching]
         hashes = [prefix.hashes[index] for index in claimed]
         self._fetching.update(hashes)
@@ -110,7 +110,8 @@ class BlockLoader:
             self._fetching.difference_update(hashes)
 
     def unpack(self, prefix: Prefix, index: int, frame: bytes) -> bytes | None:
-        """In the thread: the block, if the frame is what it should be."""
+        """Called in the thread: the block, if the frame is valid and the one expected; otherwise
+        None."""
         return self.identity.unpack(frame, prefix.parent(index), prefix.block_ids(index))
 
     def load(self, prefix: Prefix, blocks: tuple[tuple[int, bytes], ...], tier: str) -> bool:

@@ -45,7 +45,7 @@ class Prefix:
     fetched: set[int] = field(default_factory=set)
     """Blocks that a tier has brought."""
     is_computed: bool = False
-    """Whether the session's first token is there, or it has ended: what arrives now is late."""
+    """Whether the session has its first token, or has ended: blocks that arrive now are late."""
     store_names: list[bytes] = field(default_factory=list)
     """Names of the leading blocks in the prefix store, which fills them in."""
     _fetching: asyncio.Task[None] | None = None
@@ -86,13 +86,13 @@ class TierCounts:
     block_ms: float = 0.0
     """Recent time to fetch a block, in milliseconds; 0: none has come."""
     first_ms: float = 0.0
-    """Until the first bytes came."""
+    """Recent time until the first bytes came, in milliseconds; 0: none has come."""
 
 
 class KvTier:
-    """A place that has KV of prompts' beginnings. The event loop's. Nothing is raised but by
-    start(): a tier that is slow, full or gone has nothing. A tier overrides what it does; what it
-    leaves out does nothing."""
+    """A place that has KV of prompts' beginnings. Used in the event loop. Only start() raises: a
+    tier that is slow, full or gone has nothing. A tier overrides the methods it needs; the others
+    do nothing."""
 
     name: ClassVar[str]
     """In metrics and in reports to routers."""
@@ -140,11 +140,11 @@ class KvTiers:
 
     def __init__(self, tiers: Sequence[KvTier], block_tokens: int) -> None:
         self.counts: Mapping[str, TierCounts] = {tier.name: tier.counts for tier in tiers}
-        """By the tiers' names."""
+        """Counts by tier name."""
         self._tiers = tuple(tiers)
         self._block_tokens = block_tokens
         self._prefixes: dict[int, Prefix] = {}
-        """By session id, until the session's first token."""
+        """Prefixes by session id, until the session's first token."""
         self._fetches: set[asyncio.Task[None]] = set()
         self._saves: set[asyncio.Task[None]] = set()
 
@@ -162,7 +162,7 @@ class KvTiers:
             await tier.start(self)
 
     def on_tick(self, tick: ModelTick) -> None:
-        """Until start() returns."""
+        """Pass on a report of the model thread, until start() returns."""
         for tier in self._tiers:
             tier.on_tick(tick)
 
@@ -171,8 +171,8 @@ class KvTiers:
         return tuple(chain.from_iterable([tier.salts(tenant) for tier in self._tiers]))
 
     def opened(self, request: OpenRequest, cached_tokens: int, compute_token_ms: float) -> None:
-        """A session is in the queue, or computes; the first `cached_tokens` are there already, and
-        the engine takes so long for one of the others."""
+        """A session is queued or computing. Its first `cached_tokens` are there already; the engine
+        takes `compute_token_ms` for each other token."""
         depths = [(tier, depth) for tier in self._tiers if (depth := tier.num_blocks(request))]
         if not depths:
             return
@@ -210,7 +210,7 @@ class KvTiers:
             prefix.end()
 
     async def close(self) -> None:
-        """Give up what is under way."""
+        """Cancel running fetches and saves."""
         tasks = [*self._fetches, *self._saves]
         for task in tasks:
             task.cancel()
@@ -221,7 +221,8 @@ class KvTiers:
     async def _fetch(
         self, prefix: Prefix, paying: Sequence[tuple[KvTier, range]], block_ms: float
     ) -> None:
-        """From one tier after the other, without the last blocks that came from those before."""
+        """Fetch from one tier after the other, each without the last blocks that earlier tiers
+        brought."""
         for tier, missing in paying:
             while missing and missing[-1] in prefix.fetched:
                 missing = missing[:-1]

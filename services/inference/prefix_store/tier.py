@@ -41,7 +41,8 @@ STORE_BLOCKS: Final = Family(
 )
 
 _CHUNK_BLOCKS: Final = 4
-"""Blocks of one round trip: a few megabytes, so that what has arrived is of use at once."""
+"""Blocks of one round trip: a few megabytes, so that blocks become useful as soon as they
+arrive."""
 _MAX_NAMES: Final = 65_536
 """Names that are remembered: as seen once, as stored, and as unusable."""
 _MAX_KNOWN_S: Final = 900.0
@@ -83,7 +84,8 @@ class Names:
 
 
 class PrefixStoreTier(KvTier):
-    """The prefix store: asked for what it has of a prompt, and given what came more than once."""
+    """The prefix store: asked for the blocks of a prompt, and given those that came more than
+    once."""
 
     name = "redis"
 
@@ -173,7 +175,7 @@ class PrefixStoreTier(KvTier):
         ]
 
     async def save(self, prefix: Prefix, wanted: Sequence[int]) -> None:
-        """From the first block on, one prompt at a time."""
+        """Save blocks from the first one on, one prompt at a time."""
         async with self._saving:
             names = [prefix.store_names[index] for index in wanted]
             present = await self._store.present(names)
@@ -225,7 +227,7 @@ class PrefixStoreTier(KvTier):
     def _unpack(
         self, prefix: Prefix, indices: Sequence[int], values: Sequence[bytes | None]
     ) -> tuple[tuple[int, bytes], ...]:
-        """In the thread: the blocks whose values are what they should be."""
+        """Called in the thread: the blocks whose values are valid."""
         blocks = []
         for index, value in zip(indices, values, strict=True):
             frame = None if value is None else self._sealer.open(prefix.store_names[index], value)

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 MAX_MOVES_PER_RETRY: Final = 16
 """Sessions opened by one `retry`: the event loop does other work before the next one."""
 _MAX_FAILED_PLACEMENTS: Final = 4
-"""Placements of one `retry` that may fail among sessions that the same replicas could have: the
-rest of these waits for the next one, and holds up nobody else."""
+"""Placements that may fail in one `retry` among sessions for the same replicas. The rest of these
+sessions wait for the next one, and hold up no others."""
 _MAX_FAILURES: Final = 64
 """The same among all sessions of one model: another model's may have room."""
 
@@ -89,9 +89,11 @@ class Failover:
         self._telemetry = telemetry
         self._policy = policy or FailoverPolicy()
         self._budgets: dict[str, RetryBudget] = {}
-        """By model: what one model's replicas lose holds up no session of another."""
+        """Retry budgets by model, so that losses of one model's replicas hold up no session of
+        another."""
         self._poison: dict[str, PoisonDetector] = {}
-        """By model: a replica has one, so suspects of a model wait for no trial of another's."""
+        """Detectors by model: a replica has one model, so suspects of a model need not wait for
+        trials of another's."""
         self._crash_reports = CrashReports()
         self._waiting: dict[int, tuple[RelayedSession, OutriderError]] = {}
         self.is_due = False
@@ -108,8 +110,8 @@ class Failover:
             poison.replica_lost([session.losses for session in sessions], loss)
 
     def call_failed(self, session: RelayedSession, num_sessions: int) -> None:
-        """An engine call of so many sessions failed, this one among them, while its replica lives;
-        0: the failure says nothing of it."""
+        """An engine call of `num_sessions` sessions failed, this one among them, while its replica
+        lives; 0: the failure gives no evidence against it."""
         if not num_sessions:
             self.refused(session)
             return
@@ -172,7 +174,7 @@ class Failover:
         self._poison_of(session).forget(session.losses)
 
     def retry(self, now: float) -> list[tuple[RelayedSession, OutriderError]]:
-        """Open what can be opened now; those that are to be given up, and why."""
+        """Open the sessions that can be opened now; returns those to give up, and why."""
         if not self._waiting:
             self.is_due = False
             return []

@@ -1,4 +1,4 @@
-"""The sessions a router relays: their states, whose they are, what they are called. Pure.
+"""The sessions that a router relays: their states, owners and ids. Pure.
 
 One conversation has three ids here. Its edge numbers it on the edge's own stream
 (`edge_session_id`); this router numbers it for its whole life (`router_session_id`); and each
@@ -197,7 +197,7 @@ class Session(Generic[FrameT]):
     """The request as it came, with the class that it was given since."""
     state: SessionState = SessionState.PLACING
     replica_stream: int | None = None
-    """The table's number of the replica stream that has it."""
+    """Number, in the table, of its replica's stream."""
     is_announced: bool = False
     """Whether its edge was sent the opening."""
     tried_replicas: list[str] = field(default_factory=list)
@@ -220,7 +220,7 @@ class Session(Generic[FrameT]):
     """Milliseconds in which its idle replica would compute the uncached part of its prompt; 0: not
     placed yet."""
     replica_left_at: float | None = None
-    """Since when it has had no token for want of a replica."""
+    """Time since which it has had no token for want of a replica."""
     num_moves: int = 0
     epoch: int = 0
     """The newest draft epoch of its edge."""
@@ -346,7 +346,7 @@ class SessionTable(Generic[FrameT]):
         return True
 
     def resized(self, session: Session[FrameT], num_bytes: int) -> None:
-        """The open of a session that is being placed has so many bytes now. Raises
+        """The open of a session that is being placed now has `num_bytes` bytes. Raises
         OverloadedError."""
         replay = session.replay
         assert replay is not None, "a session that is placed has its open"
@@ -394,8 +394,8 @@ class SessionTable(Generic[FrameT]):
         return True
 
     def begin_epoch(self, session: Session[FrameT], epoch: int) -> None:
-        """Its edge drafts in this epoch: what is kept of older ones is void, and must not take the
-        room of what is not."""
+        """Its edge drafts in this epoch now: kept drafts of older epochs are dropped, to leave
+        their room to new ones."""
         if epoch > session.epoch:
             session.epoch = epoch
             self._release_drafts(session)
@@ -406,8 +406,8 @@ class SessionTable(Generic[FrameT]):
         session.void_epoch = session.epoch
 
     def commit(self, session: Session[FrameT], num_committed: int, tokens: bytes | None) -> None:
-        """Tokens became final: the reply has `num_committed` now. `tokens` are kept as they are;
-        where they are not known (None), or there is no room, it cannot move any more."""
+        """Tokens became final: the reply has `num_committed` now. `tokens` are kept as they are; if
+        they are unknown (None), or there is no room, the session cannot move any more."""
         session.num_committed = num_committed
         if len(session.tried_replicas) > 1:
             session.tried_replicas[:-1] = []
