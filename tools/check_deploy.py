@@ -31,7 +31,7 @@ def overlays(deploy: Path = DEPLOY) -> list[Path]:
 
 
 def components(deploy: Path = DEPLOY) -> list[Path]:
-    """The folders of what an overlay may have besides what us-east has."""
+    """Folders of the components that an overlay may have besides those of us-east."""
     used = (deploy / "overlays" / "us-east" / "kustomization.yaml").read_text("utf-8")
     found = sorted(path.parent for path in (deploy / "components").glob("*/kustomization.yaml"))
     return [folder for folder in found if f"components/{folder.name}\n" not in used]

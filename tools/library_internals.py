@@ -39,7 +39,7 @@ class Library:
     users: tuple[str, ...]
     """The files that do."""
     tests: tuple[str, ...]
-    """Those that try them, without what checks the installed release first."""
+    """Tests that exercise these parts, without the one that checks the installed release first."""
 
 
 LIBRARIES: Final = {

@@ -51,7 +51,8 @@ def required(item: Mapping[str, Any], extras: Sequence[str] = ()) -> Iterator[Re
 
 
 def closure(requirements: Sequence[str], resolution: Resolution, stop: frozenset[str]) -> set[str]:
-    """Names of these and of what they require, without `stop` and what only that requires."""
+    """Names of these packages and of all that they require, without `stop` and the packages that
+    only `stop` requires."""
     found: set[str] = set()
     waiting = [Requirement(text) for text in requirements]
     while waiting:

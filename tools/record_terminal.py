@@ -43,7 +43,7 @@ TYPING_S: Final = 0.03
 SHOWN_STATE_HOME: Final = "~/.local/state"
 """Shown in place of the temporary folder in which the recorded mesh keeps its state."""
 _INTERRUPTED: Final = (130, -signal.SIGINT)
-"""Exit statuses of what Ctrl-C ended, or its shell."""
+"""Exit statuses of a command ended by Ctrl-C, or of its shell."""
 _SPINNER: Final = re.compile(rb"\xe2[\xa0-\xa3][\x80-\xbf]")
 """A Braille pattern (U+2800 to U+28FF) in UTF-8, of which rich makes its spinners."""
 _REST_S: Final = 4.0
@@ -61,7 +61,7 @@ _COLORS: Final = {
     "cyan": "#88c0d0",
     "white": "#e5e9f0",
 }
-"""By pyte's names of the eight colors (its yellow is called brown)."""
+"""Colours by pyte's names of the eight colors (its yellow is called brown)."""
 _BACKGROUND: Final = "#242933"
 
 
@@ -75,7 +75,7 @@ class Recording:
     load: str = ""
     """An `outrider` command that runs unseen beside the last one, and is stopped with it."""
     ctrl_c_after_s: float = 0.0
-    """When the last command is interrupted; 0: it ends by itself."""
+    """Seconds after which the last command is interrupted; 0: it ends by itself."""
     unseen_end: str = ""
     """A command that cleans up afterwards."""
 
@@ -223,7 +223,8 @@ def _text(it: Shown, duration_s: float) -> str:
 
 
 def record(recording: Recording, state_dir: Path) -> list[Output]:
-    """Run its commands one after the other; what a terminal saw of it."""
+    """Run the recording's commands one after the other; returns the terminal's output with its
+    times."""
     outputs: list[Output] = []
     now_s = 0.5
     for command in recording.commands:

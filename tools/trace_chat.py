@@ -62,9 +62,9 @@ _SKIPPED_COMMITS: Final = 10
 """The first of a chat are left out: its drafts have nothing to copy from yet."""
 _NUM_PAUSES: Final = 10
 _PAUSE_S: Final = 0.0015
-"""An engine call takes so many pauses here, and after each the event loop has had a turn: a commit
-is through before the next one comes, on a busy machine too, and load reports, every 50 ms while the
-load changes, are in fewer than half of the stretches."""
+"""Seconds of each of the _NUM_PAUSES pauses in an engine call; after each the event loop has had a
+turn. A commit is thus through before the next one comes, on a busy machine too, and load reports,
+every 50 ms while the load changes, are in fewer than half of the stretches."""
 _PATIENCE_S: Final = 1.0
 """Longest wait for a turn of the event loop, which may be ending."""
 NUM_IDLE: Final = 40
@@ -218,7 +218,7 @@ def _module_of(code: CodeType) -> str:
 
 
 def _service_of(frame: FrameType) -> str:
-    """By its task; in a thread, by whose code called it."""
+    """Service of a call: from its task; in a thread, from the code that called it."""
     if (service := _service.get(None)) is not None:
         return service
     caller: FrameType | None = frame

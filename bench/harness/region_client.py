@@ -186,7 +186,7 @@ class Conversation:
 
     @property
     def waiting(self) -> bool:
-        """Whether a frame has come that was not received yet."""
+        """Whether a frame has arrived that was not received yet."""
         return not self._inbox.empty()
 
     async def receive(self) -> inference_pb2.SessionDown:
@@ -254,7 +254,7 @@ class _Session:
         assert commit.upto == len(reply.ids)
 
     def draft(self) -> inference_pb2.Draft | None:
-        """The next Draft frame: a new chain, so a new epoch, behind what is committed."""
+        """The next Draft frame: a new chain, so a new epoch, after the committed tokens."""
         if self._drafter is None:
             return None
         ids = tuple(self._drafter(self.reply.ids))

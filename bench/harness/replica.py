@@ -89,7 +89,7 @@ class Replica:
         )
 
     async def run(self, work: Work) -> WorkResult:
-        """Raises what the replica answers as a typed error."""
+        """Answer the requests of `work`. Raises the replica's error as a typed one."""
 
         async def ask(request: Request, answer: Answer) -> None:
             reply = Reply()
@@ -142,7 +142,7 @@ async def replica(
 
 @contextlib.asynccontextmanager
 async def replica_process(settings: Mapping[str, object]) -> AsyncIterator[Service]:
-    """An inference service by itself with these settings besides `SETTINGS`, once it serves."""
+    """An inference service alone, with these settings besides `SETTINGS`, once it serves."""
     values = {"replica": "replica", "region": "here", **SETTINGS, **settings}
     async with mesh("replica") as made:
         service = made.service("replica", "inference", values)

@@ -45,7 +45,7 @@ def packed(values: Sequence[float], unit: str) -> dict[str, Any]:
 
 
 def rounded(value: float) -> float:
-    """To four significant digits."""
+    """Round to four significant digits."""
     return float(f"{value:.{DIGITS}g}")
 
 

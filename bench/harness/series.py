@@ -90,7 +90,7 @@ class Series:
         results: Path = RESULTS,
         root: Path = ROOT,
     ) -> None:
-        """`fresh` runs again what is recorded already."""
+        """`fresh`: run again the benches that are recorded already."""
         self._size = size
         self._root = root
         again = fresh or size.quick

@@ -38,7 +38,7 @@ class _Read:
     """References found in one module's text."""
 
     imports: tuple[str, ...]
-    """Dotted names, of modules and of what may be one."""
+    """Dotted names of imported modules, and of imported names that may be modules."""
     strings: frozenset[str]
     tables: Mapping[str, str]
     """From dictionary values `MODULE:ATTRIBUTE`: the module, by the value's key."""

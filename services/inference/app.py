@@ -338,7 +338,8 @@ def _kv_service(
     thread: ModelThread,
     metrics: Metrics,
 ) -> KvTransferService | None:
-    """The service that gives KV to other replicas; None: it is switched off."""
+    """The service that gives KV to other replicas; None: it is disabled, or the engine cannot
+    export KV."""
     if not config.kv_peers.enabled or kv is None:
         return None
     return KvTransferService(config.kv_peers, kv, model.identity, thread, metrics)

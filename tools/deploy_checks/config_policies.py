@@ -44,7 +44,7 @@ def configurations_load(manifests: Manifests) -> Iterator[str]:
 
 
 def ports_are_those_configured(manifests: Manifests) -> Iterator[str]:
-    """The container ports are what the service binds, reachable from outside the pod."""
+    """The container ports are those that the service binds, and reachable from outside the pod."""
     for workload, role, config in loaded(manifests):
         ports = {port["name"]: port["containerPort"] for port in main_container(workload)["ports"]}
         main = ports.get("quic" if role == "edge" else "grpc")
@@ -58,7 +58,7 @@ def ports_are_those_configured(manifests: Manifests) -> Iterator[str]:
 
 
 def pods_have_time_to_drain(manifests: Manifests) -> Iterator[str]:
-    """Before SIGKILL: the pause before SIGTERM, the drain itself, and a margin."""
+    """SIGKILL comes only after the pause before SIGTERM, the drain itself, and a margin."""
     for workload, _, config in loaded(manifests):
         pod = workload["spec"]["template"]["spec"]
         pause = main_container(workload).get("lifecycle", {}).get("preStop", {})
@@ -103,7 +103,7 @@ def services_are_found(manifests: Manifests) -> Iterator[str]:
 
 
 def routers_find_their_replicas(manifests: Manifests) -> Iterator[str]:
-    """The replicas of the own region are among what a router looks up, all of them."""
+    """Every replica of the own region is among those that a router looks up."""
     routers = [config for _, role, config in loaded(manifests) if role == "router"]
     for workload, _, config in loaded(manifests):
         if workload["kind"] == "StatefulSet":
@@ -167,7 +167,7 @@ def models_are_known(manifests: Manifests) -> Iterator[str]:
     """Every model that is served is defined where it is served, fetched before, and everywhere the
     same; all roles of a region serve the same ones, and agree on the default."""
     served: dict[str, dict[str, str]] = {}
-    """By role and model, where its weights come from."""
+    """Source of the weights, by role and model."""
     defaults: dict[str, str] = {}
     defined: dict[str, ModelSpec] = {}
     for workload, role, config in loaded(manifests):
@@ -200,7 +200,8 @@ def models_are_known(manifests: Manifests) -> Iterator[str]:
 
 
 def _fetched(manifests: Manifests, workload: Object, role: str) -> set[str]:
-    """Sources of what the init containers pull. Raises UnknownModelError, ConfigError."""
+    """Sources of the artifacts that the init containers pull. Raises UnknownModelError,
+    ConfigError."""
     sources: set[str] = set()
     for container in workload["spec"]["template"]["spec"].get("initContainers", ()):
         name = _environment(manifests, container, role, prefix="").get("MODEL", "")
@@ -225,8 +226,8 @@ def _catalog(manifests: Manifests, workload: Object, role: str) -> ModelCatalog:
 def _models_file(
     manifests: Manifests, workload: Object, container: Object
 ) -> Iterator[dict[str, str]]:
-    """The environment in which the catalog finds the container's own models file: one of a
-    ConfigMap. Raises ConfigError if it is none."""
+    """Environment variables that name a copy of the container's models file for the catalogue.
+    Raises ConfigError if that file is not part of a ConfigMap."""
     variables = {it["name"]: it.get("value", "") for it in container.get("env", ())}
     path = variables.get(MODELS_VARIABLE, "")
     if not path:

@@ -1,8 +1,8 @@
 """Whether the pins of the image for GPUs fit Outrider and TensorRT-LLM, from recorded lists.
 
-The image itself is not at hand: NVIDIA's catalogue, not the package index, says what it holds. What
-is known are the requirements of tensorrt-llm and, resolved once by tools/pin_gpu_image.py, those of
-the packages it pulls in. A pin that one of them refuses would break the image's runtime.
+The image itself is not at hand: its contents are listed in NVIDIA's catalogue, not in the package
+index. Known are the requirements of tensorrt-llm and, resolved once by tools/pin_gpu_image.py,
+those of the packages it pulls in. A pin that one of them refuses would break the image's runtime.
 """
 
 from __future__ import annotations

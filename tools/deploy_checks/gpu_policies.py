@@ -1,4 +1,4 @@
-"""Replicas on GPUs: what they request is what their engine uses, and where they can run."""
+"""Policies for replicas on GPUs: they request what their engine uses, and run where it can."""
 
 from __future__ import annotations
 

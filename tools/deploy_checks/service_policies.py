@@ -59,7 +59,7 @@ def workloads_have_network_policies(manifests: Manifests) -> Iterator[str]:
 
 
 def names_are_reached_not_the_world(manifests: Manifests) -> Iterator[str]:
-    """No pod may send to any address there is: what a serving pod knows would leave that way."""
+    """No pod may send to arbitrary addresses: the data of a serving pod could leave that way."""
     for policy in manifests.of_kind("NetworkPolicy"):
         for rule in policy["spec"].get("egress") or ():
             for peer in rule.get("to") or ({"ipBlock": {"cidr": "0.0.0.0/0"}},):

@@ -26,7 +26,7 @@ _ROOT: Final = Path(__file__).resolve().parents[2]
 
 
 def main() -> int:
-    """Runs what the arguments ask for."""
+    """Run the mutations that the arguments ask for; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.mutations", description=_first_line())
     parser.add_argument("--list", action="store_true", help="names and promises, and run nothing")
     parser.add_argument("--only", action="append", metavar="NAME", help="this one; repeatable")

@@ -1,4 +1,4 @@
-"""The list of mutations: what each of them changes, and which tests are to notice."""
+"""The list of mutations: the change that each makes, and the tests that must notice it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Mutation:
     promise: str
     """The project's promise that the change breaks."""
     file: str
-    """From the repository's root."""
+    """Path from the repository's root."""
     old: str
     """The source that is replaced. It occurs once in the file."""
     new: str

@@ -39,7 +39,8 @@ class Outcome(Enum):
     HUNG = "hung"
     """They took longer than the limit."""
     BROKEN = "broken"
-    """They did not run: the mistake is none that a program could have, or they fail without it."""
+    """They did not run: the mistake is not one that a program could have, or they fail without
+    it."""
 
 
 _OUTCOMES: Final = {0: Outcome.NOT_CAUGHT, 1: Outcome.CAUGHT}
@@ -54,7 +55,7 @@ class Result:
     outcome: Outcome
     seconds: float
     output: str = ""
-    """The end of what pytest printed."""
+    """The end of pytest's output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +185,7 @@ def _run(tests: Sequence[str], root: Path, limit_s: float) -> _Run:
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """With what its tests have started and left."""
+    """Kill pytest with all processes that its tests started and left."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -147,7 +147,7 @@ def _trace(reply: Reply, rows: LogitsRows, members: int) -> Trace:
 
 
 def _columns(rows: LogitsRows) -> Ids:
-    """[1 or r, c] what the columns stand for."""
+    """[1 or r, c] id of each column."""
     if rows.ids is None:
         return np.arange(rows.logits.shape[1], dtype=np.int32)[None]
     return rows.ids

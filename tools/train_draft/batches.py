@@ -1,4 +1,4 @@
-"""Replies as padded batches: what the student reads and what the target thought."""
+"""Replies as padded batches: the student's input and the target's distributions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Indices: TypeAlias = npt.NDArray[np.int64]
 LENGTH_STEP = 16
 """Lengths are padded to a multiple of this: few shapes, little padding."""
 _PROBE_TOKENS = 16
-"""Prompts that begin with the same so many are taken to share their beginning."""
+"""Leading tokens that prompts must have in common to be taken to share their beginning."""
 FIRST_WEIGHT = 5.0
 WEIGHT_DECAY = 3.0
 
@@ -28,9 +28,9 @@ class Batch:
     """B sequences of up to P + T tokens with N reply positions among them."""
 
     prefix: Indices
-    """[P] what all of them begin with."""
+    """[P] tokens that all sequences begin with."""
     tokens: Indices
-    """[B, T] what follows in each, padded behind with 0."""
+    """[B, T] tokens that follow in each sequence, padded at the end with 0."""
     rows: Indices
     """[N] indices into the P + B * T positions: those whose next token is a reply's."""
     top_rows: Indices

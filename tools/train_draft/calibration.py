@@ -1,4 +1,4 @@
-"""From the draft's own confidence to the chance that the target agrees."""
+"""Curves from the draft's own confidence to the chance that the target agrees."""
 
 from __future__ import annotations
 

@@ -116,7 +116,8 @@ class Layout:
         return prefix.transpose(0, 1)[None], own.unflatten(0, self._shape).transpose(1, 2)
 
     def behind_prefix(self, parts: tuple[Tensor, Tensor]) -> Tensor:
-        """[B, H, P + T, size] of what `split` gave."""
+        """[B, H, P + T, size] the parts that `split` gave, joined again with the prefix before each
+        sequence."""
         prefix, own = parts
         return torch.cat((prefix.expand(len(own), -1, -1, -1), own), 2)
 

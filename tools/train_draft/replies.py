@@ -1,4 +1,4 @@
-"""Replies of the target with what it thought at every token, in shards on disk."""
+"""Replies of the target with its likeliest ids at every token, in shards on disk."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def _lines(guesses: Sequence[SourceGuess]) -> Lines:
 
 
 def fit_platt(confidence: Floats, right: Bools, prior: Platt, belief: float) -> Platt:
-    """The likeliest line for confidences (log-odds [n]) and what became of them, by Newton's
+    """The likeliest line for confidences (log-odds [n]) and whether they were `right`, by Newton's
     method; shift and slope have a normal prior of precision `belief` around those of `prior`."""
     inputs = np.stack([np.ones(len(confidence)), confidence], axis=1)
     centre = np.array([prior.shift, prior.slope])

@@ -1,4 +1,4 @@
-"""A trained student without torch: what the export reads."""
+"""Weights of a trained student, without torch, for the export."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ from tools.train_draft.replies import Reply
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Tensors: TypeAlias = dict[str, Floats]
-"""By GGUF name; a matrix is [out, in]. Rows of `attn_q` and `attn_k` are in GGUF's order, with the
-two halves of a rotary pair side by side."""
+"""Tensors by GGUF name; a matrix is [out, in]. Rows of `attn_q` and `attn_k` are in GGUF's order,
+with the two halves of a rotary pair side by side."""
 
 LAYER_TENSORS = (
     "attn_norm",
@@ -83,12 +83,12 @@ class Target(Protocol):
 
     @property
     def has_file(self) -> bool:
-        """Whether there is a GGUF file, from which drafts get embedding and tokenizer when they
-        are loaded; otherwise the draft's file has the embedding."""
+        """Whether it is a GGUF file, from which drafts get embedding and tokenizer when they are
+        loaded; otherwise the draft's file has the embedding."""
 
     def student_tensors(self, layers: Sequence[int], head_ids: npt.NDArray[np.uint32]) -> Tensors:
-        """A whole model of so many layers whose head has the rows `head_ids` alone; the layers are
-        these of the target where the target's can be taken over."""
+        """A whole model with one layer per entry of `layers` and a head with the rows `head_ids`
+        alone. The layers are copies of the target's, if the draft can use those."""
 
 
 def open_target(spec: ModelSpec, store: ModelStore) -> Target:
@@ -169,7 +169,8 @@ class TargetFile:
 
     @property
     def is_llama(self) -> bool:
-        """Whether it is one in every detail: a whole model of its tensors says what it says."""
+        """Whether it is a Llama model in every detail: a whole model of its tensors computes the
+        same."""
         return self._architecture == "llama"
 
     @property
@@ -257,8 +258,7 @@ _INITIAL = 0.02
 
 
 def new_tensors(geometry: Geometry, head: Floats) -> Tensors:
-    """Layers that have learnt nothing, the same ones each time; what they add to the embedding is
-    small at first."""
+    """Untrained layers, the same each time; what they add to the embedding is small at first."""
     rng = np.random.default_rng(0)
     width, inner = geometry.embedding_length, geometry.feed_forward_length
     rows = geometry.rope_dimension_count * geometry.head_count
@@ -304,7 +304,7 @@ def _interleaved(rows: Floats, size: int) -> Floats:
 
 
 _RUNNERS_UP = 4
-"""Likeliest ids of each row that count too: they show what the target nearly said."""
+"""Likeliest ids of each row that count too: the target nearly chose them."""
 
 
 def head_ids(

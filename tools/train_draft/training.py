@@ -73,7 +73,7 @@ class Recipe:
 
 @dataclass(slots=True)
 class State:
-    """A run as its checkpoint has it."""
+    """State of a run, as in its checkpoint."""
 
     step: int = 0
     elapsed_s: float = 0.0
@@ -94,8 +94,8 @@ class Trainer:
         folder: Path,
         device: str = "cpu",
     ) -> None:
-        """`folder` holds the checkpoint; a run that was begun there is taken up, on whichever
-        device it began."""
+        """`folder` holds the checkpoint; a run begun there is continued, whatever device it began
+        on."""
         self._device = _device_of(device)
         self._autocast = partial(
             torch.autocast, self._device.type, torch.bfloat16, enabled=_has_bf16(self._device)
