@@ -208,9 +208,9 @@ class ClientConnection(QuicConnectionProtocol):
             self._send_early_data_again(spaces)
 
     def _send_early_data_again(self, spaces: list[QuicPacketSpace]) -> None:
-        """The edge wants to see that this address is ours (Retry) and has dropped what came in
-        0-RTT. aioquic forgets it then, together with its packet spaces, and would never repeat it
-        nor take it out of the bytes in flight."""
+        """Send 0-RTT data again after a Retry, by which the edge checks this client's address and
+        drops the data. aioquic forgets the data together with its packet spaces: it would neither
+        repeat it nor take it out of the bytes in flight."""
         for space in spaces:
             packets = list(space.sent_packets.values())
             in_flight = [packet for packet in packets if packet.in_flight]
@@ -236,8 +236,8 @@ class ClientConnection(QuicConnectionProtocol):
                 self._lose(connection_error(event, self._edge))
 
     def socket_failed(self, transport: asyncio.BaseTransport | None, error: Exception) -> None:
-        """A socket reports an error. That nobody listens on the port is the edge's end; any other
-        is one of this machine's network, and there may be another way."""
+        """A socket reports an error. A refused connection means that no edge listens on the port;
+        any other error is one of this machine's network, and another socket may work."""
         if transport is not self._transport:
             return
         if self._established.done() and not isinstance(error, ConnectionRefusedError):
@@ -250,8 +250,8 @@ class ClientConnection(QuicConnectionProtocol):
         )
 
     def _is_reset(self, data: bytes) -> bool:
-        """Whether it is a stateless reset (RFC 9000, section 10.3.1), at which aioquic does not
-        look: whoever answers does not know this connection, and says so by its secret."""
+        """Whether a datagram is a stateless reset (RFC 9000, section 10.3.1), which aioquic does
+        not check: its sender does not know this connection, and proves it by the reset token."""
         token = self._quic._peer_cid.stateless_reset_token
         return (
             bool(token)

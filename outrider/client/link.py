@@ -49,12 +49,12 @@ async def dial(
     early: bool = False,
     process_name: bytes = b"",
 ) -> ClientConnection:
-    """Connect to the first of the host's addresses that answers; `process_name`: to that one of the
-    edge's processes, where it has several and this one runs. Raises UnavailableError,
-    OverloadedError, ConfigError.
+    """Connect to the first of the host's addresses that answers. `process_name`: the edge's process
+    to reach, if the edge has several and this one runs. Raises UnavailableError, OverloadedError,
+    ConfigError.
 
-    With `early`, and a ticket of an earlier connection, it returns before anybody has answered:
-    what is sent at once goes in 0-RTT, and the connection is lost if the handshake fails.
+    With `early`, and a ticket of an earlier connection, it returns before an answer has come: data
+    sent at once goes in 0-RTT, and the connection is lost if the handshake fails.
     """
     configuration = _configuration(address)
     failure: OutriderError = UnavailableError(f"{address.host} has no address")
@@ -99,9 +99,9 @@ async def _connect(
 def _with_tickets(
     address: EdgeAddress, configuration: QuicConfiguration, tickets: SessionTickets
 ) -> QuicConnection:
-    """With a ticket an edge need not show its certificate again (RFC 8446, section 2.2). So one
-    holds for connections alone that trust as the one did on which it was given; from whoever
-    answers none is taken, and none is shown to it."""
+    """A QUIC connection that uses the tickets. With a ticket an edge need not show its certificate
+    again (RFC 8446, section 2.2), so a ticket is used only with the same trust settings as on the
+    connection that issued it. Insecure connections neither take nor show tickets."""
     if address.insecure:
         return QuicConnection(configuration=configuration)
     trusts = configuration.cafile

@@ -87,14 +87,14 @@ class Recovery:
     def failed(
         self, error: OutriderError, now: float, *, cut_off: bool, has_tokens: bool, spread: float
     ) -> float | None:
-        """The connection or stream is gone (`cut_off`), or the edge answered with an error: in how
-        many seconds to try again, None if the chat is over.
+        """The connection or stream is gone (`cut_off`), or the edge answered with an error. Returns
+        the seconds after which to try again; None: the chat is over.
 
-        A chat that has final tokens is worth going on with if its region was lost. One that has
-        none is the caller's to send again, who may want to ask elsewhere; but an edge that is being
-        stopped has a successor, as a rule. A region that still runs the request for a client it
-        believes alive refuses it for as long as it takes to notice, and where many clients were cut
-        off, the edge or region that they all come to has no room at first.
+        A chat that has final tokens is worth continuing if its region was lost. A chat without any
+        is left to its caller to send again, who may prefer another edge; but an edge that is being
+        stopped usually has a successor. A region that still runs the request for a client it
+        believes alive refuses it until it notices, and where many clients were cut off, the edge or
+        region that they all come to has no room at first.
         """
         if self.state is RecoveryState.OVER or self._attempts is None:
             self.state = RecoveryState.OVER

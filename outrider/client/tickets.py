@@ -39,8 +39,8 @@ class SessionTickets:
             self._tickets.put(edge, ticket)
 
     def put(self, edge: str, ticket: SessionTicket) -> None:
-        """A ticket from `edge`, a name that says how it was trusted; the oldest edge's goes when
-        there are too many."""
+        """Keep a ticket from `edge`, a name that includes how the edge was trusted. If there are
+        too many edges, the oldest edge's ticket is dropped."""
         self._tickets.put(edge, ticket)
         self._save()
 

@@ -32,7 +32,7 @@ _DECAY: Final = 0.99
 _PRIOR_RATE: Final = 0.6
 """Acceptance rate assumed before the first outcome..."""
 _PRIOR_WEIGHT: Final = 4.0
-"""...which counts for so many outcomes."""
+"""...which counts as much as this number of outcomes."""
 _MIN_OUTCOMES: Final = 30.0
 """Decayed count of outcomes from which on rates are relied upon."""
 _MOST_TRIED: Final = 1 / (1 - _DECAY) + 1
@@ -204,7 +204,7 @@ class Calibration:
     text of another kind is followed within some hundred drafts."""
 
     def __init__(self, start: Platt | None = None) -> None:
-        """Without `start`, confidences are taken as they are at first."""
+        """`start`: the first calibration; None: confidences are taken as they are."""
         self._line = start or Platt()
         self._num_seen = 0
 
@@ -355,7 +355,8 @@ class GroupAverages:
         max_groups: int = MAX_GROUPS,
         restore: Restore = nothing,
     ) -> None:
-        """`shipped`: where each begins, unless `restore` has what was kept of it."""
+        """`shipped`: calibrations that a group begins with, unless `restore` gives its kept
+        statistics."""
         self._shipped = shipped
         self._restore = restore
         self._shared = SharedConditions()

@@ -197,8 +197,8 @@ class DraftChain:
         return len(self._unlearned)
 
     def limit_lead(self, max_lead: int) -> None:
-        """The region keeps no more than `max_lead` drafts and has dropped those beyond that it was
-        sent: they are sent again. 0 changes nothing."""
+        """The region keeps at most `max_lead` drafts and has dropped any others, which are sent
+        again. 0 changes nothing."""
         if max_lead:
             self._max_lead = min(self._limits.max_lead, max_lead)
             self._resend = self._resend or self.num_sent > self._max_lead

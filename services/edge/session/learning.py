@@ -37,9 +37,9 @@ class EdgeLearning:
         max_entries: int = MAX_ENTRIES,
         max_groups: int = MAX_GROUPS,
     ) -> None:
-        """`prior` and `shipped`: where every group begins. `is_drafted_for`: whether a drafter
-        process is there, which learns the n-grams; chats that begin then copy their own text alone.
-        `restore`: what was kept of a group."""
+        """`prior` and `shipped`: statistics that every group begins with. `is_drafted_for`: whether
+        a drafter process learns the n-grams; chats that begin while it does copy their own text
+        alone. `restore`: gives a group's kept statistics."""
         own = None if shipped is None else _of_edge(shipped)
         self._max_context_tokens = max_context_tokens
         self._is_drafted_for = is_drafted_for

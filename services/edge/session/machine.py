@@ -86,7 +86,7 @@ class SessionPolicy:
 
 @dataclass(slots=True)
 class Milestones:
-    """When what happened first, on the clock of `now`; None: not yet."""
+    """Times of the first event of each kind, on the clock of `now`; None: not yet."""
 
     asked: float | None = None
     """The request came."""
@@ -172,7 +172,7 @@ class ChatSession:
 
     @property
     def request(self) -> ChatRequest | None:
-        """The request, once it has come."""
+        """The request; None: it has not come."""
         return self._chat.request if self._chat is not None else None
 
     @property
@@ -265,7 +265,7 @@ class ChatSession:
         return actions if prompt is None else [*actions, *_accept(chat)]
 
     def _open_region(self, chat: _OpenedChat, now: float) -> OpenRegion:
-        """Ask the region for what follows the final tokens. Raises DeadlineError."""
+        """Ask the region for the tokens after the final ones. Raises DeadlineError."""
         opening = chat.reopening.ask(
             chat.request,
             chat.prompt,

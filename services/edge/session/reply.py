@@ -80,8 +80,8 @@ class ReplyPolicy:
 class ReplyFlow:
     """Text, drafts and display of one reply.
 
-    Drafting happens in `refresh`, after what `commit` returned has been sent: neither the prompt
-    nor a commit waits for a draft.
+    Drafting happens in `refresh`, after the actions of `commit` have been carried out: neither the
+    prompt nor a commit waits for a draft.
     """
 
     def __init__(
@@ -113,8 +113,8 @@ class ReplyFlow:
             first_tokens=policy.drafts.first_tokens,
         )
         self._awaited_until: float | None = None
-        """Until then the reply's first tokens are left to the drafter process; None: they are not,
-        or it has reported."""
+        """Time until which the reply's first tokens are left to the drafter process; None: they are
+        not, or it has reported."""
         self._calibrations = averages.calibrations(sampled=params.temperature > 0)
         self.chain = DraftChain(
             self._drafter, policy.drafts, self._ends, params.max_tokens, self._calibrations.chance

@@ -95,8 +95,8 @@ def worthwhile_drafts(conditions: SessionConditions, survival: Sequence[float]) 
 
 
 def useful_lead(conditions: SessionConditions) -> int:
-    """Drafts worth having ahead of the commits that the edge knows: those on their way, as far as
-    edge and replica can be fast, and what one call takes."""
+    """Number of drafts worth having ahead of the commits that the edge knows: those that can be on
+    their way at the pace of edge and replica, and those that one call takes."""
     call_s = conditions.interval_s + conditions.max_drafts * conditions.row_s
     token_s = max(conditions.draft_s, call_s / (conditions.max_drafts + 1))
     on_their_way = conditions.rtt_s / token_s if token_s > 0 else 0.0
@@ -104,8 +104,8 @@ def useful_lead(conditions: SessionConditions) -> int:
 
 
 def _arrived(conditions: SessionConditions, committed: Sequence[float], call: int) -> float:
-    """Drafts of a chain that have arrived when its call `call` begins, `max_lead` at most ahead of
-    what the edge knew when it sent them."""
+    """Number of drafts of a chain that have arrived when its call number `call` begins; at most
+    `max_lead` ahead of the commits that the edge knew when it sent them."""
     elapsed_s = call * conditions.interval_s - conditions.rtt_s
     if elapsed_s < 0:
         return 0.0

@@ -1,7 +1,8 @@
-"""Whether a chat's drafts are uploaded to the region, and how many are made ahead of the commits.
+"""Decisions on a chat's drafts: whether they are uploaded to the region, and how many are made
+ahead of the commits.
 
-Drafts are uploaded while the speedup model predicts that they save time per token. Where they do
-not, the region drafts by itself, and the edge drafts only for provisional text, if that is wanted.
+Drafts are uploaded while the speedup model predicts that they save time per token. Otherwise the
+region drafts by itself, and the edge drafts only for provisional text, if that is wanted.
 """
 
 from __future__ import annotations
