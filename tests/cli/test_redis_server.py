@@ -113,7 +113,7 @@ def test_replicas_are_told_of_it(tmp_path: Path) -> None:
         ({"prefix_store": "memcached"}, "prefix-store is redis"),
         (
             {"prefix_store": "redis", "tables": {"inference": {"prefix_store": {"url": "x"}}}},
-            "leave --prefix-store out",
+            "leave out --prefix-store",
         ),
     ],
 )

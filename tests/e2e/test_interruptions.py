@@ -123,6 +123,7 @@ async def test_a_reply_by_a_schema_goes_on_at_another_replica(
             max_completion_tokens=300,
             seed=5,
             temperature=0.8,
+            top_p=1.0,  # else the model's own
             response_format={
                 "type": "json_schema",
                 "json_schema": {"name": "sky", "schema": SCHEMA, "strict": True},

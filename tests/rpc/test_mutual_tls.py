@@ -265,7 +265,7 @@ async def test_damaged_files_change_nothing(bed: Bed) -> None:
 
 def test_what_cannot_work_is_said_at_the_start(bed: Bed, tmp_path: Path) -> None:
     config = bed.server_tls.config
-    with pytest.raises(ConfigError, match="is for inference/us/a: this is router"):
+    with pytest.raises(ConfigError, match="is for inference/us/a; this is router"):
         Tls.open(config, Role.ROUTER)
     with pytest.raises(ConfigError, match="this is inference/eu"):
         Tls.open(config, Role.INFERENCE, "eu")

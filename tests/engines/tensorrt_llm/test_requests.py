@@ -195,7 +195,7 @@ def test_a_runtime_that_hangs_fails_every_call_and_can_be_closed() -> None:
     llm.resume = threading.Event()
     engine.open(1, ids)
     for _ in range(3):
-        with pytest.raises(EngineError, match=r"did not end a request within 0\.2 s: start the"):
+        with pytest.raises(EngineError, match=r"did not end a request within 0\.2 s; start the"):
             run(engine, 1, ids, 0, table(engine, 9), 1)
     assert len(llm.requests) == 1, "once is enough"
     assert not llm.requests[0].aborted
