@@ -31,14 +31,15 @@ def overlays(deploy: Path = DEPLOY) -> list[Path]:
 
 
 def components(deploy: Path = DEPLOY) -> list[Path]:
-    """The folders of what an overlay may have besides what us-east has."""
+    """Folders of the components that an overlay may have besides those of us-east."""
     used = (deploy / "overlays" / "us-east" / "kustomization.yaml").read_text("utf-8")
     found = sorted(path.parent for path in (deploy / "components").glob("*/kustomization.yaml"))
     return [folder for folder in found if f"components/{folder.name}\n" not in used]
 
 
 def overlay_manifests(folder: Path) -> Manifests:
-    """What an overlay builds. ValueError with kustomize's words if it fails."""
+    """The manifests that an overlay builds. Raises ValueError with kustomize's message if it
+    fails."""
     return Manifests.parse(kustomize.build(folder))
 
 
@@ -48,8 +49,8 @@ def site_of(component: Path) -> str:
 
 
 def component_manifests(folder: Path, overlay: str = "") -> Manifests:
-    """A whole site that has this component, by itself that of `site_of`. ValueError with
-    kustomize's words if it fails."""
+    """The manifests of a whole site with this component: a copy of `overlay`, by default the one
+    that `site_of` names. Raises ValueError with kustomize's message if it fails."""
     with tempfile.TemporaryDirectory(dir=DEPLOY, prefix="check-") as scratch:
         site = Path(scratch)
         shutil.copytree(
@@ -64,7 +65,8 @@ def component_manifests(folder: Path, overlay: str = "") -> Manifests:
 
 
 def problems_of(build: Callable[[Path], Manifests], folder: Path) -> Iterator[str]:
-    """What is wrong with what a folder builds, from building it to the policies."""
+    """Problems in the manifests that `build` makes of a folder: its own failure, the schemas, the
+    policies."""
     try:
         manifests = build(folder)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What our files use of the private parts of libraries, and what a release changes there.
+"""Checks the private parts of libraries that our files use, and what a release changes in them.
 
     python -m tools.library_internals                  the installed releases against the record
     python -m tools.library_internals --try aioquic    the newest one, in a folder that is deleted
@@ -6,8 +6,8 @@
 
 A *part* is a method or an attribute of a class in a module that one of our files imports from the
 library, if our file has a method of that name in a class that derives from another, or if the name
-is private and our file uses it. Of a method the digest of its source is recorded; of an attribute,
-that it is set. `tests/test_library_internals.py` holds the installed releases to the record.
+is private and our file uses it. The record has the digest of each method's source, and for each
+attribute that it is set. `tests/test_library_internals.py` compares the installed releases with it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Library:
     users: tuple[str, ...]
     """The files that do."""
     tests: tuple[str, ...]
-    """Those that try them, without what checks the installed release first."""
+    """Tests that exercise these parts, without the one that checks the installed release first."""
 
 
 LIBRARIES: Final = {
@@ -70,7 +70,7 @@ LIBRARIES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """What one release has of the parts that are used."""
+    """Parts of a library that our files use, as one release has them."""
 
     version: str
     parts: dict[str, dict[str, str]]
@@ -78,12 +78,12 @@ class Release:
 
 
 def installed(name: str) -> Release:
-    """What the installed release of a library has."""
+    """The parts that our files use, in the installed release of a library."""
     return Release(version(name), {user: _used(user, name) for user in LIBRARIES[name].users})
 
 
 def recorded() -> dict[str, Release]:
-    """What was read by whoever wrote our files, by library."""
+    """The recorded parts, by library: those that were read when our files were written."""
     return {name: Release(**it) for name, it in json.loads(_RECORD.read_text()).items()}
 
 

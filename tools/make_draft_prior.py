@@ -22,7 +22,8 @@ from tools.train_draft.replies import Reply, load
 
 DATA = Path(__file__).resolve().parents[1] / "outrider" / "speculation" / "data"
 LEAST_COUNT = 2
-"""What followed only once is left out: it is most of the table, and guesses hardly better."""
+"""Least times that a token must follow to be kept. Those seen only once are most of the table, and
+improve guesses hardly at all."""
 
 
 def count(replies: Iterable[Reply]) -> list[Table]:

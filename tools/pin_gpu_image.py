@@ -39,7 +39,7 @@ def lines(path_text: str) -> list[str]:
 
 
 def required(item: Mapping[str, Any], extras: Sequence[str] = ()) -> Iterator[Requirement]:
-    """What one package requires here, with these extras."""
+    """Requirements of one package on this platform, with these extras."""
     environment = {key: str(value) for key, value in default_environment().items()}
     for text in item["metadata"].get("requires_dist", ()):
         requirement = Requirement(text)
@@ -51,7 +51,8 @@ def required(item: Mapping[str, Any], extras: Sequence[str] = ()) -> Iterator[Re
 
 
 def closure(requirements: Sequence[str], resolution: Resolution, stop: frozenset[str]) -> set[str]:
-    """Names of these and of what they require, without `stop` and what only that requires."""
+    """Names of these packages and of all that they require, without `stop` and the packages that
+    only `stop` requires."""
     found: set[str] = set()
     waiting = [Requirement(text) for text in requirements]
     while waiting:
@@ -66,7 +67,8 @@ def closure(requirements: Sequence[str], resolution: Resolution, stop: frozenset
 def asked(
     theirs: Sequence[str], resolution: Resolution, pinned: set[str]
 ) -> Iterator[tuple[str, str]]:
-    """What TensorRT-LLM and its packages ask of pinned ones, and who asks."""
+    """Requirements that TensorRT-LLM and its packages have for pinned packages, each with the
+    package that has it."""
     direct = [Requirement(text) for text in theirs]
     for requirement in direct:
         if normal(requirement.name) in pinned and requirement.specifier:

@@ -25,13 +25,13 @@ EXTRAS: Final = {
     "tokenizer": ("tokenizer", "redis", "s3"),
     "inference": ("inference", "redis", "s3"),
 }
-"""What each image holds."""
+"""Extras that each image installs."""
 BUILD: Final = "build"
-"""What builds Outrider's own wheel."""
+"""Name of the file with the requirements that build Outrider's own wheel."""
 
 
 def project_requirements() -> list[str]:
-    """What every role requires, as pyproject.toml has it."""
+    """Requirements of every role, from pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     return list(project["project"]["dependencies"])
 

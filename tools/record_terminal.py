@@ -41,9 +41,9 @@ MAX_PAUSE_S: Final = 1.5
 TYPING_S: Final = 0.03
 """Time for one typed character."""
 SHOWN_STATE_HOME: Final = "~/.local/state"
-"""What stands for the temporary folder in which the mesh keeps its state while it is recorded."""
+"""Shown in place of the temporary folder in which the recorded mesh keeps its state."""
 _INTERRUPTED: Final = (130, -signal.SIGINT)
-"""Exit statuses of what Ctrl-C ended, or its shell."""
+"""Exit statuses of a command ended by Ctrl-C, or of its shell."""
 _SPINNER: Final = re.compile(rb"\xe2[\xa0-\xa3][\x80-\xbf]")
 """A Braille pattern (U+2800 to U+28FF) in UTF-8, of which rich makes its spinners."""
 _REST_S: Final = 4.0
@@ -61,13 +61,13 @@ _COLORS: Final = {
     "cyan": "#88c0d0",
     "white": "#e5e9f0",
 }
-"""By pyte's names of the eight colors (its yellow is called brown)."""
+"""Colours by pyte's names of the eight colors (its yellow is called brown)."""
 _BACKGROUND: Final = "#242933"
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What is recorded."""
+    """Settings of one recording."""
 
     commands: tuple[str, ...]
     columns: int = 80
@@ -75,7 +75,7 @@ class Recording:
     load: str = ""
     """An `outrider` command that runs unseen beside the last one, and is stopped with it."""
     ctrl_c_after_s: float = 0.0
-    """When the last command is interrupted; 0: it ends by itself."""
+    """Seconds after which the last command is interrupted; 0: it ends by itself."""
     unseen_end: str = ""
     """A command that cleans up afterwards."""
 
@@ -102,7 +102,7 @@ _PROMPTS: Final = (
     *("Why is the sky blue?", "What is a tide?", "Tell me of the moon.", "Why do leaves fall?"),
     *("What is a comet?", "How do bees see?", "What is rain?", "Why is the sea salty?"),
 )
-"""Of the load, again and again."""
+"""Prompts of the load, repeated without end."""
 _NUM_PROMPTS: Final = 64
 
 Row = tuple[tuple[str, str], ...]
@@ -141,8 +141,9 @@ class _Screen(pyte.Screen):
 def shown(
     outputs: Iterable[Output], columns: int = 80, num_rows: int = 24
 ) -> tuple[list[Shown], float]:
-    """What each row showed, and for how long; and how long all of it takes, in seconds. What stood
-    there for less than a hundredth of a second, the picture's unit of time, is left out."""
+    """Each row of the screen with the time that it was shown, and the length of the whole recording
+    in seconds. Rows shown for less than a hundredth of a second, the picture's unit of time, are
+    left out."""
     screen = _Screen(columns, num_rows)
     screen.set_mode(pyte.modes.LNM)
     stream = pyte.ByteStream(screen)
@@ -222,7 +223,8 @@ def _text(it: Shown, duration_s: float) -> str:
 
 
 def record(recording: Recording, state_dir: Path) -> list[Output]:
-    """Run its commands one after the other; what a terminal saw of it."""
+    """Run the recording's commands one after the other; returns the terminal's output with its
+    times."""
     outputs: list[Output] = []
     now_s = 0.5
     for command in recording.commands:

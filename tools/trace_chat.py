@@ -62,9 +62,9 @@ _SKIPPED_COMMITS: Final = 10
 """The first of a chat are left out: its drafts have nothing to copy from yet."""
 _NUM_PAUSES: Final = 10
 _PAUSE_S: Final = 0.0015
-"""An engine call takes so many pauses here, and after each the event loop has had a turn: a commit
-is through before the next one comes, on a busy machine too, and load reports, every 50 ms while the
-load changes, are in fewer than half of the stretches."""
+"""Seconds of each of the _NUM_PAUSES pauses in an engine call; after each the event loop has had a
+turn. A commit is thus through before the next one comes, on a busy machine too, and load reports,
+every 50 ms while the load changes, are in fewer than half of the stretches."""
 _PATIENCE_S: Final = 1.0
 """Longest wait for a turn of the event loop, which may be ending."""
 NUM_IDLE: Final = 40
@@ -77,8 +77,9 @@ _ROOT: Final = Path(__file__).resolve().parent.parent
 RECORDED: Final = Path(__file__).with_suffix(".modules")
 """Modules that an opening and a commit may enter: a line for each, `open` or `commit` before it."""
 _NUM_TRACES: Final = 3
-"""What a timer enters beside a chat differs from trace to trace, on a busy machine above all: all
-that is entered in any of so many is recorded, and only what is entered in each of them is new."""
+"""Traces to compare. The functions that timers enter beside a chat differ from trace to trace, on a
+busy machine above all. Everything entered in any trace is recorded; only functions entered in all
+of them count as new."""
 _NOT_COUNTED: Final = (
     "outrider/client/",
     "outrider/v1/",
@@ -156,7 +157,7 @@ class Tracer:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self.current: Stretch | None = None
-        """Where calls are counted; None: they are not."""
+        """The stretch in which calls are counted; None: they are not counted."""
         self.on_engine_call: Callable[[], None] | None = None
         """Called as an engine call begins."""
         self.on_answer: Callable[[], None] | None = None
@@ -205,7 +206,7 @@ class Tracer:
 
 
 def _module_of(code: CodeType) -> str:
-    """Where this code is; empty if it is not to be counted."""
+    """Path of the module that has this code; empty if the code is not to be counted."""
     path = Path(code.co_filename)
     if not path.is_relative_to(_ROOT):
         return ""
@@ -217,7 +218,7 @@ def _module_of(code: CodeType) -> str:
 
 
 def _service_of(frame: FrameType) -> str:
-    """By its task; in a thread, by whose code called it."""
+    """Service of a call: from its task; in a thread, from the code that called it."""
     if (service := _service.get(None)) is not None:
         return service
     caller: FrameType | None = frame
@@ -231,7 +232,7 @@ def _service_of(frame: FrameType) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What was seen."""
+    """Calls counted while chats opened and committed."""
 
     opens: Stretches
     commits: Stretches
@@ -259,7 +260,7 @@ class Trace:
 
 
 def traces() -> Iterator[Trace]:
-    """As many as are compared, each followed when it is asked for."""
+    """The traces to compare, each made when it is asked for."""
     return (asyncio.run(trace()) for _ in range(_NUM_TRACES))
 
 

@@ -1,4 +1,4 @@
-"""What every benchmark uses: one run and its record, tables, statistics, prompts, started meshes.
+"""Tools of every benchmark: a run and its record, tables, statistics, prompts, started meshes.
 
 A benchmark is one file (or folder) with a `main` that makes a `parser`, calls `start`, fills
 tables, samples and figures of the `Run`, and ends with `run.finish()`; and one row in `benches.py`.

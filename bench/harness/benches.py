@@ -33,14 +33,14 @@ class Bench:
     module: str
     flags: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
-    """Files and folders that it reads, beside what the modules that it measures bring along."""
+    """Files and folders that it reads, besides those that its measured modules bring along."""
     minutes: float = 5.0
-    """Of a full run on two cores; used until a record says how long it took."""
+    """Minutes of a full run on two cores; used until a record says how long it took."""
     core_minutes: float = 0.0
-    """Of its smaller run in `make bench-core`; 0 where it takes no part."""
+    """Minutes of its smaller run in `make bench-core`; 0: it takes no part in that."""
     core_flags: tuple[str, ...] = ("--core",)
     peers: tuple[str, ...] = ()
-    """What it compares with, where that is to be installed (bench.harness.series)."""
+    """Systems that it compares with, if they are installed (bench.harness.series)."""
 
     def sources(self, root: Path = ROOT) -> tuple[str, ...]:
         """Paths below `root` of all files that its figures depend on."""
@@ -116,5 +116,5 @@ CORE = tuple(
         "tokenizer",
     )
 )
-"""What `make bench-core` runs, in this order."""
+"""Benches that `make bench-core` runs, in this order."""
 MAX_CORE_MINUTES = 60.0

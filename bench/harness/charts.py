@@ -27,8 +27,8 @@ FOLDER: Final = ROOT / "docs" / "charts"
 INSTALL: Final = "charts need matplotlib: pip install 'outrider[bench]'"
 
 COLOURS: Final = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#000000")
-"""Of Okabe and Ito's palette, which readers with any kind of colour vision tell apart; as many as a
-chart may have lines."""
+"""Okabe and Ito's palette, distinguishable with any kind of colour vision. A chart has at most as
+many lines."""
 _MARKERS: Final = "osD^vP"
 """One for each colour, for print in grey."""
 _PIPELINE: Final = "OpenVINO pipeline"
@@ -42,10 +42,10 @@ _COMPARED: Final = (
 """Systems whose throughput is drawn: one colour each. The tables have all."""
 _SIZE_INCHES: Final = (6.4, 4.2)
 _MAX_NARROW_CHARS: Final = 40
-"""Of a line's name: two of them fit side by side."""
+"""Longest name of a line with which two names fit side by side."""
 _LINES_APART: Final = 0.02
-"""Between the points of two lines, as a share of the axis, so that their intervals stand side by
-side."""
+"""Distance between the points of two lines, as a share of the axis, so that their intervals stand
+side by side."""
 _SOURCE: Final = re.compile(r"drawn from (\w+), digest (\w+)")
 
 
@@ -71,7 +71,7 @@ class Lines:
     powers_of_two: bool = False
     """Whether the x axis is logarithmic to base 2, with a tick at every point."""
     level: float | None = None
-    """Where a thin line goes across: what is compared with."""
+    """Height of a thin horizontal line to compare with; None: no such line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,8 @@ class Strips:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One chart: its file, the record it is drawn from, and what it shows of that."""
+    """One chart: its file, the record it is drawn from, and the part of the record that it
+    shows."""
 
     name: str
     """`docs/charts/NAME.svg`."""
@@ -158,7 +159,8 @@ def throughput(record: Mapping[str, Any]) -> Lines:
 
 
 def fault_pauses(record: Mapping[str, Any]) -> Strips:
-    """Pauses of interrupted chats by fault, with the real engine where the record has it."""
+    """Pauses of interrupted chats by fault, measured with the real engine if the record has
+    that."""
     for engine in ("openvino", "fake"):
         prefix = f"pause, {engine}, "
         strips = {
@@ -217,7 +219,7 @@ def _closed(estimate: Sequence[float | None]) -> tuple[float, float, float]:
 
 
 def _source(chart: Chart, shown: Lines | Strips) -> str:
-    """The record, and a digest of what is shown of it."""
+    """Name of the record, and a digest of the part shown."""
     text = json.dumps(asdict(shown), sort_keys=True)
     return f"{chart.record}, digest {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 

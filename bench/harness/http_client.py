@@ -49,8 +49,8 @@ class HttpClient:
                 await writer.wait_closed()
 
     async def chat(self, body: dict[str, Any], into: Answer) -> str:
-        """Ask, and read to the end: the reply's text. An answer that is none is told in
-        `into.error`."""
+        """Send a request and read to the end; returns the reply's text. If the request fails,
+        `into.error` says why."""
         text = ""
         try:
             async for event in self.events(body):

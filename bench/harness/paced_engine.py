@@ -1,12 +1,11 @@
-"""An engine without a model: a call takes as long as it is told, and next to no processor time.
+"""An engine without a model: a call takes a set time, and almost no processor time.
 
-A greedy token follows from the chat, its position and the last id, so that no draft is right; or,
-for a share of them, from the chat and the last id alone: such text repeats itself, and drafts are
-often right. No chat's text is like another's: what is learnt from earlier chats would make later
-ones cheaper. The ids are those of ordinary text, and as often as there: the n-th of them comes in
-proportion to 1/n (G. K. Zipf, Human Behavior and the Principle of Least Effort, 1949). A row has
-the scores of a few candidates, as rows of an engine on a GPU do: no more is measured of sampling
-than that.
+A greedy token follows from the chat, its position and the last id, so that no draft is right. For a
+set share of tokens it follows from the chat and the last id alone: such text repeats itself, and
+drafts are often right. No chat's text is like another's: what is learnt from earlier chats would
+make later ones cheaper. The ids are those of ordinary text, and as frequent: the n-th of them comes
+in proportion to 1/n (G. K. Zipf, Human Behavior and the Principle of Least Effort, 1949). A row has
+the scores of a few candidates, as rows of an engine on a GPU do: sampling is measured no further.
 """
 
 from __future__ import annotations

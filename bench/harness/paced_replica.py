@@ -41,7 +41,7 @@ _NUM_BLOCKS = 400_000
 
 
 def program(control_port: int, **flags: float) -> tuple[str, ...]:
-    """To be run in place of `outrider serve inference` (bench.harness.mesh.Service)."""
+    """Command to run in place of `outrider serve inference` (bench.harness.mesh.Service)."""
     given = (word for name, value in flags.items() for word in (f"--{name}", str(value)))
     module = ("-m", "bench.harness.paced_replica")
     return (sys.executable, *module, "--control", str(control_port), *given)
@@ -62,15 +62,15 @@ class Control:
         self._writer.close()
 
     async def ask(self, **settings: float) -> dict[str, Any]:
-        """What the engine has done, once it has these settings."""
+        """Apply settings to the engine; returns what it has done so far."""
         self._writer.write(json.dumps(settings).encode() + b"\n")
         answer: dict[str, Any] = json.loads(await self._reader.readline())
         return answer
 
 
 def ordinary_ids(vocabulary: Vocabulary) -> list[int]:
-    """Of tokens that are plain letters, with a space before them or without. A vocabulary of merged
-    pairs has the most frequent first."""
+    """Ids of tokens that are plain letters, with or without a space before them. A vocabulary of
+    merged pairs has the most frequent first."""
     return [
         token
         for token in range(vocabulary.size)

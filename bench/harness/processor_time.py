@@ -7,7 +7,8 @@ from pathlib import Path
 
 
 def of_threads(pid: int) -> dict[int, int]:
-    """By thread of a process. Threads that have ended are not among them."""
+    """Processor time of each thread of a process, in nanoseconds. Threads that have ended are
+    missing."""
     used = {}
     for task in Path(f"/proc/{pid}/task").iterdir():
         try:
@@ -18,5 +19,5 @@ def of_threads(pid: int) -> dict[int, int]:
 
 
 def between(before: Mapping[int, int], after: Mapping[int, int]) -> int:
-    """Of all threads together, between two readings."""
+    """Processor time of all threads together, between two readings."""
     return sum(used - before.get(thread, 0) for thread, used in after.items())

@@ -66,7 +66,7 @@ def load_prompts(*kinds: str, split: Split = "held_out") -> tuple[Prompt, ...]:
 
 
 def written_texts() -> frozenset[str]:
-    """Of all folders, for whoever has to leave them out."""
+    """Texts of all folders, for callers that have to leave them out."""
     return frozenset(prompt.text for prompt in load_prompts(split="all"))
 
 
@@ -108,7 +108,7 @@ class PromptSupply:
         self.num_given = 0
 
     def take(self, count: int) -> list[str]:
-        """The next prompts. Raises RuntimeError when there are not so many left."""
+        """The next `count` prompts. Raises RuntimeError if fewer are left."""
         taken = list(itertools.islice(self._prompts, count))
         self.num_given += len(taken)
         if len(taken) < count:

@@ -1,4 +1,4 @@
-"""What a record was made from and where: commit, machine and versions."""
+"""Origin of a record: commit, machine and versions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Final
 from outrider.engines.cpu_features import cpu_flags
 
 TELLING_FLAGS: Final = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
-"""What decides how fast matrices are multiplied, and in which precision."""
+"""Processor flags that decide how fast matrices are multiplied, and in which precision."""
 _PACKAGES = (
     "outrider",
     "numpy",
@@ -35,15 +35,14 @@ class Facts:
     """Recorded beside every result."""
 
     cpu: str
-    """As it calls itself, which two generations may do alike."""
+    """Name that the processor reports; two generations may share one."""
     cpu_family: str
     cpu_model: str
-    """Numbers that tell generations apart; "" where the system has none."""
+    """Family and model number, which differ between generations; "" on systems without them."""
     cpu_flags: tuple[str, ...]
     """Those of `TELLING_FLAGS` that it has."""
     precision: str
-    """What our engine computes in here unless it is told otherwise: bf16 or f32; "" where OpenVINO
-    is not installed."""
+    """Precision of our engine's default on this machine: bf16 or f32; "" without OpenVINO."""
     cores: int
     """Cores this process may use."""
     memory_gib: float
@@ -53,7 +52,7 @@ class Facts:
     date: str
     """UTC, ISO 8601."""
     loop_us: float
-    """What 2,000 additions took Python: a shared machine is not as fast all the time."""
+    """Microseconds that Python takes for 2,000 additions: the speed of a shared machine varies."""
 
 
 def machine_facts() -> Facts:
@@ -84,7 +83,7 @@ def _loop_us() -> float:
 
 
 def _first_cpu(cpuinfo: str) -> dict[str, str]:
-    """What Linux says about the first processor, by name."""
+    """Linux's entries on the first processor, by name."""
     lines = (line.partition(":") for line in cpuinfo.partition("\n\n")[0].splitlines())
     return {name.strip(): value.strip() for name, _, value in lines}
 
@@ -113,7 +112,7 @@ _MADE_BY_BENCHES = ("bench/results", "README.md", "docs/figures.md", "docs/figur
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Where the code stood."""
+    """Commit of the working tree."""
 
     id: str
     """"" outside a repository."""
@@ -125,7 +124,7 @@ class Commit:
 
 
 def commit(root: Path = ROOT) -> Commit:
-    """Of the working tree, now."""
+    """Commit of the working tree now."""
     head = _git(root, "rev-parse", "HEAD").strip()
     others = [f":(exclude){path}" for path in _MADE_BY_BENCHES]
     changes = _git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", *others)
@@ -134,8 +133,8 @@ def commit(root: Path = ROOT) -> Commit:
 
 @cache
 def changed_paths(since: str, root: Path = ROOT) -> frozenset[str] | None:
-    """Tracked files of the working tree that differ from that commit's, renamed ones included; None
-    where there is no git, or no such commit."""
+    """Tracked files of the working tree that differ from commit `since`, renamed ones included;
+    None without git or that commit."""
     try:
         done = subprocess.run(
             ["git", "-C", root, "diff", "--name-only", "--no-renames", "-z", since, "--"],

@@ -69,8 +69,8 @@ def complaints(
     root: Path = ROOT,
     charts: Path = CHARTS,
 ) -> list[str]:
-    """What `--check` fails for, one line each: pages and charts that are not what the records say.
-    How much has changed since a record is no part of that: any commit may change it."""
+    """Reasons for `--check` to fail, one line each: pages and charts that differ from the records.
+    Changes of the measured files since a record are not among them: any commit may change them."""
     found = []
     for page in pages:
         text = page.read_text(encoding="utf-8")
@@ -84,8 +84,8 @@ def complaints(
 
 
 def remarks(results: Path = RESULTS, pages: Sequence[Path] = PAGES, root: Path = ROOT) -> list[str]:
-    """What `--check` says without failing, one line each: records that are missing, and those of
-    which something that they measure has changed; each with the command that makes it anew."""
+    """Remarks of `--check` that do not make it fail, one line each: records that are missing, and
+    records of which measured files have changed; each with the command that makes it anew."""
     found = []
     for name in shown([page.read_text(encoding="utf-8") for page in pages]):
         command = f"python -m {' '.join(bench_of(name).command())}"
@@ -152,7 +152,7 @@ def _made_at(record: Mapping[str, Any]) -> str:
 
 
 def _changed_since(record: Mapping[str, Any], root: Path) -> str:
-    """ "" where nothing has, or nobody can tell."""
+    """Text on the measured files that have changed; empty if none has, or nothing is known."""
     since = changes(record, root)
     if since is None or not since.num_changed:
         return ""

@@ -31,7 +31,7 @@ Figure: TypeAlias = str | int | float | bool | Sequence["Figure"] | Mapping[str,
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a run was made from, as it was when the run began."""
+    """State of the sources when a run began."""
 
     began_at: float
     """time.monotonic()."""
@@ -41,7 +41,7 @@ class Origin:
 
 
 def origin(name: str) -> Origin:
-    """Of a run of this bench that begins now."""
+    """Origin of a run of this bench that begins now."""
     return Origin(time.monotonic(), commit(), digests(bench_of(name).sources(), ROOT))
 
 
@@ -57,7 +57,7 @@ class Run:
     tables: list[Table] = field(default_factory=list)
     figures: dict[str, Figure] = field(default_factory=dict)
     origin: Origin | None = None
-    """None: that of the moment in which the run finishes."""
+    """None: the state when the run finishes."""
     _samples: dict[str, dict[str, Any]] = field(default_factory=dict)
     _settings: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -71,8 +71,8 @@ class Run:
         return table
 
     def samples(self, name: str, values: Sequence[float], *, unit: str) -> None:
-        """Keep what a figure was made of: one by one up to 2,000 values, else a histogram.
-        Raises ValueError if the name is taken."""
+        """Keep the samples behind a figure: one by one up to 2,000 values, else a histogram. Raises
+        ValueError if the name is taken."""
         if name in self._samples:
             raise ValueError(f"samples {name!r} are recorded already")
         self._samples[name] = packed(values, unit)
@@ -110,7 +110,7 @@ class Run:
 
 
 def load(name: str, results: Path = RESULTS) -> dict[str, Any] | None:
-    """The record of this name, if there is one."""
+    """The record of this name; None if it does not exist."""
     path = results / f"{name}.json"
     if not path.exists():
         return None
@@ -120,15 +120,15 @@ def load(name: str, results: Path = RESULTS) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """How much of what a record measures is another now."""
+    """How many of a record's measured files have changed."""
 
     num_changed: int
     num_files: int
 
 
 def changes(record: Mapping[str, Any], root: Path = ROOT) -> Changes | None:
-    """Since the record was made: by the digests in it, or, where it has none of single files, by
-    git and the record's commit. None where neither can tell."""
+    """Changes since the record was made, by its digests, or, if it has none of single files, by git
+    and its commit. None if neither tells."""
     sources = record.get("sources", {})
     if sources and "digest" not in sources:
         now = digests(sources, root)

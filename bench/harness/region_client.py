@@ -32,7 +32,7 @@ Drafter: TypeAlias = Callable[[Sequence[int]], Sequence[int]]
 _ids = itertools.count(1)
 
 SALT = b"one trust group"
-"""Of all chats of a bench that name no other: they share cached prefixes and phrases."""
+"""Cache salt of all chats of a bench that set no other: they share cached prefixes and phrases."""
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class Reply:
     finish_reason: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Of the prompt's, those whose KV was reused."""
+    """Tokens of the prompt whose KV was reused."""
     opened_at: float = 0.0
     first_at: float = 0.0
     commit_times: list[float] = field(default_factory=list)
@@ -62,7 +62,7 @@ class RegionClient:
     def __init__(
         self, coder: TokenCoder, address: str, *, via_router: bool, tls: Tls = PLAINTEXT
     ) -> None:
-        """`tls` is that of an edge, and of a router where it is not `via_router`."""
+        """`tls`: the identity to connect with, an edge's if `via_router`, otherwise a router's."""
         self._coder = coder
         self._via_router = via_router
         role = Role.ROUTER if via_router else Role.INFERENCE
@@ -132,10 +132,10 @@ class RegionClient:
         resume: Sequence[int] = (),
         reply: Reply | None = None,
     ) -> Reply:
-        """Run one session to its end, which a deadline may bring about; cancelled, it cancels the
-        session. Its reply goes on behind the tokens of `resume`, and is filled as it comes: who
-        gives one has what came of a session that was cancelled. Raises what the region answers as
-        a typed error."""
+        """Run one session to its end, which may be its deadline. If this call is cancelled, so is
+        the session. The reply begins after the tokens of `resume`; `reply` is filled as tokens
+        arrive, so that a caller still has the part that came before a cancellation. Raises the
+        region's error as a typed one."""
         opening = opening_frame(self._coder, prompt, sampling, digest)
         opening.speculation = speculation
         opening.priority = priority
@@ -186,7 +186,7 @@ class Conversation:
 
     @property
     def waiting(self) -> bool:
-        """Whether a frame has come that was not received yet."""
+        """Whether a frame has arrived that was not received yet."""
         return not self._inbox.empty()
 
     async def receive(self) -> inference_pb2.SessionDown:
@@ -254,7 +254,7 @@ class _Session:
         assert commit.upto == len(reply.ids)
 
     def draft(self) -> inference_pb2.Draft | None:
-        """The next Draft frame: a new chain, so a new epoch, behind what is committed."""
+        """The next Draft frame: a new chain, so a new epoch, after the committed tokens."""
         if self._drafter is None:
             return None
         ids = tuple(self._drafter(self.reply.ids))

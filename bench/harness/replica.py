@@ -31,11 +31,11 @@ SETTINGS: Mapping[str, object] = {
     "max_fixed_rows": 64,
     "prepare_first": True,
 }
-"""Of a replica here that differ from the default ones."""
+"""Settings of replicas started here that differ from the defaults."""
 
 
 class EngineTime(NamedTuple):
-    """What a replica's engine calls took since some beginning."""
+    """Time of a replica's engine calls in some period."""
 
     num_ticks: float
     overhead_ms: float
@@ -47,16 +47,17 @@ class EngineTime(NamedTuple):
 
     @property
     def busy_share(self) -> float:
-        """Of the time with sessions to serve; NaN without any."""
+        """Share of the time with sessions to serve in which the engine computed; NaN without
+        any."""
         return self.busy_s / (self.busy_s + self.idle_s) if self.busy_s else math.nan
 
     def since(self, before: EngineTime) -> EngineTime:
-        """What came after `before`."""
+        """The difference to the earlier `before`."""
         return EngineTime(*(now - then for now, then in zip(self, before, strict=True)))
 
 
 async def engine_time(service: Service) -> EngineTime:
-    """What the calls of a replica took so far."""
+    """Time of a replica's engine calls since it started."""
     samples = await service.samples()
     found = {(sample.name, sample.labels.get("state")): sample.value for sample in samples}
     overhead, total = names.TICK_OVERHEAD, f"{names.ENGINE_TIME}_total"
@@ -88,7 +89,7 @@ class Replica:
         )
 
     async def run(self, work: Work) -> WorkResult:
-        """Raises what the replica answers as a typed error."""
+        """Answer the requests of `work`. Raises the replica's error as a typed one."""
 
         async def ask(request: Request, answer: Answer) -> None:
             reply = Reply()
@@ -107,7 +108,7 @@ class Replica:
         return await ask_all(work, ask)
 
     async def engine_time(self) -> EngineTime:
-        """What its calls took so far."""
+        """Time of its engine calls since it started."""
         return await engine_time(self._service)
 
 
@@ -122,7 +123,7 @@ def sampling(work: Work, request: Request) -> SamplingParams:
 
 
 def coder_of(vocabulary: Vocabulary) -> TokenCoder:
-    """As edges and routers encode its ids."""
+    """Coder of the vocabulary's ids, the same as on edges and routers."""
     return TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.tokens_digest))
 
 
@@ -141,7 +142,7 @@ async def replica(
 
 @contextlib.asynccontextmanager
 async def replica_process(settings: Mapping[str, object]) -> AsyncIterator[Service]:
-    """An inference service by itself with these settings besides `SETTINGS`, once it serves."""
+    """An inference service alone, with these settings besides `SETTINGS`, once it serves."""
     values = {"replica": "replica", "region": "here", **SETTINGS, **settings}
     async with mesh("replica") as made:
         service = made.service("replica", "inference", values)

@@ -1,4 +1,4 @@
-"""A folder for what a run writes: gone with the run, unless the run failed."""
+"""A folder for the files of a run: deleted after the run, unless it failed."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def time_us(call: Callable[[], object], *, repeats: int, calls: int = 1) -> list
 
 
 def packed(values: Sequence[float], unit: str) -> dict[str, Any]:
-    """As a record keeps them."""
+    """The form that a record keeps: all values if they are few, else a summary and a histogram."""
     if len(values) <= MAX_RAW:
         return {"unit": unit, "n": len(values), "values": [rounded(value) for value in values]}
     counts = Counter(_bucket(value) for value in values)
@@ -45,7 +45,7 @@ def packed(values: Sequence[float], unit: str) -> dict[str, Any]:
 
 
 def rounded(value: float) -> float:
-    """To four significant digits."""
+    """Round to four significant digits."""
     return float(f"{value:.{DIGITS}g}")
 
 

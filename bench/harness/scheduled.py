@@ -48,8 +48,8 @@ def answer(
     first_seed: int = 0,
     predictions: Sequence[str] = (),
 ) -> Outcome:
-    """All prompts, so many at a time, on a scheduler of their own, which knows nothing of others;
-    seeds count from the first. Raises what a session fails with."""
+    """Answer all prompts, `concurrency` at a time, on a scheduler of their own, which knows no
+    others; seeds count from the first. Raises the error of a session that fails."""
 
     def new_reply(params: SamplingParams) -> ReplyText:
         return ReplyText(params, vocabulary.stop_ids, vocabulary.detokenizer())

@@ -56,12 +56,12 @@ class Result:
     failed: list[str] = field(default_factory=list)
     not_installed: list[str] = field(default_factory=list)
     measured_s: float = 0.0
-    """Of the parts that ran; installing peers is not in it."""
+    """Seconds of the parts that ran; installing peers is not included."""
 
 
 def is_fresh(bench: Bench, size: Size, results: Path = RESULTS, root: Path = ROOT) -> bool:
-    """Whether all files that its record measures are what they were, as far as can be told, and it
-    is as large as asked: a full record serves as a core one too."""
+    """Whether its record is large enough and all measured files are known to be unchanged since. A
+    full record serves as a core one too."""
     record = load(bench.record, results)
     since = None if record is None else changes(record, root)
     if record is None or since is None or since.num_changed:
@@ -70,7 +70,7 @@ def is_fresh(bench: Bench, size: Size, results: Path = RESULTS, root: Path = ROO
 
 
 def minutes(bench: Bench, size: Size, results: Path = RESULTS) -> float:
-    """What it takes: what it took last time at this size, else what is declared."""
+    """Expected minutes: the last run's time at this size, else the declared value."""
     record = load(bench.record, results) or {}
     plan = "core" if size.core and bench.core_flags else "full"
     if record.get("plan") == plan and "duration_s" in record:
@@ -90,7 +90,7 @@ class Series:
         results: Path = RESULTS,
         root: Path = ROOT,
     ) -> None:
-        """`fresh` runs again what is recorded already."""
+        """`fresh`: run again the benches that are recorded already."""
         self._size = size
         self._root = root
         again = fresh or size.quick

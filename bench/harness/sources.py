@@ -30,18 +30,18 @@ _KEEPS_RECORDS: Final = {
         *("record", "series", "sources", "tables"),
     )
 }
-"""What writes figures down and shows them, and measures nothing."""
+"""Modules that write figures down or show them, and measure nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What one module's text says."""
+    """References found in one module's text."""
 
     imports: tuple[str, ...]
-    """Dotted names, of modules and of what may be one."""
+    """Dotted names of imported modules, and of imported names that may be modules."""
     strings: frozenset[str]
     tables: Mapping[str, str]
-    """Of dictionaries: the module in a value `MODULE:ATTRIBUTE`, by its key."""
+    """From dictionary values `MODULE:ATTRIBUTE`: the module, by the value's key."""
 
 
 def files_of(module: str, data: Iterable[str], root: Path) -> tuple[str, ...]:

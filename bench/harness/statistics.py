@@ -26,9 +26,9 @@ _STUDENT_T_MANY = 2.0
 
 
 def quantile(samples: Sequence[float], share: float) -> float:
-    """Linear interpolation between order statistics (Hyndman and Fan, 1996, type 7), of however few
-    samples: for medians, quartiles and what is computed from. What is told of a distribution's
-    tail is a `told_quantile`."""
+    """Linear interpolation between order statistics (Hyndman and Fan, 1996, type 7), for any number
+    of samples: for medians, quartiles and intermediate figures. The published tail of a
+    distribution is a `told_quantile`."""
     ranked = sorted(samples)
     at = share * (len(ranked) - 1)
     below = math.floor(at)

@@ -91,7 +91,7 @@ class Table:
 
 
 def interval(middle: float, low: float, high: float) -> str:
-    """A figure and what it may be."""
+    """Text of a figure with its interval."""
     return f"{show(middle)} ({show(low)} to {show(high)})"
 
 

@@ -37,12 +37,12 @@ class _LoopThread:
         self._loop = asyncio.new_event_loop()
         self._lock = threading.Lock()
         self._is_left = False
-        """No more work is taken: what is taken before is begun before the loop stops."""
+        """Whether no more work is taken. Work taken before is begun before the loop stops."""
         self._thread = threading.Thread(target=self._run, name="outrider-client", daemon=True)
         self._thread.start()
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do this in the loop; returns what it returns, and raises what it raises."""
+        """Run `work` in the loop; returns its result and raises its errors."""
         with self._lock:
             if self._is_left:
                 work.close()
@@ -57,7 +57,7 @@ class _LoopThread:
             raise
 
     def close(self) -> None:
-        """End the loop and its thread; whoever waits in another thread gets UnavailableError."""
+        """End the loop and its thread; calls waiting in other threads raise UnavailableError."""
         with self._lock:
             self._is_left = True
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -128,7 +128,7 @@ class BlockingClient:
         return self._thread.wait(self._client.describe())
 
     def tokenize(self, text: str, *, model: str = "") -> TextIds:
-        """As Client.tokenize."""
+        """Tokenize `text` with the edge's tokenizer; see `Client.tokenize`."""
         return self._thread.wait(self._client.tokenize(text, model=model))
 
 
@@ -193,7 +193,8 @@ class BlockingTyping:
 
 
 async def _next(chat: Chat) -> Event | None:
-    """None: there are no more. StopAsyncIteration cannot pass a coroutine."""
+    """The next event; None after the last one, since StopAsyncIteration cannot leave a
+    coroutine."""
     return await anext(chat, None)
 
 

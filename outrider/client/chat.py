@@ -82,7 +82,7 @@ class Chat(AsyncIterator[Event]):
         self._entered = self._ended = False
         self._stopwatch = Stopwatch()
         self._parser: ReplyParser | None = None
-        """Of a chat with tools, once it was accepted."""
+        """Parser of the reply in a chat with tools, set once the edge accepts it."""
         self._reader = ReplyReader()
 
     @property

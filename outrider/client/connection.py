@@ -30,7 +30,7 @@ LIVENESS: Final = LivenessLimits()
 _LONG_HEADER: Final = 0x80
 _MIN_RESET_BYTES: Final = 21
 Peer: TypeAlias = tuple[Any, ...]
-"""Host, port, and what else an IPv6 address has."""
+"""An address as sockets give it: host and port, for IPv6 followed by flow label and scope."""
 
 # What goes wrong with a connection is told by the errors raised; a program that wants aioquic's
 # lines too sets up logging.
@@ -38,7 +38,7 @@ logging.getLogger("quic").addHandler(logging.NullHandler())
 
 
 class StreamReader(Protocol):
-    """Where a stream's bytes go."""
+    """Receiver of a stream's bytes."""
 
     def received(self, data: bytes, end_stream: bool) -> None:
         """Bytes from the edge; `end_stream`: no more will follow."""
@@ -96,7 +96,8 @@ class ClientConnection(QuicConnectionProtocol):
         self.num_migrations = 0
         self.lost: OutriderError | None = None
         self.process_name = b""
-        """Of the edge's process that it is with, as chats learned it (protocol.process_name)."""
+        """Name of the edge process at the other end, as read from chats' resume tokens
+        (protocol.process_name); empty: unknown."""
         self.is_leaving = False
         """Its edge is being stopped: chats under way may end here, others go another way."""
 
@@ -112,7 +113,7 @@ class ClientConnection(QuicConnectionProtocol):
 
     @property
     def has_ticket(self) -> bool:
-        """Whether what is sent before the handshake is complete goes in 0-RTT."""
+        """Whether data sent before the handshake is complete goes in 0-RTT."""
         ticket = self._quic.configuration.session_ticket
         return ticket is not None and ticket.max_early_data_size is not None
 
@@ -121,7 +122,7 @@ class ClientConnection(QuicConnectionProtocol):
         self._transport = await self._open_socket()
 
     def begin(self, timeout_s: float) -> None:
-        """Begin to shake hands; what is sent in this turn of the loop goes along."""
+        """Begin the handshake; data sent in this turn of the loop goes with it."""
         self.connect(cast(Any, self._peer), transmit=False)
         self._transmit_soon()
         self._watch_timer = self._loop.call_later(timeout_s, self._unanswered, timeout_s)
@@ -131,8 +132,8 @@ class ClientConnection(QuicConnectionProtocol):
         await asyncio.shield(self._established)
 
     async def migrate(self) -> None:
-        """Go on from another socket: streams stay as they are. Raises what lost the connection, or
-        UnavailableError when there is no way to the edge at the moment, or not yet."""
+        """Continue from another socket; streams stay as they are. Raises the error that lost the
+        connection, or UnavailableError if the edge cannot be reached now, or not yet."""
         self._check_lost()
         if not self._established.done():  # RFC 9000, section 9: not before the handshake
             raise UnavailableError(f"the handshake with {self._edge} is not complete; try again")
@@ -157,7 +158,7 @@ class ClientConnection(QuicConnectionProtocol):
         self._watch()
 
     def open(self, reader: StreamReader, data: bytes) -> int:
-        """Open a stream, send `data` on it and return its number. Raises what lost the
+        """Open a stream, send `data` on it and return its number. Raises the error that lost the
         connection, if it is lost."""
         self._check_lost()
         stream_id = self._quic.get_next_available_stream_id()
@@ -181,8 +182,8 @@ class ClientConnection(QuicConnectionProtocol):
             self.transmit()
 
     def shut(self, code: CloseCode = CloseCode.DONE) -> None:
-        """Close. The edge is told in one datagram; the drain time of RFC 9000, section 10.2, is
-        not waited for, since the socket closes with the connection."""
+        """Close. One datagram informs the edge; the drain time of RFC 9000, section 10.2, is
+        skipped because the socket closes with the connection."""
         self._lose(UnavailableError("the client is closed"))
         self.close(code)
         for handle in (self._watch_timer, self._timer, self._transmit_task, self._moving):
@@ -207,9 +208,9 @@ class ClientConnection(QuicConnectionProtocol):
             self._send_early_data_again(spaces)
 
     def _send_early_data_again(self, spaces: list[QuicPacketSpace]) -> None:
-        """The edge wants to see that this address is ours (Retry) and has dropped what came in
-        0-RTT. aioquic forgets it then, together with its packet spaces, and would never repeat it
-        nor take it out of the bytes in flight."""
+        """Send 0-RTT data again after a Retry, by which the edge checks this client's address and
+        drops the data. aioquic forgets the data together with its packet spaces: it would neither
+        repeat it nor take it out of the bytes in flight."""
         for space in spaces:
             packets = list(space.sent_packets.values())
             in_flight = [packet for packet in packets if packet.in_flight]
@@ -235,8 +236,8 @@ class ClientConnection(QuicConnectionProtocol):
                 self._lose(connection_error(event, self._edge))
 
     def socket_failed(self, transport: asyncio.BaseTransport | None, error: Exception) -> None:
-        """A socket reports an error. That nobody listens on the port is the edge's end; any other
-        is one of this machine's network, and there may be another way."""
+        """A socket reports an error. A refused connection means that no edge listens on the port;
+        any other error is one of this machine's network, and another socket may work."""
         if transport is not self._transport:
             return
         if self._established.done() and not isinstance(error, ConnectionRefusedError):
@@ -249,8 +250,8 @@ class ClientConnection(QuicConnectionProtocol):
         )
 
     def _is_reset(self, data: bytes) -> bool:
-        """Whether it is a stateless reset (RFC 9000, section 10.3.1), at which aioquic does not
-        look: whoever answers does not know this connection, and says so by its secret."""
+        """Whether a datagram is a stateless reset (RFC 9000, section 10.3.1), which aioquic does
+        not check: its sender does not know this connection, and proves it by the reset token."""
         token = self._quic._peer_cid.stateless_reset_token
         return (
             bool(token)

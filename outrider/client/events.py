@@ -34,7 +34,7 @@ class Resumed:
 
     edge: str
     pause_ms: float
-    """From the interruption to the next event of the chat, in milliseconds."""
+    """Milliseconds from the interruption to the next event of the chat."""
 
 
 Event: TypeAlias = (
@@ -84,15 +84,15 @@ class EdgeInfo:
 
 @dataclass(frozen=True, slots=True)
 class ClientTimings:
-    """What the client's own clock measured from sending the request on."""
+    """Times measured by the client's own clock, from sending the request on."""
 
     provisional_ttft_ms: float | None
-    """To the first provisional text; None if there was none."""
+    """Milliseconds to the first provisional text; None if there was none."""
     committed_ttft_ms: float | None
-    """To the first final token; None if there was none."""
+    """Milliseconds to the first final token; None if there was none."""
     staying_word_ms: float | None
-    """To the moment since which the first word has stood on screen without being taken back, final
-    by then or not (`outrider.client.first_word`). None if there was no text."""
+    """Milliseconds to the moment since which the first word has stood on screen without being taken
+    back, final by then or not (`outrider.client.first_word`). None if there was no text."""
     total_ms: float
     tokens_per_s: float
     """Final tokens after the first over the time since the first; 0 with fewer than two."""
@@ -119,16 +119,16 @@ class ChatResult:
     """Whether replicas that compute differently wrote parts of it, one after the other; never
     unless the region's operator allows it."""
     logprobs: tuple[TokenLogprobs | None, ...] = ()
-    """Of each of `ids`, if `num_logprobs` asked for them; None where they are not known
-    (Committed.logprobs)."""
+    """Log probabilities of each of `ids`, if `num_logprobs` asked for them; None for a token whose
+    values are unknown (Committed.logprobs)."""
     content: str = ""
     """The answer: the text without reasoning and tool calls; all of it in a chat without tools."""
     reasoning: str = ""
-    """What the model thought first, in a chat with tools."""
+    """The model's reasoning before the answer, in a chat with tools."""
     tool_calls: tuple[ToolCall, ...] = ()
-    """What the model calls, whole calls alone. One that did not become whole is in the content."""
+    """Complete tool calls. An incomplete call stays in `content`."""
     request_id: str = ""
-    """By which logs, traces and `outrider explain --request` know the chat."""
+    """Id of the chat in logs, traces and `outrider explain --request`."""
     model: str = ""
     """That answered."""
 

@@ -1,4 +1,4 @@
-"""Why a stream or a connection ended, as errors that say what to do."""
+"""Errors for streams and connections that ended, which say why and what to do."""
 
 from __future__ import annotations
 

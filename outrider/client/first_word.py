@@ -34,15 +34,16 @@ class FirstWord:
         self._snapshots: deque[_Snapshot] = deque(maxlen=_MAX_SNAPSHOTS)
         self._is_known = False
         self.shown_at: float | None = None
-        """When the first word that was ever completed on screen was, whether it stayed or not."""
+        """Time at which the first completed word appeared on screen, whether it stayed or not;
+        None: not yet."""
         self.shown_early = False
-        """Whether it, or what followed it, was provisional then."""
+        """Whether that word, or the text behind it, was provisional at that time."""
         self.shown_right = False
-        """Whether that was the reply's first word; blanks before it do not count."""
+        """Whether it is the reply's first word; blanks before it do not count."""
         self.staying_at: float | None = None
-        """Since when the reply's first word has stood on screen without being taken back."""
+        """Time since which the reply's first word has stood on screen without being taken back."""
         self.final_at: float | None = None
-        """When it was committed."""
+        """Time at which the reply's first word was committed."""
 
     def see(self, committed: str, provisional: str, now: float, *, is_whole: bool = False) -> None:
         """This is the text from `now` on; `is_whole` if the reply has ended with it."""
@@ -61,7 +62,8 @@ class FirstWord:
             self._snapshots.append(_Snapshot(now, text, num_final))
 
     def _judge(self, word: str) -> None:
-        """The reply's first word, with what stands before it, is this."""
+        """Set the times, now that `word` is known to be the reply's first word, with the text
+        before it."""
         self._is_known = True
         for snapshot in reversed(self._snapshots):
             if not _shows(snapshot.text, word):

@@ -26,7 +26,7 @@ _IDLE_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class EdgeAddress:
-    """Where the edge is and how it is to be trusted."""
+    """Address of an edge, and how to verify its certificate."""
 
     host: str
     port: int
@@ -49,12 +49,12 @@ async def dial(
     early: bool = False,
     process_name: bytes = b"",
 ) -> ClientConnection:
-    """Connect to the first of the host's addresses that answers; `process_name`: to that one of the
-    edge's processes, where it has several and this one runs. Raises UnavailableError,
-    OverloadedError, ConfigError.
+    """Connect to the first of the host's addresses that answers. `process_name`: the edge's process
+    to reach, if the edge has several and this one runs. Raises UnavailableError, OverloadedError,
+    ConfigError.
 
-    With `early`, and a ticket of an earlier connection, it returns before anybody has answered:
-    what is sent at once goes in 0-RTT, and the connection is lost if the handshake fails.
+    With `early`, and a ticket of an earlier connection, it returns before an answer has come: data
+    sent at once goes in 0-RTT, and the connection is lost if the handshake fails.
     """
     configuration = _configuration(address)
     failure: OutriderError = UnavailableError(f"{address.host} has no address")
@@ -99,9 +99,9 @@ async def _connect(
 def _with_tickets(
     address: EdgeAddress, configuration: QuicConfiguration, tickets: SessionTickets
 ) -> QuicConnection:
-    """With a ticket an edge need not show its certificate again (RFC 8446, section 2.2). So one
-    holds for connections alone that trust as the one did on which it was given; from whoever
-    answers none is taken, and none is shown to it."""
+    """A QUIC connection that uses the tickets. With a ticket an edge need not show its certificate
+    again (RFC 8446, section 2.2), so a ticket is used only with the same trust settings as on the
+    connection that issued it. Insecure connections neither take nor show tickets."""
     if address.insecure:
         return QuicConnection(configuration=configuration)
     trusts = configuration.cafile
@@ -179,7 +179,7 @@ class Link:
         """Earlier connections, on which chats may still run."""
         self._redialling: asyncio.Task[ClientConnection] | None = None
         self.policy = policy
-        """None: what is lost stays lost."""
+        """How lost connections are replaced; None: they are not."""
         self.is_closed = False
 
     @property
@@ -188,7 +188,8 @@ class Link:
         return self._connection
 
     async def usable(self) -> ClientConnection:
-        """A connection that is not lost, another one if need be. Raises why there is none."""
+        """The present connection, or another one if it is lost or leaving. Raises OutriderError if
+        none can be made."""
         if self.is_closed:
             raise UnavailableError("the client is closed")
         if self._connection.lost is None and not self._connection.is_leaving:
@@ -207,7 +208,8 @@ class Link:
             raise
 
     async def migrate(self) -> None:
-        """Go on from another socket. Raises UnavailableError when there is no way now."""
+        """Continue from another socket. Raises UnavailableError if the edge cannot be reached
+        now."""
         await self._connection.migrate()
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ class LinkState(Enum):
 
 
 class LinkAction(Enum):
-    """What to do now."""
+    """Next step for a connection."""
 
     WAIT = auto()
     PING = auto()
@@ -38,17 +38,18 @@ class LivenessLimits:
     """How long silence is tolerated, in seconds."""
 
     busy_s: float = 1.0
-    """While chats wait for something. Above the pause between the tokens of a busy region."""
+    """Longest silence while chats wait for something. More than the pause between the tokens of a
+    busy region."""
     idle_s: float = 10.0
     """Otherwise. Edges close connections from which nothing comes for half a minute."""
     answer_s: float = 1.5
-    """For a ping; the transport repeats what is lost within this time. Whoever answers later is
-    left without harm: chats go on where they were."""
+    """Wait for a ping's answer; the transport repeats lost packets within this time. Giving up an
+    edge that answers later does no harm: its chats continue on the next connection."""
     late_s: float = 0.25
     """A check that runs later than this after it was due was delayed by this process: it decides
     nothing."""
     settle_s: float = 0.5
-    """A check that decided nothing is made again so much later."""
+    """Wait before a check that decided nothing is repeated."""
 
 
 _TRANSITIONS = {
@@ -88,7 +89,8 @@ class Liveness:
         return self._since + (self._limits.busy_s if busy else self._limits.idle_s)
 
     def check(self, now: float, busy: bool, late_s: float = 0.0) -> LinkAction:
-        """What to do; it counts as done. `late_s`: how much later than planned this is called."""
+        """The step that is due now; it counts as taken. `late_s`: delay of this call behind its
+        planned time."""
         due = self.next_check(busy)
         if due is None or now < due:
             return LinkAction.WAIT

@@ -13,7 +13,7 @@ _EXAMPLE: Final = '[{"role": "user", "content": "hello"}]'
 
 
 def read_messages(given: Iterable[Message | Mapping[str, Any]]) -> tuple[Message, ...]:
-    """A conversation. Raises ConfigError, which says which message is none and why."""
+    """Read a conversation. Raises ConfigError, which says which message is invalid and why."""
     if isinstance(given, str | bytes | Mapping | Message) or not isinstance(given, Iterable):
         raise ConfigError(
             f"a conversation is a list of messages, such as {_EXAMPLE}, not one {_kind(given)}"
@@ -62,5 +62,5 @@ def _tool_call(call: ToolCall | Mapping[str, Any], where: str) -> ToolCall:
 
 
 def _kind(value: object) -> str:
-    """What it is, without what it says."""
+    """Type name of `value` for an error message, without its content."""
     return "None" if value is None else type(value).__name__

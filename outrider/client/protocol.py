@@ -15,7 +15,8 @@ token with a datagram, which costs the client a sixth of its time."""
 
 _NAMING_TOKEN_CHARS: Final = 40
 _NAME_CHARS: Final = 8
-"""Of such a token, in hexadecimal digits: four bytes name the process, 16 are the secret."""
+"""Length of the process name that begins a resume token of 40 characters: four bytes in hexadecimal
+digits. The other 16 bytes are the secret."""
 
 
 def process_name(resume_token: str) -> bytes:

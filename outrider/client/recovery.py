@@ -24,8 +24,8 @@ class ReconnectPolicy:
     """How a client reconnects. Delays double from the first to the longest."""
 
     give_up_after_s: float = 30.0
-    """From the loss on. The default is the edge's own limit for keeping a chat without its client;
-    after it, the chat would be run again from what the client has."""
+    """Seconds from the loss. The default is the edge's own limit for keeping a chat without its
+    client; after it, the chat would be run again from what the client has."""
     first_delay_s: float = 0.05
     max_delay_s: float = 2.0
     attempt_timeout_s: float = 3.0
@@ -46,9 +46,9 @@ class Attempts:
         return self._lost_at
 
     def next_delay(self, now: float, spread: float = 1.0, least_s: float = 0.0) -> float | None:
-        """A try failed, or the connection was lost: wait so long, None to give up. `spread`, in
-        (0, 1], shortens the wait, so that clients that were lost together do not come together;
-        `least_s` is what the peer asked for."""
+        """Seconds to wait after a failed try or a lost connection; None: give up. `spread`, in (0,
+        1], shortens the wait, so that clients that were lost together do not come together;
+        `least_s` is the wait that the peer asked for."""
         if self._lost_at is None:
             self._lost_at = now
             self._backoff.reset()
@@ -67,7 +67,7 @@ class RecoveryState(Enum):
     WAITING = auto()
     """Cut off; it will be sent again."""
     RESUMING = auto()
-    """Sent again; nothing of the reply has come since."""
+    """The request was sent again; nothing of the reply has come since."""
     OVER = auto()
 
 
@@ -75,26 +75,26 @@ class Recovery:
     """One chat. Verbs take `now` in seconds."""
 
     def __init__(self, policy: ReconnectPolicy | None) -> None:
-        """None: what is cut off is over."""
+        """`policy`: None ends a chat as soon as it is cut off."""
         self._attempts = None if policy is None else Attempts(policy)
         self.state = RecoveryState.RUNNING
 
     @property
     def cut_at(self) -> float | None:
-        """When it was cut off; None while it goes on."""
+        """Clock time at which the chat was cut off; None while it runs."""
         return self._attempts.lost_at if self._attempts else None
 
     def failed(
         self, error: OutriderError, now: float, *, cut_off: bool, has_tokens: bool, spread: float
     ) -> float | None:
-        """The connection or stream is gone (`cut_off`), or the edge answered with an error: in how
-        many seconds to try again, None if the chat is over.
+        """The connection or stream is gone (`cut_off`), or the edge answered with an error. Returns
+        the seconds after which to try again; None: the chat is over.
 
-        A chat that has final tokens is worth going on with if its region was lost. One that has
-        none is the caller's to send again, who may want to ask elsewhere; but an edge that is being
-        stopped has a successor, as a rule. A region that still runs the request for a client it
-        believes alive refuses it for as long as it takes to notice, and where many clients were cut
-        off, the edge or region that they all come to has no room at first.
+        A chat that has final tokens is worth continuing if its region was lost. A chat without any
+        is left to its caller to send again, who may prefer another edge; but an edge that is being
+        stopped usually has a successor. A region that still runs the request for a client it
+        believes alive refuses it until it notices, and where many clients were cut off, the edge or
+        region that they all come to has no room at first.
         """
         if self.state is RecoveryState.OVER or self._attempts is None:
             self.state = RecoveryState.OVER
@@ -124,7 +124,7 @@ class Recovery:
         return was_cut
 
     def progressed(self) -> None:
-        """Something new is final: what fails from now on is another failure."""
+        """New tokens are final: a later failure counts as a new one."""
         if self._attempts is not None and self.state is RecoveryState.RUNNING:
             self._attempts.worked()
 

@@ -9,7 +9,7 @@ from outrider.session.client import Committed, Done, Provisional
 
 
 class Stopwatch:
-    """Of one chat. Times in seconds on the clock of `now`."""
+    """Measures one chat. Times in seconds on the clock of `now`."""
 
     def __init__(self) -> None:
         self.sent_at = 0.0
@@ -30,7 +30,7 @@ class Stopwatch:
             self._ended_at = now
 
     def timings(self, num_tokens: int) -> ClientTimings:
-        """Of a chat that ended with so many tokens."""
+        """Timings of the finished chat, which has `num_tokens` final tokens."""
         first = self._committed_at
         rate = 0.0
         if first is not None and num_tokens > 1 and self._ended_at > first:

@@ -25,8 +25,9 @@ class SessionTickets:
     """The newest ticket of each edge that was trusted by its certificate, in memory and, if wanted,
     in a file for the next process.
 
-    A ticket is used once: who watches the network could tell by it that two connections are of the
-    same client (RFC 8446, appendix C.4). The file holds secrets; it is readable by its owner alone.
+    A ticket is used only once: a second use would let an observer of the network link two
+    connections to the same client (RFC 8446, appendix C.4). The file holds secrets; only its owner
+    can read it.
     """
 
     def __init__(self, file: Path | None = None) -> None:
@@ -38,13 +39,13 @@ class SessionTickets:
             self._tickets.put(edge, ticket)
 
     def put(self, edge: str, ticket: SessionTicket) -> None:
-        """A ticket from `edge`, a name that says how it was trusted; the oldest edge's goes when
-        there are too many."""
+        """Keep a ticket from `edge`, a name that includes how the edge was trusted. If there are
+        too many edges, the oldest edge's ticket is dropped."""
         self._tickets.put(edge, ticket)
         self._save()
 
     def take(self, edge: str) -> SessionTicket | None:
-        """The ticket for `edge`, if there is one that still holds; it is gone from here then."""
+        """Remove and return a ticket for `edge`; None if there is none that is still valid."""
         ticket = self._tickets.pop(edge)
         if ticket is None:
             return None

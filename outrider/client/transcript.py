@@ -9,10 +9,10 @@ from outrider.session.types import TokenLogprobs
 
 
 class Transcript:
-    """What a reader has in front of them. `apply` is the only method that changes it.
+    """The text and tokens that a reader sees. `apply` is the only method that changes it.
 
     `apply` raises MalformedFrameError for an event that does not fit the text before it, as
-    `edge.proto` defines the events: an edge that errs is found out, not shown.
+    `edge.proto` defines the events, so an edge's mistake is reported instead of shown.
     """
 
     def __init__(self) -> None:
@@ -23,9 +23,10 @@ class Transcript:
         self.provisional = ""
         self.ids: list[int] = []
         self.logprobs: list[TokenLogprobs | None] = []
-        """Of each of `ids`; None where they are not known, or were not asked for."""
+        """Log probabilities of each of `ids`; None for a token whose values are unknown or were not
+        asked for."""
         self.model_identity = b""
-        """Of the replica that computed the last of them, opaque; empty: unknown."""
+        """Opaque identity of the model that computed the last token; empty: unknown."""
         self.inexact = False
         """Whether replicas that compute differently wrote parts of the reply."""
         self.num_retractions = 0

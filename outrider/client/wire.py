@@ -1,5 +1,5 @@
-"""What a client sends an edge, in frames, and how an edge describes itself. What it says of a chat:
-`outrider.session.client_wire`."""
+"""Frames that a client sends to an edge, and the edge's description of itself. Chat events are read
+by `outrider.session.client_wire`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Credential:
 
 
 _BYTES_PER_TOKEN: Final = 4
-"""Of English, about."""
+"""Bytes per token of English text, roughly."""
 NOBODYS: Final = Credential()
 
 
@@ -74,22 +74,22 @@ class ChatOptions:
     """Receive provisional text; without it only final text comes."""
     speculation: SpeculationName = "on"
     priority: PriorityName = ""
-    """Empty: medium, or low for a credential that allows no more. A class above what it allows is
-    refused."""
+    """Priority class; empty: medium, or low if the credential allows no more. A class above the
+    credential's is refused."""
     deadline_ms: int = 0
     """0: none."""
     thin: bool = False
     """Let the region tokenize."""
     idempotency_key: str = ""
-    """A request sent twice with the same key, by the same client or whoever it shares a trust group
-    with, runs once; empty: a random one."""
+    """Requests with the same key run once, if they come from the same client or from one that
+    shares its trust group; empty: a random key."""
     residency: tuple[str, ...] = ()
     """Regions that may hold the prompt; empty: any."""
     prediction: str = ""
-    """What the reply is expected to be, for example the text that the prompt asks to edit: where it
-    is right, the reply comes faster. It changes no text. Not with `thin`."""
+    """The expected reply, for example the text that the prompt asks to edit. Correct parts arrive
+    sooner; the reply's text is the same. Not with `thin`."""
     tools: tuple[str, ...] = ()
-    """What the model may call: canonical texts (outrider.models.tools)."""
+    """Tools that the model may call, as canonical texts (outrider.models.tools)."""
     tool_choice: str = ""
     """auto (or empty), none, required, or the name of the tool to call."""
     parallel_tool_calls: bool = True
@@ -98,13 +98,13 @@ class ChatOptions:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the client has of a chat."""
+    """The part of a chat that the client already has."""
 
     token: str
     ids: Sequence[int]
     num_chars: int
     model_identity: bytes = b""
-    """Of the replica that computed them; empty: unknown."""
+    """Identity of the model that computed `ids`; empty: unknown."""
 
 
 def request_frame(
@@ -114,9 +114,10 @@ def request_frame(
     progress: Progress | None = None,
     credential: Credential = NOBODYS,
 ) -> bytes:
-    """The first frame of a chat stream; with `progress` the chat goes on after it, by its token
-    alone if one frame does not hold it with all ids. Raises InvalidRequestError for values no frame
-    can hold, PromptTooLongError for more than one holds."""
+    """The first frame of a chat stream. With `progress` the chat continues after it; a request that
+    does not fit in one frame with all ids names the chat by the token alone. Raises
+    InvalidRequestError for values that no frame can hold, PromptTooLongError for a request longer
+    than one frame."""
     _check_words(options)
     try:
         chat = edge_pb2.ChatRequest(
@@ -163,8 +164,8 @@ def typed_frame(
     model: str = "",
     tools: Sequence[str] = (),
 ) -> bytes:
-    """What the user has typed so far, for a chat with this model and these tools. Raises
-    InvalidRequestError for what no frame can hold."""
+    """A frame with the text typed so far, for a chat with this model and these tools. Raises
+    InvalidRequestError for text that no frame can hold."""
     try:
         typed = edge_pb2.TypedText(
             before=map(message_to_proto, before),
@@ -179,8 +180,8 @@ def typed_frame(
 
 
 def tokenize_frame(text: str, model: str, credential: Credential) -> bytes:
-    """Asks for the ids of a text. Raises InvalidRequestError for what no frame can hold,
-    PromptTooLongError for more than one holds."""
+    """A request for the ids of a text. Raises InvalidRequestError for text that no frame can hold,
+    PromptTooLongError for text longer than one frame."""
     try:
         asked = edge_pb2.TokenizeText(text=text, model=model, credential=_credential(credential))
         frame = edge_pb2.ClientFrame(tokenize=asked).SerializeToString()

@@ -1,6 +1,6 @@
-"""The vocabulary of a session: what edge, router, replica and client tell each other of one reply.
+"""The vocabulary of a session: messages of edge, router, replica and client about one reply.
 
 `types`: priority, end, token counts, times. `region`: drafts up to a replica and commits down from
-it, `region_wire` in frames. `client`: what the client is told, `client_wire` in frames. Nowhere
-else is a frame of a commit or a draft written or read.
+it; `region_wire` writes them as frames. `client`: events for the client; `client_wire` writes them
+as frames. Commits and drafts are read and written in no other place.
 """

@@ -1,5 +1,5 @@
-"""What a client is told of its chat: the same on the edge that says it and in the client that
-reads it (pure)."""
+"""Events that an edge reports to the client of a chat. The edge writes the same types that the
+client reads (pure)."""
 
 from __future__ import annotations
 
@@ -31,12 +31,14 @@ class Accepted:
     edge: str = ""
     """The edge's name; empty within it."""
     resume_token: str = ""
-    """With it the same client, after a restart too, gets the reply: `Client.resume`. It serves
-    once; `Chat.resume_token` is the latest. Empty within the edge."""
+    """Token with which the same client can get the reply again, even after its own restart
+    (`Client.resume`). It serves once; `Chat.resume_token` is the latest. Empty within the edge."""
     reply_format: ReplyFormat | None = None
-    """Of a chat with tools: how its final text is read (outrider.reply_parsing)."""
+    """How to read the final text of a chat with tools (outrider.reply_parsing); None: as plain
+    text."""
     sampling: SamplingParams | None = None
-    """How the reply is sampled, what the request left to the model included; None in clients."""
+    """Sampling of the reply, including the values that the request left to the model; None in
+    clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +69,15 @@ class Committed(NamedTuple):
     upto: int
     """Number of final tokens."""
     model_identity: bytes | None = None
-    """Of the replica that computed these tokens, opaque; None: that of the event before."""
+    """Opaque identity of the model that computed these tokens; None: the same as in the event
+    before."""
     inexact: bool = False
-    """The replica that computed these computes differently from the one before, which was lost: the
-    reply is not what either of them would have written."""
+    """Whether the replica computes differently from the lost one before it: the reply is not the
+    one that either would have written."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """Of the last of `ids`, if `num_logprobs` asked for them. Of tokens before those none are
-    known: another edge committed them, or a client that took the chat up again lacked too many."""
+    """Log probabilities of the last of `ids`, if `num_logprobs` asked for them. They are unknown
+    for earlier tokens: another edge committed those, or a client that resumed the chat lacked too
+    many."""
 
 
 @dataclass(frozen=True, slots=True)

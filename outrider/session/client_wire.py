@@ -1,5 +1,5 @@
-"""What a client is told of its chat, in frames (`protos/outrider/v1/edge.proto`): the edge writes
-them, the client reads and validates them."""
+"""Chat events as frames (`protos/outrider/v1/edge.proto`): the edge writes them, the client reads
+and validates them."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _STATS: Final = tuple(spec.name for spec in fields(SpeculationStats))
 
 
 def write(event: Told | Failed, edge: str = "", resume_token: str = "") -> bytes:
-    """An EdgeFrame. `edge` and `resume_token` are what Accepted says of the edge's name and of how
-    the chat can be taken up again."""
+    """Serialise an event as an EdgeFrame. `edge` and `resume_token` are fields of Accepted: the
+    edge's name and the token to resume the chat with."""
     if type(event) is Committed:
         return _committed_bytes(event)
     return _frame(event, edge, resume_token).SerializeToString()
@@ -74,8 +74,8 @@ def _frame(event: Told | Failed, edge: str, resume_token: str) -> edge_pb2.EdgeF
 
 
 def _committed_bytes(event: Committed) -> bytes:
-    """A token alone, of which there is nothing else to say, as nearly every commit is: to fill and
-    serialise a message takes twice as long."""
+    """Write a commit of one token by hand if it has no other fields, as nearly every commit:
+    filling and serialising a message takes twice as long."""
     text, ids, upto, model_identity, inexact, logprobs = event
     if len(ids) != 1 or model_identity is not None or inexact or logprobs:
         return _committed(event).SerializeToString()

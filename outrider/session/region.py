@@ -1,4 +1,4 @@
-"""What edge and replica tell each other while a reply is written: drafts up, commits down."""
+"""Frames between edge and replica while a reply is written: drafts up, commits down."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class Draft:
 
 
 class Pace(NamedTuple):
-    """How fast a replica works, as it tells the edges that draft for it."""
+    """How fast a replica works, reported to the edges that draft for it."""
 
     interval_s: float = 0.0
-    """Between the session's commits, smoothed, without what drafts of the edge added; 0: it did not
-    say."""
+    """Smoothed time between the session's commits, without the time that the edge's drafts added;
+    0: not reported."""
     row_s: float = 0.0
     """Time that one more draft token adds to a call of the model."""
     max_lead: int = 0
     """Most drafts ahead of the commits that the replica keeps; 0: it did not say."""
     overload_level: int = 0
-    """From 1 on drafts are not worth sending."""
+    """Overload of the replica; from 1 on, drafts are not worth sending."""
     echo: int = 0
     """`echo` of the newest Draft since the last commit; 0: there was none."""
     ack_delay_s: float = 0.0
@@ -50,12 +50,13 @@ class Commit(NamedTuple):
     accepted: int
     ids: tuple[int, ...]
     pace: Pace | None = None
-    """As an edge reads it; a replica adds it when it writes the frame. None: about what it was, or
-    the replica does not say."""
+    """The replica's pace, filled in on edges; a replica adds it when it writes the frame. None:
+    about the same as before, or the replica does not report it."""
     num_lossy: int = 0
     """How many of those tokens only the acceptance threshold let through."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """Of each of these tokens, accepted drafts too, if the session asked for them."""
+    """Log probabilities of each of these tokens, including accepted drafts, if the session asked
+    for them."""
     accepted_ids: tuple[int, ...] = ()
     """The accepted drafts, where the replica says; edges know them."""
 

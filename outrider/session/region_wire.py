@@ -22,7 +22,7 @@ from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import logprobs_from_proto, logprobs_to_proto, token_block_to_proto
 
 TokensFrame: TypeAlias = inference_pb2.Commit | inference_pb2.Draft
-"""What carries ids without a header."""
+"""Frames that carry token ids without a block header."""
 MAX_COMMIT_TOKENS: Final = 4096
 """Most ids, and log probabilities, that are read from one frame."""
 _VARINT, _FIXED64, _LEN = 0, 1, 2
@@ -109,8 +109,9 @@ def commit_bytes(
     pace: Pace | None = None,
     sends_accepted_ids: bool = False,
 ) -> bytes:
-    """As it follows the session's number in a SessionDown. Accepted drafts are counted; their ids
-    are repeated on request only. Raises BadTokenBlockError for an id outside the vocabulary."""
+    """The commit as a field of SessionDown, to follow the session's number. Accepted drafts are
+    only counted, unless `sends_accepted_ids`. Raises BadTokenBlockError for an id outside the
+    vocabulary."""
     ids = commit.ids
     if len(ids) == 1 and not (commit.accepted or pace or commit.num_lossy or commit.logprobs):
         base, epoch = commit.base, commit.epoch
@@ -156,8 +157,8 @@ def _commit(
 
 
 def commit_from_proto(frame: inference_pb2.Commit, coder: TokenCoder) -> Commit:
-    """Without the ids of accepted drafts, which its edge has. Raises BadTokenBlockError, and
-    MalformedFrameError for what contradicts itself."""
+    """Read a commit, without the ids of accepted drafts, which its edge has. Raises
+    BadTokenBlockError, and MalformedFrameError for a commit that contradicts itself."""
     ids = ids_of(frame, coder, max_count=MAX_COMMIT_TOKENS)
     base, accepted, upto = frame.base, frame.accepted, frame.upto
     if base + accepted + len(ids) != upto:
@@ -207,7 +208,8 @@ def _pace_from_proto(pace: inference_pb2.Pace) -> Pace:
 
 
 def seconds(ms: float) -> float:
-    """Of a time that a replica named. Raises MalformedFrameError for what is none."""
+    """Convert a replica's milliseconds to seconds. Raises MalformedFrameError if `ms` is negative,
+    infinite or NaN."""
     if not 0 <= ms < float("inf"):
         raise MalformedFrameError(f"the region named a time of {ms} ms")
     return ms / 1e3
@@ -217,9 +219,9 @@ def seconds(ms: float) -> float:
 
 
 def resumable_tokens(commit: inference_pb2.Commit, num_committed: int) -> bytes | None:
-    """The tokens of a commit as entries of OpenSession.resumed, by who has no vocabulary; None
-    where they are not all known, or do not follow the first `num_committed`. Whether they are so
-    many as the commit says, their reader finds out."""
+    """The tokens of a commit as entries of OpenSession.resumed, made without a vocabulary; None if
+    some are unknown, or if they do not follow the first `num_committed`. Their reader checks that
+    their number matches the commit."""
     base, num_accepted, upto = commit.base, commit.accepted, commit.upto
     if base != num_committed or base + num_accepted > upto:
         return None
@@ -240,13 +242,13 @@ def resumable_tokens(commit: inference_pb2.Commit, num_committed: int) -> bytes 
 
 @lru_cache(maxsize=1 << 15)
 def _resumed_rank(rank: int) -> bytes:
-    """Of one token by its rank. Most replies are of few thousand tokens: making an entry takes ten
-    times as long as finding it."""
+    """One token, given by its rank, as an entry of OpenSession.resumed. Cached: most replies use a
+    few thousand distinct tokens, and making an entry takes ten times as long as finding it."""
     return _resumed_entry(_block(TokenCodec.RANK_VARINT, 1, varint.encode(rank)))
 
 
 def _resumed_entry(block: bytes) -> bytes:
-    """Of a serialised TokenBlock; empty where there is none."""
+    """A serialised TokenBlock as an entry of OpenSession.resumed; empty if `block` is empty."""
     return b"".join((_RESUMED, varint.encode(len(block)), block)) if block else b""
 
 

@@ -1,4 +1,4 @@
-"""What every tier says of a session: its priority, why it ended, its tokens and times. Pure.
+"""Types that describe a session on every tier: priority, finish reason, tokens and times. Pure.
 
 `outrider.wire` translates them to and from `protos/outrider/v1/common.proto`.
 """
@@ -21,10 +21,10 @@ class Priority(IntEnum):
 
 
 class Speculation(StrEnum):
-    """Where a session's drafts may come from."""
+    """Allowed sources of a session's drafts."""
 
     ON = "on"
-    """From the edge and from the region."""
+    """Drafts from the edge and from the region."""
     OFF = "off"
     REGION_ONLY = "region_only"
 
@@ -47,12 +47,13 @@ class FinishReason(StrEnum):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the reply has come to its own end, and the same request will bring no more."""
+        """Whether the reply ended by itself, so that the same request would bring no more."""
         return self in (FinishReason.STOP, FinishReason.LENGTH)
 
 
 MIN_LOGPROB: Final = -9999.0
-"""Stands for everything below, minus infinity too (as in OpenAI's API): every value is a number."""
+"""Stands for every lower value, including minus infinity, as in OpenAI's API, so that every value
+is a number."""
 
 
 class ScoredToken(NamedTuple):
@@ -85,9 +86,9 @@ class Usage:
     draft_tokens: int = 0
     """Drafts that the model verified."""
     accepted_tokens: int = 0
-    """Of those: drafts that became part of the reply."""
+    """Verified drafts that became part of the reply."""
     cost: Cost | None = None
-    """By the router's price table, for the whole session; None where no price applies, before a
+    """Cost of the whole session by the router's price table; None if no price applies, before a
     router has set it, and for a chat that was cancelled."""
     accepted_prediction_tokens: int = 0
     """Accepted drafts that were copied from the request's prediction."""
@@ -111,7 +112,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationStats:
-    """What the edge's own drafts came to in one chat."""
+    """Counts of the edge's own drafts in one chat: how many were shown, sent and right."""
 
     shown_tokens: int = 0
     """Reply tokens whose text was shown before they were final."""
@@ -119,11 +120,11 @@ class SpeculationStats:
     """Tokens whose text was shown and taken back."""
     drafted_tokens: int = 0
     sent_tokens: int = 0
-    """Of those drafted: sent to the region."""
+    """Drafted tokens that were sent to the region."""
     checked_tokens: int = 0
-    """Of those drafted: compared with a final token."""
+    """Drafted tokens that were compared with a final token."""
     right_tokens: int = 0
-    """Of those compared: equal to the final token."""
+    """Compared tokens that were equal to the final token."""
     commits_with_uploads: int = 0
     """Commits while drafts were sent to the region."""
     commits_without_uploads: int = 0

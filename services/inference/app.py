@@ -130,8 +130,8 @@ class Replica:
         return not problem, problem or f"serving {self.config.replica}"
 
     async def start(self) -> None:
-        """Take what was learnt before, pin the static prefixes and begin to serve; stop() has to
-        follow. Raises EngineError if a prefix cannot be computed."""
+        """Load learnt statistics, pin the static prefixes and begin to serve; stop() has to follow.
+        Raises EngineError if a prefix cannot be computed."""
         self._awake_clock.start()
         await asyncio.to_thread(self._keeper.load)
         self.runner.start()
@@ -285,7 +285,8 @@ async def _run(
 
 
 async def _started(replica: Replica | EmbeddingReplica, stop: asyncio.Event) -> bool:
-    """False if `stop` came while the static prefixes were computed. Raises what start() does."""
+    """Start the replica; False if `stop` came while the static prefixes were computed. Raises the
+    errors of start()."""
     starting = asyncio.ensure_future(replica.start())
     try:
         await _first_of(asyncio.shield(starting), stop.wait())
@@ -337,7 +338,8 @@ def _kv_service(
     thread: ModelThread,
     metrics: Metrics,
 ) -> KvTransferService | None:
-    """None: other replicas get no KV from this one."""
+    """The service that gives KV to other replicas; None: it is disabled, or the engine cannot
+    export KV."""
     if not config.kv_peers.enabled or kv is None:
         return None
     return KvTransferService(config.kv_peers, kv, model.identity, thread, metrics)

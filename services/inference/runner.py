@@ -77,7 +77,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class TakeLearnt:
-    """Command: hand over copies of what groups' replies taught."""
+    """Command: hand over copies of the statistics learned from groups' replies."""
 
     answer: Callable[[list[tuple[bytes, Learnt]]], None]
     """Called in the model thread."""
@@ -96,13 +96,13 @@ class Inbox:
         self._max_loaded_bytes = max_loaded_bytes
         self._commands: deque[Command] = deque()
         self._loaded_bytes = 0
-        """Of KV in these commands."""
+        """Bytes of KV in these commands."""
         self._stopping = False
         self._filled = threading.Condition()
 
     def put(self, command: Command) -> bool:
-        """False if the inbox is full, of commands or of KV; a Cancel always fits, there is one at
-        most per session."""
+        """Add a command; False if the inbox is full, of commands or of KV. A Cancel always fits:
+        each session has at most one."""
         num_bytes = command.num_bytes if isinstance(command, LoadBlocks) else 0
         with self._filled:
             if len(self._commands) >= self._max_commands and not isinstance(command, Cancel):
@@ -208,7 +208,7 @@ class ModelRunner(ModelThread):
         work: WorkRecord | None = None,
     ) -> None:
         """`on_tick` is called in the event loop; `clock` gives the seconds of all deadlines; `work`
-        records what the engine works on."""
+        records the sessions and calls that the engine works on."""
         scheduler.record_blocks()
         self._engine = engine
         self._on_tick = on_tick
@@ -272,7 +272,7 @@ class ModelRunner(ModelThread):
         return await self._asked(TakeLearnt)
 
     async def _asked(self, command: Callable[[Callable[[list[_T]], None]], Command]) -> list[_T]:
-        """What the model thread answers; nothing if it has ended or takes no more."""
+        """The model thread's answer; empty if it has ended or its inbox is full."""
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[list[_T]] = loop.create_future()
 
@@ -302,7 +302,7 @@ def _answer(answered: asyncio.Future[list[_T]], copies: list[_T]) -> None:
 
 
 class _ModelThread:
-    """What runs in the model thread."""
+    """State of the model thread, and the loop that it runs."""
 
     def __init__(
         self,
@@ -328,12 +328,13 @@ class _ModelThread:
         """Whether sessions are there but the last tick could make no batch."""
         self._overhead = CpuOverhead()
         self._overhead_ms = 0.0
-        """Of the last call, once the next one has begun."""
+        """Milliseconds of processor time around the last call, known once the next one has
+        begun."""
         self._activity = EngineActivity()
         self._events: list[Event] = []
-        """What the event loop has yet to be told."""
+        """Events not yet sent to the event loop."""
         self._num_scheduled = 0
-        """Sessions of the last call, until the event loop is told."""
+        """Sessions of the last call, until they are reported to the event loop."""
         self._kv = KvTransfer(engine, scheduler)
 
     def run(self) -> None:
@@ -355,7 +356,7 @@ class _ModelThread:
             self._post(ModelTick(tuple(self._events), load, 0, problem=problem, over=True))
 
     def _wait_s(self) -> float | None:
-        """How long to wait for commands; None: until there is one."""
+        """Seconds to wait for commands; None: until one comes."""
         if not self._scheduler.has_work:
             return 0.0 if self._kv.exports else None
         return _RETRY_S if self._is_stuck else 0.0
@@ -431,7 +432,7 @@ class _ModelThread:
         return events
 
     def _overlapped_work(self) -> None:
-        """While the engine computes: what was left for then."""
+        """Do the work that was left for the time in which the engine computes."""
         if self._events or self._num_scheduled:
             self._report()
         self._scheduler.overlapped_work()
@@ -461,7 +462,8 @@ class _ModelThread:
 
 
 def _failures(sessions: tuple[int, ...], problem: str) -> list[Event]:
-    """Of those that the thread worked on when it failed; of all others nothing is to be said."""
+    """Failure events for the sessions that the thread worked on when it failed; other sessions get
+    none."""
     counted = {SESSIONS_IN_CALL: str(len(sessions))}
     return [Failed(session, EngineError(problem, metadata=counted)) for session in sessions]
 

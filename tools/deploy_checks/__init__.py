@@ -1,1 +1,1 @@
-"""What is checked of deploy/: manifests, policies, configurations, images."""
+"""Checks of deploy/: manifests, policies, configurations, images."""

@@ -24,13 +24,13 @@ CONFIG_PATH = "/etc/outrider/outrider.toml"
 _MARGIN_S = 5
 _MIB = 1 << 20
 _RESTING_MIB = 75
-"""Of a router's process that keeps nothing yet."""
+"""Memory of a router process that keeps nothing yet, in MiB."""
 _CACHED_BLOCK_BYTES = 250
-"""Of the prefix index, for each block (`prefix_index.max_blocks`)."""
+"""Memory of one block of the prefix index (`prefix_index.max_blocks`), in bytes."""
 _KEPT_SHARE = 0.75
-"""Of a memory limit, for what is kept: the rest is for sessions, streams and the allocator."""
+"""Share of a memory limit for kept data; the rest is for sessions, streams and the allocator."""
 _UNITS = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "k": 10**3, "M": 10**6, "G": 10**9}
-"""Of Kubernetes, for bytes."""
+"""Kubernetes' suffixes for numbers of bytes."""
 _REDIS_TABLES = ("shared_limits", "shared_cache", "prefix_store")
 
 
@@ -44,7 +44,7 @@ def configurations_load(manifests: Manifests) -> Iterator[str]:
 
 
 def ports_are_those_configured(manifests: Manifests) -> Iterator[str]:
-    """The container ports are what the service binds, reachable from outside the pod."""
+    """The container ports are those that the service binds, and reachable from outside the pod."""
     for workload, role, config in loaded(manifests):
         ports = {port["name"]: port["containerPort"] for port in main_container(workload)["ports"]}
         main = ports.get("quic" if role == "edge" else "grpc")
@@ -58,7 +58,7 @@ def ports_are_those_configured(manifests: Manifests) -> Iterator[str]:
 
 
 def pods_have_time_to_drain(manifests: Manifests) -> Iterator[str]:
-    """Before SIGKILL: the pause before SIGTERM, the drain itself, and a margin."""
+    """SIGKILL comes only after the pause before SIGTERM, the drain itself, and a margin."""
     for workload, _, config in loaded(manifests):
         pod = workload["spec"]["template"]["spec"]
         pause = main_container(workload).get("lifecycle", {}).get("preStop", {})
@@ -89,7 +89,7 @@ def routers_have_memory_for_what_they_keep(manifests: Manifests) -> Iterator[str
 
 
 def services_are_found(manifests: Manifests) -> Iterator[str]:
-    """What is looked up in the own cluster is a headless service, on a port that it has."""
+    """Every name looked up in the own cluster is a headless service with that port."""
     services = {it["metadata"]["name"]: it["spec"] for it in manifests.of_kind("Service")}
     for workload, role, config in loaded(manifests):
         for target in _targets(role, config):
@@ -103,7 +103,7 @@ def services_are_found(manifests: Manifests) -> Iterator[str]:
 
 
 def routers_find_their_replicas(manifests: Manifests) -> Iterator[str]:
-    """The replicas of the own region are among what a router looks up, all of them."""
+    """Every replica of the own region is among those that a router looks up."""
     routers = [config for _, role, config in loaded(manifests) if role == "router"]
     for workload, _, config in loaded(manifests):
         if workload["kind"] == "StatefulSet":
@@ -145,8 +145,8 @@ def services_have_certificates(manifests: Manifests) -> Iterator[str]:
 
 
 def redis_addresses_are_taken(manifests: Manifests) -> Iterator[str]:
-    """A service would connect to the Redis that it is told, with the password that a secret has,
-    and finds the files that it is told."""
+    """The Redis address that a service is given is valid together with the password from its
+    secret, and the files that it names exist."""
     for workload, _, config in loaded(manifests):
         mounts = {it["mountPath"] for it in main_container(workload).get("volumeMounts", ())}
         for table in _REDIS_TABLES:
@@ -167,7 +167,7 @@ def models_are_known(manifests: Manifests) -> Iterator[str]:
     """Every model that is served is defined where it is served, fetched before, and everywhere the
     same; all roles of a region serve the same ones, and agree on the default."""
     served: dict[str, dict[str, str]] = {}
-    """By role and model, where its weights come from."""
+    """Source of the weights, by role and model."""
     defaults: dict[str, str] = {}
     defined: dict[str, ModelSpec] = {}
     for workload, role, config in loaded(manifests):
@@ -200,7 +200,8 @@ def models_are_known(manifests: Manifests) -> Iterator[str]:
 
 
 def _fetched(manifests: Manifests, workload: Object, role: str) -> set[str]:
-    """Sources of what the init containers pull. Raises UnknownModelError, ConfigError."""
+    """Sources of the artifacts that the init containers pull. Raises UnknownModelError,
+    ConfigError."""
     sources: set[str] = set()
     for container in workload["spec"]["template"]["spec"].get("initContainers", ()):
         name = _environment(manifests, container, role, prefix="").get("MODEL", "")
@@ -211,7 +212,7 @@ def _fetched(manifests: Manifests, workload: Object, role: str) -> set[str]:
 
 
 def _catalog(manifests: Manifests, workload: Object, role: str) -> ModelCatalog:
-    """What the serving container knows: what is shipped, its models file, and the tables
+    """The catalogue of the serving container: shipped models, its models file, and the tables
     [models.NAME] of its configuration. Raises ConfigError."""
     container = main_container(workload)
     with (
@@ -225,8 +226,8 @@ def _catalog(manifests: Manifests, workload: Object, role: str) -> ModelCatalog:
 def _models_file(
     manifests: Manifests, workload: Object, container: Object
 ) -> Iterator[dict[str, str]]:
-    """The environment in which the catalog finds the container's own models file: one of a
-    ConfigMap. Raises ConfigError if it is none."""
+    """Environment variables that name a copy of the container's models file for the catalogue.
+    Raises ConfigError if that file is not part of a ConfigMap."""
     variables = {it["name"]: it.get("value", "") for it in container.get("env", ())}
     path = variables.get(MODELS_VARIABLE, "")
     if not path:
@@ -329,7 +330,7 @@ def main_container(workload: Object) -> Object:
 
 
 def _num_bytes(quantity: object) -> float:
-    """Of a quantity as Kubernetes writes it. Raises ValueError for units that no memory has."""
+    """Bytes of a Kubernetes quantity. Raises ValueError for a suffix that memory does not have."""
     text = str(quantity)
     for unit, size in _UNITS.items():
         if text.endswith(unit):
@@ -338,7 +339,7 @@ def _num_bytes(quantity: object) -> float:
 
 
 def _targets(role: str, config: Any) -> list[Target]:
-    """What a service of that role looks up."""
+    """Names that a service of this role looks up."""
     if role == "edge":
         texts = [*config.routers, *config.long_texts.tokenizers]
         return [parse_target(text, "the edge's targets") for text in texts]

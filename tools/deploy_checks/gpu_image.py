@@ -1,8 +1,8 @@
 """Whether the pins of the image for GPUs fit Outrider and TensorRT-LLM, from recorded lists.
 
-The image itself is not at hand: NVIDIA's catalogue, not the package index, says what it holds. What
-is known are the requirements of tensorrt-llm and, resolved once by tools/pin_gpu_image.py, those of
-the packages it pulls in. A pin that one of them refuses would break the image's runtime.
+The image itself is not at hand: its contents are listed in NVIDIA's catalogue, not in the package
+index. Known are the requirements of tensorrt-llm and, resolved once by tools/pin_gpu_image.py,
+those of the packages it pulls in. A pin that one of them refuses would break the image's runtime.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 from packaging.requirements import Requirement
 
 PYTHON: Final = (3, 12)
-"""Of NVIDIA's release image."""
+"""Python version of NVIDIA's release image."""
 PINS: Final = "inference-gpu.txt"
 ASKED: Final = "tensorrt-llm.txt"
 LEFT_TO_THE_IMAGE: Final = frozenset({"numpy", "tokenizers"})
@@ -29,7 +29,7 @@ def normal(name: str) -> str:
 
 
 def pin_problems(folder: Path, ours: Sequence[str]) -> Iterator[str]:
-    """What is wrong with the pins of a folder; `ours` are Outrider's own requirements."""
+    """Problems in the pins of a folder; `ours` are Outrider's own requirements."""
     pins: dict[str, str] = {}
     for line in _lines(folder / PINS):
         match = _PIN.fullmatch(line)

@@ -1,4 +1,4 @@
-"""Replicas on GPUs: what they request is what their engine uses, and where they can run."""
+"""Policies for replicas on GPUs: they request what their engine uses, and run where it can."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tools.deploy_checks.config_policies import loaded, main_container
 from tools.deploy_checks.manifests import Manifests, Object, label
 
 GPU = "nvidia.com/gpu"
-"""What NVIDIA's device plugin calls a GPU, as a resource and as a taint."""
+"""NVIDIA's device plugin's name of a GPU, both as a resource and as a taint."""
 _LEAST_START_S = 600
 
 
 def gpus_are_those_the_engine_uses(manifests: Manifests) -> Iterator[str]:
-    """As many as share the model, whole ones, in the serving container alone."""
+    """The serving container alone has GPUs: whole ones, as many as share the model."""
     wanted = {
         label(workload): config.trtllm.tensor_parallel_size
         for workload, role, config in loaded(manifests)

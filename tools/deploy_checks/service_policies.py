@@ -1,4 +1,4 @@
-"""What stands around the pods: budgets, networks, services, autoscalers."""
+"""Policies for the objects around the pods: budgets, networks, services, autoscalers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def nothing_passes_by_default(manifests: Manifests) -> Iterator[str]:
 
 
 def workloads_have_network_policies(manifests: Manifests) -> Iterator[str]:
-    """Of their own, for both directions, with every rule bound to ports."""
+    """Every workload has network policies of its own, for both directions, with every rule bound to
+    ports."""
     for workload in manifests.workloads():
         policies = manifests.selecting("NetworkPolicy", workload)
         if not policies:
@@ -58,7 +59,7 @@ def workloads_have_network_policies(manifests: Manifests) -> Iterator[str]:
 
 
 def names_are_reached_not_the_world(manifests: Manifests) -> Iterator[str]:
-    """No pod may send to any address there is: what a serving pod knows would leave that way."""
+    """No pod may send to arbitrary addresses: the data of a serving pod could leave that way."""
     for policy in manifests.of_kind("NetworkPolicy"):
         for rule in policy["spec"].get("egress") or ():
             for peer in rule.get("to") or ({"ipBlock": {"cidr": "0.0.0.0/0"}},):
@@ -67,8 +68,8 @@ def names_are_reached_not_the_world(manifests: Manifests) -> Iterator[str]:
 
 
 def replicas_reach_one_another(manifests: Manifests) -> Iterator[str]:
-    """Wherever routers reach replicas, replicas do, both ways: who goes on with a session fetches
-    its KV from who has it, in another region too."""
+    """Replicas reach each other, both ways, wherever routers reach replicas: a replica that
+    continues a session fetches its KV from the one that has it, in another region too."""
     workloads = {
         role: [it for it in manifests.workloads() if _role(it) == role]
         for role in ("router", "inference")

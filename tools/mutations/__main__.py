@@ -1,4 +1,4 @@
-"""Makes plausible mistakes in the source, one by one, and says which of them the tests notice.
+"""Makes plausible mistakes in the source, one by one, and reports which of them the tests notice.
 
 Each mutation of the lists beside this module is made in a copy of the tracked files, never in the
 working tree, and the tests that it names are run there. They are run without it first: tests that
@@ -6,7 +6,7 @@ fail anyway catch nothing. The exit status is 1 unless every mutation is caught.
 
     python -m tools.mutations               all of them
     python -m tools.mutations --only NAME   this one, and others that are named so
-    python -m tools.mutations --list        what there is
+    python -m tools.mutations --list        their names and promises
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ROOT: Final = Path(__file__).resolve().parents[2]
 
 
 def main() -> int:
-    """Runs what the arguments ask for."""
+    """Run the mutations that the arguments ask for; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.mutations", description=_first_line())
     parser.add_argument("--list", action="store_true", help="names and promises, and run nothing")
     parser.add_argument("--only", action="append", metavar="NAME", help="this one; repeatable")

@@ -1,4 +1,4 @@
-"""The list of mutations: what each of them changes, and which tests are to notice."""
+"""The list of mutations: the change that each makes, and the tests that must notice it."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class Mutation:
     """One change of the source."""
 
     name: str
-    """Of it alone, for `--only`."""
+    """Unique name, for `--only`."""
     promise: str
-    """What the project promises and the change breaks."""
+    """The project's promise that the change breaks."""
     file: str
-    """From the repository's root."""
+    """Path from the repository's root."""
     old: str
     """The source that is replaced. It occurs once in the file."""
     new: str
-    """What takes its place."""
+    """The source that replaces `old`."""
     tests: tuple[str, ...]
     """Files or node ids: one of them fails."""
 

@@ -32,29 +32,30 @@ _FoundT = TypeVar("_FoundT")
 
 
 class Outcome(Enum):
-    """What the tests made of a mistake."""
+    """Result of running the tests on a mistake."""
 
     CAUGHT = "caught"
     NOT_CAUGHT = "NOT caught"
     HUNG = "hung"
     """They took longer than the limit."""
     BROKEN = "broken"
-    """They did not run: the mistake is none that a program could have, or they fail without it."""
+    """They did not run: the mistake is not one that a program could have, or they fail without
+    it."""
 
 
 _OUTCOMES: Final = {0: Outcome.NOT_CAUGHT, 1: Outcome.CAUGHT}
-"""By pytest's exit status; every other one is that of a run that came to nothing."""
+"""Outcomes by pytest's exit status; every other status is BROKEN."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Of one mutation."""
+    """Outcome of one mutation."""
 
     mutation: Mutation
     outcome: Outcome
     seconds: float
     output: str = ""
-    """The end of what pytest printed."""
+    """The end of pytest's output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,9 @@ def run_mutations(
     limit_s: float = DEFAULT_LIMIT_S,
     report: Callable[[Result], object] = lambda result: None,
 ) -> list[Result]:
-    """What the tests of each notice, in the order of the list; `report` hears of each at once.
-    Mutations with the same tests are made one after the other, when these have passed without."""
+    """Run the tests of each mutation; returns the results in the order of the list. `report` gets
+    each result at once. Mutations with the same tests run one after the other, once these tests
+    have passed without a mutation."""
     by_tests: dict[tuple[str, ...], list[Mutation]] = {}
     for mutation in mutations:
         by_tests.setdefault(mutation.tests, []).append(mutation)
@@ -183,7 +185,7 @@ def _run(tests: Sequence[str], root: Path, limit_s: float) -> _Run:
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """With what its tests have started and left."""
+    """Kill pytest with all processes that its tests started and left."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -1,5 +1,5 @@
-"""What a draft says at every token of the target's replies, on the engine it runs on: how often it
-is the target's own token, and with what confidence."""
+"""Agreement of a draft with its target at every token of the target's replies, on the engine that
+it runs on: how often it gives the target's own token, and with what confidence."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Trace:
     top_agreed: Bools
     """[n] whether both find the same id likeliest."""
     confidence: npt.NDArray[np.float64]
-    """[n] the draft's in its token: outrider.engines.draft_calibration says what that is."""
+    """[n] the draft's confidence in its token, as defined by outrider.engines.draft_calibration."""
 
 
 def positions_of(traces: Sequence[Trace]) -> npt.NDArray[np.int64]:
-    """Of all tokens of these replies, one reply after the other: their places, from 0 on."""
+    """[tokens] position of each token in its reply, from 0 on, one reply after the other."""
     return np.concatenate(
         [np.zeros(0, np.int64), *(np.arange(len(trace.agreed)) for trace in traces)]
     )
@@ -147,7 +147,7 @@ def _trace(reply: Reply, rows: LogitsRows, members: int) -> Trace:
 
 
 def _columns(rows: LogitsRows) -> Ids:
-    """[1 or r, c] what the columns stand for."""
+    """[1 or r, c] id of each column."""
     if rows.ids is None:
         return np.arange(rows.logits.shape[1], dtype=np.int32)[None]
     return rows.ids

@@ -1,4 +1,4 @@
-"""Replies as padded batches: what the student reads and what the target thought."""
+"""Replies as padded batches: the student's input and the target's distributions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Indices: TypeAlias = npt.NDArray[np.int64]
 LENGTH_STEP = 16
 """Lengths are padded to a multiple of this: few shapes, little padding."""
 _PROBE_TOKENS = 16
-"""Prompts that begin with the same so many are taken to share their beginning."""
+"""Leading tokens that prompts must have in common to be taken to share their beginning."""
 FIRST_WEIGHT = 5.0
 WEIGHT_DECAY = 3.0
 
@@ -28,9 +28,9 @@ class Batch:
     """B sequences of up to P + T tokens with N reply positions among them."""
 
     prefix: Indices
-    """[P] what all of them begin with."""
+    """[P] tokens that all sequences begin with."""
     tokens: Indices
-    """[B, T] what follows in each, padded behind with 0."""
+    """[B, T] tokens that follow in each sequence, padded at the end with 0."""
     rows: Indices
     """[N] indices into the P + B * T positions: those whose next token is a reply's."""
     top_rows: Indices
@@ -41,18 +41,18 @@ class Batch:
     """[N] how much each position matters; they sum to N."""
 
     def inputs(self) -> tuple[Indices, Indices, Indices]:
-        """What the student is called with."""
+        """The student's arguments: prefix, tokens, rows."""
         return self.prefix, self.tokens, self.rows
 
     @property
     def num_tokens(self) -> int:
-        """That the student computes, padding too."""
+        """Tokens that the student computes, padding included."""
         return self.prefix.size + self.tokens.size
 
 
 def position_weights(num: int) -> Floats:
-    """[num] of reply positions 0, 1, ...: the first counts six times as much as late ones, since
-    the reader waits for it and nothing of the reply's own tells it."""
+    """[num] weights of reply positions 0, 1, ...: the first counts six times as much as late ones,
+    since the reader waits for it and no earlier token of the reply helps to guess it."""
     at = np.arange(num, dtype=np.float32)
     return np.asarray(1 + FIRST_WEIGHT * np.exp(-at / WEIGHT_DECAY), np.float32)
 
@@ -124,7 +124,8 @@ def _begin_as_most(replies: Sequence[Reply]) -> npt.NDArray[np.bool_]:
 
 
 def _common_prefix(replies: Sequence[Reply]) -> Ids:
-    """What all prompts begin with, their last token apart: a row is asked for there."""
+    """The tokens that all prompts begin with, without any prompt's last token: its row is
+    needed."""
     shortest = min(len(reply.prompt) for reply in replies) - 1
     begins = np.stack([reply.prompt[:shortest] for reply in replies])
     differ = np.flatnonzero((begins != begins[0]).any(0))

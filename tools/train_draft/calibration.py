@@ -1,4 +1,4 @@
-"""From the draft's own confidence to the chance that the target agrees."""
+"""Curves from the draft's own confidence to the chance that the target agrees."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def fit_by_position(
     confidences: Floats, positions: Indices, agreed: Bools, begins: Sequence[int]
 ) -> Floats:
     """[b, 21] one curve per range of reply positions that begins at `begins` [b]; `positions` [n]
-    are the observations' own. A range's curve is drawn towards that of all ranges together, the
-    more the fewer observations it has."""
+    are the observations' own. A range's curve is drawn towards the curve of all ranges together;
+    the fewer observations it has, the more."""
     pooled = fit(confidences, agreed)
     which = range_of(positions, begins)
     return np.stack(

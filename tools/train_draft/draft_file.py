@@ -115,7 +115,7 @@ def replace_metadata(path: Path, out: Path, draft: Draft) -> None:
 
 
 def read_draft(path: Path) -> Draft:
-    """The file with its matrices dequantised: what whoever runs it computes with."""
+    """Read a draft, with its matrices dequantised to the values that engines compute with."""
     reader = GGUFReader(path)
     fields = {name: field.contents() for name, field in reader.fields.items()}
     tensors = {
@@ -214,7 +214,7 @@ def pack(matrix: Floats) -> Bytes:
 
 
 def unpack_as_converted(rows: Bytes) -> Floats:
-    """[out, in] what the engine computes with."""
+    """[out, in] the values that the engine computes with."""
     block = rows.reshape(-1, _HEAD_BYTES + _HALF)
     scale, offset = block[:, :_HEAD_BYTES].copy().view(np.float16).astype(np.float32).T[:, :, None]
     packed = block[:, _HEAD_BYTES:]

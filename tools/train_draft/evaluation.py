@@ -98,7 +98,7 @@ MODES = {"greedy": 0.0, "sampled": 0.8}
 
 
 def report(draft: Draft, seen: Mapping[str, Sequence[Trace]]) -> dict[str, Any]:
-    """By split and mode, with each kind's agreement and the calibration's reliability."""
+    """Report by split and mode, with each kind's agreement and the calibration's reliability."""
     curves = {"greedy": draft.calibration_greedy, "sampled": draft.calibration_sampled}
     begins = draft.calibration_begins.tolist()
     splits: dict[str, Any] = {}

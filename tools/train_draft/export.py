@@ -1,4 +1,5 @@
-"""From a student's weights to the shipped file: quantise, then calibrate what was quantised."""
+"""Export of a student's weights to the shipped file: quantise, then calibrate the quantised
+draft."""
 
 from __future__ import annotations
 

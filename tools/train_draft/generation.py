@@ -27,7 +27,7 @@ from tools.train_draft.replies import Halves, Ids, Reply, load, save, shards, to
 MAX_CONTEXT_TOKENS = 512
 """Prompt and reply together; longer prompts are left out."""
 _BEGIN = -1
-"""The sequence of what most chats begin with."""
+"""Sequence number of the tokens that most chats begin with."""
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class _Run:
     tops: list[tuple[Ids, Halves]] = field(default_factory=list)
 
     def pending(self) -> list[int]:
-        """What has no KV yet."""
+        """Tokens whose KV is not computed yet."""
         return self.ids[-1:] if self.ids else self.prompt[self.num_cached :]
 
     def finished(self, stop_ids: frozenset[int]) -> bool:
@@ -91,7 +91,7 @@ class Generator:
             yield from self._step()
 
     def _compute_begin(self) -> None:
-        """The KV of what most chats begin with, once, to be copied."""
+        """Compute the KV of the tokens that most chats begin with, once, to be copied."""
         tokens = np.array(self._begin, np.int32)
         blocks = self._begin_block + np.arange(2, dtype=np.int32)
         self._engine.open(_BEGIN, tokens)
@@ -121,7 +121,7 @@ class Generator:
         return True
 
     def _step(self) -> Iterator[Reply]:
-        """One token for every chat under way."""
+        """Generate one token for every running chat; yields the replies that end with it."""
         if not self._runs:
             return
         slots = list(self._runs)
@@ -224,7 +224,7 @@ def produce(
 
 
 def _counted(replies: Iterator[Reply], show: Callable[[int], None]) -> Iterator[Reply]:
-    """The same replies; tells how many there have been."""
+    """Pass the replies on, and call `show` with their number so far."""
     for count, reply in enumerate(replies, 1):
         show(count)
         yield reply

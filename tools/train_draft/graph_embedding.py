@@ -15,8 +15,8 @@ _LOOKUP = "Gather"
 
 
 def read_embedding(graph: Path) -> Floats:
-    """[V, width] what the graph looks ids up in, computed as the graph does it: its weights may be
-    packed in any way. Raises UnsupportedModelError for a graph without such a table."""
+    """[V, width] the table in which the graph looks ids up, computed by the graph: its weights may
+    be packed in any way. Raises UnsupportedModelError for a graph without such a table."""
     core = ov.Core()
     model = core.read_model(graph)
     ids = next((each for each in model.inputs if _INPUT in each.get_names()), None)

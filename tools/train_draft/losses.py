@@ -1,4 +1,4 @@
-"""What the student is trained for, per reply position."""
+"""Loss of the student per reply position."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _LEAST_CHANCE = 1e-30
 def loss(
     logits: Tensor, top_rows: Tensor, top_logprobs: Tensor, weights: Tensor, mix: LossWeights
 ) -> Tensor:
-    """Of head logits [N, R] against the target's K likeliest ids (see student.batches.Batch):
-    the mean over positions.
+    """Mean loss over positions, from head logits [N, R] and the target's K likeliest ids (see
+    student.batches.Batch).
 
-    What is not among these K, or has no head row, is one further event: the target's mass there
-    is 1 minus the rest, and so is the student's, so a student that cannot say the target's word is
-    taught to be unsure.
+    All ids that are not among these K, or have no head row, are one further event. The target's
+    mass there is 1 minus the rest, and so is the student's, so a student that cannot give the
+    target's token learns to be unsure.
     """
     kept = top_rows >= 0
     at = top_rows.clamp(min=0)

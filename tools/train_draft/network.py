@@ -84,7 +84,7 @@ class Layer(nn.Module):
 
 
 class Layout:
-    """Where a batch's tokens stand: a prefix of P tokens that all B sequences begin with, then T
+    """Positions of a batch's tokens: a prefix of P tokens that all B sequences begin with, then T
     of each. The prefix is computed once; most chats begin with the same system prompt."""
 
     def __init__(
@@ -116,7 +116,8 @@ class Layout:
         return prefix.transpose(0, 1)[None], own.unflatten(0, self._shape).transpose(1, 2)
 
     def behind_prefix(self, parts: tuple[Tensor, Tensor]) -> Tensor:
-        """[B, H, P + T, size] of what `split` gave."""
+        """[B, H, P + T, size] the parts that `split` gave, joined again with the prefix before each
+        sequence."""
         prefix, own = parts
         return torch.cat((prefix.expand(len(own), -1, -1, -1), own), 2)
 

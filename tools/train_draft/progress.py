@@ -9,7 +9,7 @@ from typing import Final, TextIO
 
 _WIDTH: Final = 30
 _LINE_S: Final = 20.0
-"""Time between two lines where there is no terminal."""
+"""Seconds between two lines if the output is no terminal."""
 
 
 def bar(share: float, left_s: float | None, text: str) -> str:

@@ -36,13 +36,13 @@ Split: TypeAlias = Literal[
 SPLITS: tuple[Split, ...] = get_args(Split)
 
 _HELD_OUT_SHARE = 32
-"""One prompt in so many is held out."""
+"""One prompt in this many is held out."""
 _SYSTEM_SHARE = 0.15
 _FOLLOW_UP_SHARE = 0.12
 _LENGTHS = (12, 20, 32, 56, 96, 192)
 _LENGTH_WEIGHTS = (20, 26, 26, 16, 9, 3)
-"""Many short replies rather than few long ones: their first tokens are the hardest to foretell,
-and what the user sees first."""
+"""Mostly short replies: their first tokens are the hardest to predict, and the first that the user
+sees."""
 _CALIBRATION_FROM = 1_000_000
 _MEASURED_TOKENS = 64
 _MEASURED_TEMPERATURES = (0.0, 0.8)
@@ -64,7 +64,7 @@ class Chat:
     kind: str
     messages: tuple[Message, ...]
     follow_ups: tuple[str, ...]
-    """What the user says after each further reply."""
+    """The user's messages after each further reply."""
     plan: ReplyPlan
 
 

@@ -1,4 +1,4 @@
-"""Replies of the target with what it thought at every token, in shards on disk."""
+"""Replies of the target with its likeliest ids at every token, in shards on disk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Reply:
     """One reply."""
 
     number: int
-    """Of its chat in the split."""
+    """Number of its chat in the split."""
     turn: int
     """0 for the first reply of the chat."""
     kind: str
@@ -31,7 +31,7 @@ class Reply:
     prompt: Ids
     """[p] all before the reply."""
     ids: Ids
-    """[n]; the noise of ids[i] is that of position p + i."""
+    """[n] token ids; ids[i] was sampled with the noise of position p + i."""
     top_ids: Ids
     """[n, NUM_TOP] the target's likeliest ids at each position, likeliest first."""
     top_logprobs: Halves

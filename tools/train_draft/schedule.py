@@ -1,4 +1,4 @@
-"""Progress of training, and what follows from it: learning rate and loss weights. Without torch."""
+"""Progress of training, and the learning rate and loss weights that depend on it. Without torch."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _ACCEPTANCE_TO = 0.65
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A run of so many steps, or of so many seconds where steps is 0."""
+    """A run of `steps` steps, or of `seconds` seconds if `steps` is 0."""
 
     steps: int
     seconds: float
     peak_rate: float
 
     def progress(self, step: int, elapsed_s: float) -> float:
-        """Between 0 and 1; at 1 the run is over."""
+        """Progress between 0 and 1; at 1 the run is over."""
         share = step / self.steps if self.steps else elapsed_s / self.seconds
         return min(1.0, share)
 
@@ -35,19 +35,19 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class LossWeights:
-    """Of the parts of the loss; they sum to 1."""
+    """Weights of the parts of the loss; they sum to 1."""
 
     divergence: float
     """Forward KL: the target's whole distribution."""
     acceptance: float
     """Chance that target and draft choose alike when sampling."""
     argmax: float
-    """Cross-entropy on the target's likeliest id: what greedy replies need."""
+    """Cross-entropy on the target's likeliest id, which greedy replies need."""
 
 
 def loss_weights(progress: float) -> LossWeights:
-    """Forward KL at first, since its gradient is dense; then mostly what acceptance needs (as LK
-    losses, arXiv 2602.23881)."""
+    """Loss weights: forward KL at first, since its gradient is dense; later mostly the acceptance
+    that drafts need (as LK losses, arXiv 2602.23881)."""
     along = (progress - _ACCEPTANCE_FROM) / (_ACCEPTANCE_TO - _ACCEPTANCE_FROM)
     turned = min(1.0, max(0.0, along))
     acceptance, argmax = 0.45 * turned, 0.15 + 0.15 * turned

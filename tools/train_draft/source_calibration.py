@@ -1,8 +1,8 @@
-"""What the sources of drafts guess on recorded replies, and the calibration of their confidence.
+"""Guesses of the draft sources on recorded replies, and the calibration of their confidence.
 
 Every source is asked for every token of every reply, the text before it being the target's own, as
-in a chat whose drafts were all right so far. Nothing is carried from one reply to the next: what is
-fitted is for the first chat of an edge.
+in a chat whose drafts were all right so far. Nothing is carried from one reply to the next: the fit
+is for the first chat of an edge.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ class GuessReader:
         self._plain = OnlineCalibration.starting(SourceCalibrations(), are_sampled=False)
 
     def guesses(self, replies: Iterable[Reply]) -> Iterator[SourceGuess]:
-        """Of all sources, for all tokens of the replies that the engine has room for."""
+        """Guesses of all sources, for all tokens of the replies that the engine has room for."""
         for reply in replies_with_room(self._engine, replies):
             yield from self._copies(reply)
             yield from self._drafters(reply)
 
     def _copies(self, reply: Reply) -> Iterator[SourceGuess]:
-        """What the edge itself copies."""
+        """Guesses of the edge's own copies."""
         copies = CopyDrafter(self._engine.info.max_context_tokens)
         copies.extend(reply.prompt.tolist())
         for position, token in enumerate(reply.ids.tolist()):
@@ -88,7 +88,7 @@ class GuessReader:
             copies.extend((token,))
 
     def _drafters(self, reply: Reply) -> Iterator[SourceGuess]:
-        """What the drafter's sources say beside each other."""
+        """Guesses of the drafter's sources, beside each other."""
         info, prompt, are_sampled = self._engine.info, reply.prompt.tolist(), reply.temperature > 0
         params = SamplingParams(temperature=reply.temperature, seed=reply.seed)
         proposer = Proposer(params, info.vocabulary_size, prompt, self._calibration)
@@ -142,7 +142,7 @@ def _lines(guesses: Sequence[SourceGuess]) -> Lines:
 
 
 def fit_platt(confidence: Floats, right: Bools, prior: Platt, belief: float) -> Platt:
-    """The likeliest line for confidences (log-odds [n]) and what became of them, by Newton's
+    """The likeliest line for confidences (log-odds [n]) and whether they were `right`, by Newton's
     method; shift and slope have a normal prior of precision `belief` around those of `prior`."""
     inputs = np.stack([np.ones(len(confidence)), confidence], axis=1)
     centre = np.array([prior.shift, prior.slope])
@@ -161,8 +161,8 @@ def fit_platt(confidence: Floats, right: Bools, prior: Platt, belief: float) -> 
 
 
 def sources_table(guesses: Sequence[SourceGuess], fitted: SourceCalibrations) -> str:
-    """What sources guessed at each place, as a Markdown table: how often, and on average the
-    confidence, the same by the fit, and the share that was right."""
+    """The sources' guesses by place, as a Markdown table: their number, the mean confidence, the
+    mean confidence after the fit, and the share that was right."""
     lines = [
         "| source | mode | reply token | guesses | confidence | fitted | right |",
         "| --- | --- | --- | ---: | ---: | ---: | ---: |",

@@ -1,4 +1,4 @@
-"""A trained student without torch: what the export reads."""
+"""Weights of a trained student, without torch, for the export."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class StudentWeights:
 
     @classmethod
     def load(cls, path: Path) -> StudentWeights:
-        """What `save` wrote."""
+        """Read the file that `save` wrote."""
         with np.load(path) as saved:
             arrays = dict(saved)
         facts = json.loads(str(arrays.pop(_FACTS)))

@@ -1,4 +1,4 @@
-"""What the draft takes over from its target, a GGUF file or a folder: geometry and weights.
+"""Geometry and weights that a draft takes from its target, a GGUF file or a folder.
 
 Also which ids the draft's output head keeps: the target's most frequent ones.
 """
@@ -31,8 +31,8 @@ from tools.train_draft.replies import Reply
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Tensors: TypeAlias = dict[str, Floats]
-"""By GGUF name; a matrix is [out, in]. Rows of `attn_q` and `attn_k` are in GGUF's order, with the
-two halves of a rotary pair side by side."""
+"""Tensors by GGUF name; a matrix is [out, in]. Rows of `attn_q` and `attn_k` are in GGUF's order,
+with the two halves of a rotary pair side by side."""
 
 LAYER_TENSORS = (
     "attn_norm",
@@ -72,23 +72,23 @@ def layer_name(layer: int, tensor: str) -> str:
 
 
 class Target(Protocol):
-    """What a target gives its draft."""
+    """The parts of a target that its draft uses."""
 
     @property
     def geometry(self) -> Geometry:
-        """Of a draft with all of the target's layers."""
+        """Geometry of a draft with all of the target's layers."""
 
     def embedding(self) -> Floats:
         """[V, width]."""
 
     @property
     def has_file(self) -> bool:
-        """Whether there is a GGUF file, from which drafts get embedding and tokenizer when they
-        are loaded; otherwise the draft's file has the embedding."""
+        """Whether it is a GGUF file, from which drafts get embedding and tokenizer when they are
+        loaded; otherwise the draft's file has the embedding."""
 
     def student_tensors(self, layers: Sequence[int], head_ids: npt.NDArray[np.uint32]) -> Tensors:
-        """A whole model of so many layers whose head has the rows `head_ids` alone; the layers are
-        these of the target where the target's can be taken over."""
+        """A whole model with one layer per entry of `layers` and a head with the rows `head_ids`
+        alone. The layers are copies of the target's, if the draft can use those."""
 
 
 def open_target(spec: ModelSpec, store: ModelStore) -> Target:
@@ -118,9 +118,9 @@ def spread(num_layers: int, count: int) -> tuple[int, ...]:
 class TargetFile:
     """A GGUF file of any architecture; its weights are dequantised as they are asked for.
 
-    Drafts are Llama models. Of a Llama or Qwen2 model they begin with some of the layers (without
-    Qwen2's biases, and with the rows of queries and keys in the order of Llama's file), of all
-    others with new ones.
+    Drafts are Llama models. For a Llama or Qwen2 target they begin with some of its layers (without
+    Qwen2's biases, and with the rows of queries and keys in the order of Llama's file); for any
+    other, with new layers.
     """
 
     has_file = True
@@ -169,7 +169,8 @@ class TargetFile:
 
     @property
     def is_llama(self) -> bool:
-        """Whether it is one in every detail: a whole model of its tensors says what it says."""
+        """Whether it is a Llama model in every detail: a whole model of its tensors computes the
+        same."""
         return self._architecture == "llama"
 
     @property
@@ -188,8 +189,8 @@ class TargetFile:
         return np.array(dequantize(tensor.data, tensor.tensor_type), np.float32)
 
     def _number(self, name: str, default: float | None = None) -> float:
-        """Of the architecture's metadata. Raises ArtifactCorruptError where there is neither it nor
-        a default; of numbers by layer, the largest."""
+        """A number from the architecture's metadata; for numbers by layer, the largest. Raises
+        ArtifactCorruptError if it is missing and `default` is None."""
         value = self._value(f"{self._architecture}.{name}", default)
         if isinstance(value, list) and value:
             value = max(value)
@@ -257,8 +258,7 @@ _INITIAL = 0.02
 
 
 def new_tensors(geometry: Geometry, head: Floats) -> Tensors:
-    """Layers that have learnt nothing, the same ones each time; what they add to the embedding is
-    small at first."""
+    """Untrained layers, the same each time; what they add to the embedding is small at first."""
     rng = np.random.default_rng(0)
     width, inner = geometry.embedding_length, geometry.feed_forward_length
     rows = geometry.rope_dimension_count * geometry.head_count
@@ -304,7 +304,7 @@ def _interleaved(rows: Floats, size: int) -> Floats:
 
 
 _RUNNERS_UP = 4
-"""Likeliest ids of each row that count too: they show what the target nearly said."""
+"""Likeliest ids of each row that count too: the target nearly chose them."""
 
 
 def head_ids(

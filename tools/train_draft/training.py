@@ -37,7 +37,7 @@ _MAX_GRADIENT_NORM = 1.0
 _CHECKPOINT_EVERY_S = 180.0
 _REPORT_EVERY = 20
 _NUM_LAYERS = 4
-"""Of the target's, taken where none are named."""
+"""Number of the target's layers to take if none are named."""
 
 
 def _device_of(name: str) -> torch.device:
@@ -59,10 +59,11 @@ def _has_bf16(device: torch.device) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a run is a function of, besides its replies and the machine's speed."""
+    """Settings of a run. Its result depends on nothing else but the replies and the machine's
+    speed."""
 
     layers: tuple[int, ...]
-    """Of the target, that the student begins as."""
+    """Indices of the target's layers that the student starts from."""
     schedule: Schedule
     tokens_per_batch: int
     seed: int = 0
@@ -72,7 +73,7 @@ class Recipe:
 
 @dataclass(slots=True)
 class State:
-    """A run as its checkpoint has it."""
+    """State of a run, as in its checkpoint."""
 
     step: int = 0
     elapsed_s: float = 0.0
@@ -93,8 +94,8 @@ class Trainer:
         folder: Path,
         device: str = "cpu",
     ) -> None:
-        """`folder` holds the checkpoint; a run that was begun there is taken up, on whichever
-        device it began."""
+        """`folder` holds the checkpoint; a run begun there is continued, whatever device it began
+        on."""
         self._device = _device_of(device)
         self._autocast = partial(
             torch.autocast, self._device.type, torch.bfloat16, enabled=_has_bf16(self._device)
@@ -136,7 +137,7 @@ class Trainer:
         self.save()
 
     def save(self) -> None:
-        """Write the checkpoint, to go on from, and student.npz, to export."""
+        """Write the checkpoint, to continue from, and student.npz, to export."""
         partial = self._path.with_suffix(".partial")
         torch.save(
             {

@@ -1,1 +1,1 @@
-"""Chats: how one begins, goes on, outlives its client's connection, and ends."""
+"""Chats on an edge: opening, running, outliving the client's connection, and ending."""

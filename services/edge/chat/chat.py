@@ -62,7 +62,8 @@ from services.edge.wire.region import RegionWire, cancel
 log = structlog.get_logger()
 
 _MAX_EARLY: Final = 8
-"""What a client may say further meanwhile; more of it says nothing new."""
+"""Most client messages kept while a request waits for the shared limits. Further ones would add
+nothing new."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +81,8 @@ class AskedChat:
 
 
 class ResumeToken:
-    """What a client may resume the chat with. Not a method of the chat: the chat would refer to
-    itself, and be freed only when it is collected as garbage."""
+    """Reads the token with which a client may resume the chat. Not a method of the chat: the chat
+    would refer to itself, and be freed only by the garbage collector."""
 
     def __init__(self) -> None:
         self.entry: Entry | None = None
@@ -146,18 +147,18 @@ class Chat:
         self._timer: Call | None = None
         self._armed_at: float | None = None
         self._due_at = 0.0
-        """What the timer was last due for."""
+        """Clock time for which the timer was last set."""
         self._is_tick_submitted = False
         self._tokenizing: tuple[TokenizationJob, Span] | None = None
         self._link: RouterLink | None = None
         self._session_id = 0
-        """Of the session at `_link`."""
+        """Id of the session on `_link`."""
         self._drafter_number = 0
-        """Of the session at the drafter; 0: none."""
+        """Number of the session in the drafter process; 0: none."""
         self._is_finished = False
         self._early: list[Input] | None = None
-        """What the client said further while its request waits for the limits of all edges; None:
-        it does not."""
+        """Client messages that came while the request waits for the limits of all edges; None: it
+        does not wait."""
         context.telemetry.chat_opened()
 
     @property
@@ -166,7 +167,8 @@ class Chat:
         return self._session.state is SessionState.CLOSED
 
     def start(self, waited_s: float = 0.0) -> None:
-        """Begin, so long after the request came. `stream` passes inputs to the chat by now."""
+        """Begin, `waited_s` seconds after the request came. `stream` already passes inputs to the
+        chat."""
         asked = ChatAsked(self._request, waited_s)
         raw = self._request.raw_prompt
         if self._request.thin or isinstance(raw, tuple):
@@ -178,7 +180,7 @@ class Chat:
             self.feed(asked)
 
     def token_arrived(self) -> None:
-        """The client has the resume token that it was told last."""
+        """The client has received its newest resume token."""
         if self._entry is not None:
             self._context.resumable.acknowledged(self._entry)
 
@@ -225,13 +227,14 @@ class Chat:
             self.feed(item)
 
     def _remember_reply(self, done: RegionDone, known: PromptMemory) -> None:
-        """The next prompt of this conversation may go on from it."""
+        """Remember the reply for the next prompt of this conversation, which may extend it."""
         reply = self._session.reply
         if reply is not None and done.finish_reason.is_whole and done.checksum is not None:
             self._wire.replied(known, reply.ids, done.checksum)
 
     def _send_whole_prompt(self) -> None:
-        """The router does not know, or not any more, what was left out of the prompt."""
+        """Send the whole prompt: the router does not know, or no longer knows, the part that was
+        left out."""
         if self._link is None:
             return
         try:
@@ -377,7 +380,7 @@ class Chat:
         self._allowance.ask(len(item.ids) + self._num_resumed, partial(self._allowed, item))
 
     def _allowed(self, item: ChatAsked | PromptReady, refusal: OutriderError | None) -> None:
-        """Go on with this, unless the tenant has used up what it may use."""
+        """Continue with `item`, unless the tenant's quota is used up."""
         early, self._early = self._early or (), None
         if self.closed:
             return

@@ -1,4 +1,4 @@
-"""What everything served by one edge shares."""
+"""Dependencies shared by everything that one edge serves."""
 
 from __future__ import annotations
 
@@ -27,22 +27,23 @@ class EdgeContext:
     name: str
     region: str
     request_timeout_s: float
-    """How long a stream may be open before its request has come."""
+    """How long a stream may stay open without a request, in seconds."""
     identities: Identities
     limiter: Limiter
     keyed_chats: KeyedChats
     """Those that end when their keys do."""
     models: EdgeModels
-    """What chats with one model share is with it (services.edge.models.served)."""
+    """Data shared by the chats of one model is kept with the model
+    (services.edge.models.served)."""
     upstream: RouterPool
     embedding_queue: TenantCallQueue
     long_texts: TokenizerClient
     telemetry: EdgeTelemetry
     resumable: ResumableChats
     time_slicer: TimeSlicer
-    """Runs what may come for many chats at once."""
+    """Runs work that may be due for many chats at once."""
     timer: SharedTimer
-    """Of all chats."""
+    """Timer shared by all chats."""
     rewriter: Rewriter
     """For messages that a region tokenizes; a model's own tokenization has one of the same
     policy."""

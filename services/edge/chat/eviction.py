@@ -34,7 +34,7 @@ class _Ranking:
 
     @property
     def largest(self) -> str:
-        """The name of the greatest amount; there is one."""
+        """Name with the greatest amount. There must be one."""
         return self._order[-1][1]
 
     def add(self, name: str, change: int) -> None:
@@ -56,7 +56,7 @@ class UsageRanking:
         self.total = 0
 
     def add(self, key: EvictionKey, change: int) -> None:
-        """`key` holds so much more, or less."""
+        """Add `change`, which may be negative, to the usage of `key`."""
         if not change:
             return
         self.total += change

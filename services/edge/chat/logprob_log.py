@@ -1,7 +1,7 @@
-"""The log probabilities of a chat that may be told again (pure).
+"""The log probabilities of a chat, packed so that they can be sent again (pure).
 
-As objects those of a token take kilobytes; here they are packed, twelve bytes for each likely
-token and its text. Beyond `max_bytes` the oldest tokens' are dropped.
+A token's values take kilobytes as objects; packed, each likely token takes twelve bytes and its
+text. Beyond `max_bytes` the oldest tokens' are dropped.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Final
 from outrider.session.types import ScoredToken, TokenLogprobs
 
 MAX_BYTES: Final = 512 << 10
-"""Of one chat: some 1,600 tokens with 20 likely ones each, and 20,000 with none."""
+"""Limit for one chat: some 1,600 tokens with 20 likely ones each, or 20,000 with none."""
 _ENTRY_BYTES: Final = 48
-"""What Python adds to each packed token."""
+"""Bytes that Python adds to each packed token."""
 _HEAD = struct.Struct("<IfI")
 """Id, log probability, bytes of text."""
 
@@ -35,7 +35,7 @@ class LogprobLog:
         return len(self._packed)
 
     def append(self, logprobs: Iterable[TokenLogprobs]) -> None:
-        """The reply goes on with these tokens."""
+        """Add the log probabilities of the reply's next tokens."""
         for at in logprobs:
             packed = b"".join(map(_pack, (at.chosen, *at.top)))
             self._packed.append(packed)
@@ -44,7 +44,7 @@ class LogprobLog:
             self.num_bytes -= len(self._packed.popleft()) + _ENTRY_BYTES
 
     def some(self, begin: int, count: int) -> tuple[TokenLogprobs, ...]:
-        """Of `count` tokens, or as many as there are, from this one of those that are kept."""
+        """Log probabilities of up to `count` kept tokens, from index `begin` among those kept."""
         end = min(len(self._packed), begin + count)
         return tuple(_unpack(self._packed[at]) for at in range(begin, end))
 

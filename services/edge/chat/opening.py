@@ -33,9 +33,9 @@ log = structlog.get_logger()
 def identify(
     peer: Peer, credential: Credential, context: EdgeContext, *, needs_key: bool = False
 ) -> Identity:
-    """Whose a request is; found out before anything else of it is looked at. `needs_key`: nobody
-    comes in here without one. Raises UnauthenticatedError, PermissionDeniedError and
-    InvalidRequestError."""
+    """The identity behind a request, checked before anything else of the request is read.
+    `needs_key`: only clients with a key are served. Raises UnauthenticatedError,
+    PermissionDeniedError and InvalidRequestError."""
     return context.identities.of(
         credential,
         peer.connection_secret,
@@ -48,9 +48,9 @@ def identify(
 def open_chat(
     stream: RequestStream, request: ChatRequest, identity: Identity, context: EdgeContext
 ) -> None:
-    """Serve a stream on which `request` came: with a chat that is here already, if the request
-    repeats it or goes on with it, otherwise with a new one, which may have to wait for its model.
-    Raises OutriderError for a request that cannot be served."""
+    """Serve a stream on which `request` came. If it repeats or continues a chat that this edge
+    holds, the stream joins that chat; otherwise a new one begins, which may have to wait for its
+    model. Raises OutriderError for a request that cannot be served."""
     identity.require(Scope.CHAT)
     request = replace(
         request,
@@ -94,7 +94,7 @@ def _is_joined(asked: AskedChat, context: EdgeContext) -> bool:
 def _held(
     model: ServedModel, leave: Callable[[], None], context: EdgeContext
 ) -> contextlib.ExitStack:
-    """What a chat has to give back: its model, and its place among the chats under way."""
+    """Releases a chat's model, and its place among the running chats, when closed."""
     held = contextlib.ExitStack()
     held.callback(context.models.release, model)
     held.callback(leave)

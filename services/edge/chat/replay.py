@@ -1,8 +1,10 @@
-"""What a chat has told its client, and how a client that comes back gets the rest (pure).
+"""The events that a chat sent its client, kept so that a client that comes back gets the rest
+(pure).
 
-A ReplayLog keeps what is final, a ReplayCursor says how much of it one client has, a ReplayReader
-reads in pieces what that client lacks, and a ClientChannel tells it on the stream that it reads at
-the moment. The log is the buffer: a client that comes back is sent no more at a time than it reads.
+A ReplayLog keeps what is final, a ReplayCursor records how much of it one client has, a
+ReplayReader reads in pieces what that client lacks, and a ClientChannel sends it on the client's
+present stream. The log is the buffer: a client that comes back is sent no more at a time than it
+reads.
 """
 
 from __future__ import annotations
@@ -42,10 +44,10 @@ class ReplayCursor:
     """Code points of committed text. The tokens do not say how many: text that was held back may
     come without a token at the end of a chat."""
     model_identity: bytes | None = None
-    """Of tokens that it has by an earlier run, where it was not told yet which model computed them
-    in this one."""
+    """Identity of the model of tokens that the client had already and that were clipped; it is sent
+    with the next commit. None: nothing is pending."""
     is_inexact: bool = False
-    """The same of their being inexact."""
+    """Whether clipped tokens were inexact; sent with the next commit, like `model_identity`."""
 
     def clip(self, commit: Committed, first_char: int) -> Committed | None:
         """The part of a commit that the client lacks, None if it has all. `first_char`: where the
@@ -127,12 +129,12 @@ class ReplayLog:
         self._text_bytes = 0
         self._logprobs = LogprobLog()
         self.model_identity: bytes | None = None
-        """Of the replica that computed the last tokens."""
+        """Identity of the model that computed the last tokens; None: unknown."""
         self.is_inexact = False
-        """Whether another one went on with what that one had begun."""
+        """Whether one model continued what another one had begun."""
         self.num_chars = 0
         self.done: Done | None = None
-        """How the chat ended; None while it goes on, and if it failed."""
+        """The chat's last event; None while it runs, and if it failed."""
 
     @property
     def upto(self) -> int:
@@ -146,7 +148,7 @@ class ReplayLog:
         return _LOG_BYTES + ids_bytes + self._text_bytes + self._logprobs.num_bytes
 
     def append(self, event: ClientEvent) -> None:
-        """The chat told its client this."""
+        """Keep an event that the chat sent to its client, unless it is provisional."""
         if type(event) is Committed:
             self._commit(event)
         elif isinstance(event, Accepted):
@@ -155,8 +157,8 @@ class ReplayLog:
             self.done = event
 
     def after(self, cursor: ReplayCursor) -> Committed:
-        """The next of what a client lacks, of bounded size; empty: it has all. Without the model's
-        identity."""
+        """The next events that a client lacks, of bounded size, without the model's identity;
+        empty: it has all."""
         first = cursor.upto
         scored = self.upto - len(self._logprobs)
         """The first token with log probabilities."""
@@ -192,8 +194,8 @@ class ReplayReader:
     """Reads what a client lacks, while the log grows; a Backlog."""
 
     def __init__(self, log: ReplayLog, cursor: ReplayCursor, token: Callable[[], str]) -> None:
-        """`cursor`: how much of the chat the client has; it goes along. `token`: as ClientChannel
-        has it."""
+        """`cursor`: how much of the chat the client has; it moves as the reader reads. `token`: see
+        ClientChannel."""
         self._log: ReplayLog | None = log
         """None: it is over."""
         self._cursor = cursor
@@ -202,15 +204,16 @@ class ReplayReader:
         self._model_identity: bytes | None = None
         self._is_inexact = False
         self._has_ended = False
-        """As told so far, like the others."""
+        """Whether Done was sent. This and the three attributes above hold what this client was sent
+        so far."""
 
     @property
     def is_over(self) -> bool:
-        """As Backlog.is_over."""
+        """See `Backlog.is_over`."""
         return self._log is None
 
     def next(self) -> tuple[ClientEvent, str] | None:
-        """As Backlog.next."""
+        """See `Backlog.next`."""
         log = self._log
         if log is None:
             return None
@@ -245,8 +248,8 @@ _SHOWN: Final = (Provisional, Retracted)
 
 
 class ClientChannel:
-    """Sends the client of one chat what it lacks, on whichever stream it reads at the moment.
-    While one that came back catches up, what the chat commits goes to the log alone."""
+    """Sends the client of one chat the events that it lacks, on its present stream. While a client
+    that came back catches up, the chat's commits go to the log alone."""
 
     def __init__(
         self,
@@ -262,7 +265,7 @@ class ClientChannel:
         self._is_muted = False
         """Whether provisional text was left out: it has to start over before more is sent."""
         self._backlog: ReplayReader | None = None
-        """What a client that came back has still to be told."""
+        """Events that a client that came back still lacks; None: it has caught up."""
         self._failure: Failed | None = None
         """How the chat ended while its client caught up."""
         self.log = ReplayLog()
@@ -331,7 +334,7 @@ class ClientChannel:
             self._stream = None
 
     def _catches_up(self) -> bool:
-        """Whether the client has still to be told of what was committed while it was away."""
+        """Whether the client still lacks commits from the time when it was away."""
         if self._backlog is not None and self._backlog.is_over:
             self._backlog = None
         return self._backlog is not None

@@ -25,14 +25,14 @@ from services.edge.session.events import ChatRequest, ClientGone
 from services.edge.telemetry.edge import EdgeTelemetry
 
 SECRET_BYTES: Final = 16
-"""Of a resume token: nobody guesses it."""
+"""Random bytes of a resume token: too many to guess."""
 
 
 class ServedChat(ChatHandler, Protocol):
     """A chat under way (services.edge.chat.chat)."""
 
     def join(self, stream: RequestStream, cursor: ReplayCursor, provisional: bool) -> None:
-        """Its client is back, on this stream, and has so much of it."""
+        """Its client is back on this stream, with the part of the chat that `cursor` says."""
         ...
 
 
@@ -48,7 +48,7 @@ class ResumableChats:
         telemetry: EdgeTelemetry,
         named: Callable[[int], bytes] | None = None,
     ) -> None:
-        """`named` makes so many random bytes that name this process, of an edge that has several
+        """`named` makes random bytes that name this process, on an edge with several
         (outrider.workers.steering): a client sends them to come back to it."""
         self._loop = asyncio.get_running_loop()
         self._table = ChatTable[ServedChat](limits)
@@ -60,10 +60,10 @@ class ResumableChats:
         self.window_s = limits.window_s
 
     def find(self, request: ChatRequest, identity: Identity) -> Entry | None:
-        """The owner's chat that a request goes on with or repeats, which has another resume token
-        from now on; None if it is to begin. Raises KeyReusedError for another request, or another
-        model where it names one, UnknownModelError for one that this credential of the owner is not
-        for, and UnknownChatError for a token without a request that is not known."""
+        """The owner's chat that a request continues or repeats; its resume token is replaced. None:
+        the request begins a new chat. Raises KeyReusedError if the key belongs to another request,
+        or the request names another model; UnknownModelError for a model that this credential may
+        not use; UnknownChatError for an unknown token without a request."""
         token, owner = request.resume.token, identity.owner
         entry = None
         if token:
@@ -98,12 +98,13 @@ class ResumableChats:
         self._table.acknowledge(entry)
 
     def joined(self, entry: Entry) -> None:
-        """A client is back: it reads the chat, or what it lacks of one that ended."""
+        """A client is back. It reads the running chat, or the rest of one that ended."""
         self._telemetry.resumed("replayed" if entry.chat is None else "attached")
         self._advance(entry, ResumableInput.JOINED)
 
     def lost(self, entry: Entry) -> None:
-        """A client's connection was lost. Its chat goes on for a while, if there is room."""
+        """A client's connection was lost. Its chat continues for a while, if the limits allow
+        it."""
         self._advance(entry, ResumableInput.FAILED if self._is_closed else ResumableInput.LOST)
 
     def grew(self, entry: Entry) -> None:

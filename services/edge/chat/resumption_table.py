@@ -3,10 +3,10 @@ token the client was given, and either only by the chat's owner (services.edge.a
 
     ATTACHED --lost--> DETACHED --joined--> ATTACHED --done--> FINISHED --expired--> GONE
 
-A chat whose client was lost goes on for `window_s`, and one that ended well is remembered for as
+A chat whose client was lost runs for up to `window_s`, and one that ended well is remembered for as
 long: the same request with the same key gets the same reply and never runs twice. Number and bytes
-of these chats are bounded; beyond the bounds the oldest chat of whoever holds most (eviction.py) is
-given up as if it had never been kept, where bytes are short a finished one first.
+of these chats are bounded. Beyond the bounds, the oldest chat of whoever holds most (eviction.py)
+is given up as if it had never been kept; if bytes are short, a finished one first.
 
 A token serves once: each return brings another one. The answer that carries it may be lost, so the
 token before it stays valid until the new one is used or acknowledged.
@@ -29,18 +29,18 @@ ChatT = TypeVar("ChatT")
 
 
 class ResumableState(Enum):
-    """Of a chat that a client may come back to."""
+    """State of a chat that a client may come back to."""
 
     ATTACHED = auto()
     DETACHED = auto()
-    """It goes on without its client."""
+    """It runs without its client."""
     FINISHED = auto()
     """It ended well; its log is kept."""
     GONE = auto()
 
 
 class ResumableInput(Enum):
-    """What happens to such a chat."""
+    """Events that change the state of such a chat."""
 
     JOINED = auto()
     LOST = auto()
@@ -82,10 +82,10 @@ class ResumeLimits:
     """How long and how much is kept for clients that may come back: table `[edge.resumption]`."""
 
     window_s: NonNegativeFloat = 30.0
-    """How long a chat goes on after its client's connection was lost, and is remembered after its
-    end; 0: it is cancelled at once, and not remembered."""
+    """How long a chat runs after its client's connection was lost, and is remembered after its end;
+    0: it is cancelled at once, and not remembered."""
     max_detached: NonNegativeInt = 256
-    """Chats that go on without their clients; those beyond are cancelled."""
+    """Most chats that run without their clients; those beyond are cancelled."""
     max_detached_each: NonNegativeInt = 64
     """The same of one tenant, or of one client that belongs to none."""
     max_bytes: NonNegativeInt = 16 << 20
@@ -108,7 +108,7 @@ class ResumableChat(Generic[ChatT]):
     eviction_key: EvictionKey
     """Under which its place and its bytes count while it waits for its client."""
     digest: bytes
-    """Of the request, without what may differ when it is sent again."""
+    """Digest of the request, without fields that may differ when it is repeated."""
     token: str = field(repr=False)
     """The latest resume token."""
     log: ReplayLog
@@ -117,7 +117,7 @@ class ResumableChat(Generic[ChatT]):
     state: ResumableState = ResumableState.ATTACHED
     expires_at: float = float("inf")
     num_bytes: int = 0
-    """As last counted against the limits."""
+    """Bytes of its log, as last counted against the limits."""
     earlier: bytes | None = None
     """Hash of the token before, while the client may not have the latest."""
     model: str = ""
@@ -126,7 +126,7 @@ class ResumableChat(Generic[ChatT]):
 
 @dataclass(slots=True)
 class _WaitingChats(Generic[ChatT]):
-    """Of one eviction key, each in order of expiry."""
+    """Waiting chats of one eviction key, each kind in order of expiry."""
 
     finished: OrderedDict[ChatKey, ResumableChat[ChatT]] = field(default_factory=OrderedDict)
     detached: OrderedDict[ChatKey, ResumableChat[ChatT]] = field(default_factory=OrderedDict)
@@ -147,16 +147,16 @@ class ChatTable(Generic[ChatT]):
         self._detached = UsageRanking()
         self._bytes = UsageRanking()
         self._detached_each: Counter[str] = Counter()
-        """By share, whatever origins its chats have."""
+        """Detached chats by share, whatever their origins."""
 
     @property
     def num_detached(self) -> int:
-        """Chats that go on without their clients."""
+        """Number of chats that run without their clients."""
         return self._detached.total
 
     @property
     def num_bytes(self) -> int:
-        """Of the logs of detached and finished chats."""
+        """Bytes of the logs of detached and finished chats."""
         return self._bytes.total
 
     @property
@@ -175,7 +175,8 @@ class ChatTable(Generic[ChatT]):
         chat: ChatT,
         model: str = "",
     ) -> ResumableChat[ChatT]:
-        """A chat begins. Its key must be free, as `find` told, and its token nobody's."""
+        """Add a chat that begins. Its key must be free, as `find` reported, and its token
+        unused."""
         name = _name(token)
         assert key not in self._by_key and name not in self._by_token
         entry = ResumableChat(key, eviction_key, digest, token, log, chat, model=model)
@@ -227,7 +228,8 @@ class ChatTable(Generic[ChatT]):
     def advance(
         self, entry: ResumableChat[ChatT], event: ResumableInput, now: float
     ) -> list[ChatT]:
-        """Apply one input; the chats to cancel for want of room, perhaps this one."""
+        """Apply one input; returns the chats to cancel for want of room, which may include this
+        one."""
         after = TRANSITIONS[entry.state][event]
         if after is entry.state:
             return []
@@ -240,7 +242,7 @@ class ChatTable(Generic[ChatT]):
         return self._make_room(entry)
 
     def grew(self, entry: ResumableChat[ChatT]) -> list[ChatT]:
-        """A detached chat goes on: the chats to cancel for want of room."""
+        """A detached chat committed something; returns the chats to cancel for want of room."""
         if entry.state is not ResumableState.DETACHED:
             return []
         self._count(entry)
@@ -298,7 +300,7 @@ class ChatTable(Generic[ChatT]):
         self._count(entry)
 
     def _leave(self, entry: ResumableChat[ChatT]) -> None:
-        """It is no longer what it was."""
+        """Take a chat out of the counts and order of its present state, which it is leaving."""
         if self._waiting.pop(entry.key, None) is None:
             return
         kept, share = self._kept[entry.eviction_key], entry.eviction_key.share
@@ -330,7 +332,7 @@ class ChatTable(Generic[ChatT]):
         return ended
 
     def _end(self, entry: ResumableChat[ChatT]) -> list[ChatT]:
-        """Forget it whatever its state; what runs is to be cancelled."""
+        """Forget a chat, whatever its state; returns the chat to cancel if it still runs."""
         self._leave(entry)
         entry.state = ResumableState.GONE
         self._forget(entry)

@@ -13,7 +13,7 @@ from services.edge.session.events import ClientFailed, Input
 from services.edge.telemetry.edge import EdgeTelemetry
 
 _CHECK_S: Final = 1.0
-"""Between two looks for keys that expired; a file that changed is looked at once."""
+"""Seconds between two checks for expired keys; a changed file is checked at once."""
 
 
 class Keyed(Protocol):
@@ -30,8 +30,8 @@ class Keyed(Protocol):
 
 
 class KeyedChats:
-    """What runs with API keys: chats, and text that is computed while it is typed. What is added
-    has to be removed when it ends."""
+    """Chats and typed-text computations that run with API keys, which end when their keys do.
+    Whatever is added has to be removed when it ends."""
 
     def __init__(
         self, identities: Identities, time_slicer: TimeSlicer, telemetry: EdgeTelemetry
@@ -40,7 +40,8 @@ class KeyedChats:
         self._time_slicer = time_slicer
         self._telemetry = telemetry
         self._identity_of: dict[Keyed, Identity] = {}
-        """Of the client who asked last, where several keys of a tenant go on with one chat."""
+        """Identity that each one runs with: the client who asked last, if several keys of a tenant
+        continue one chat."""
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -63,7 +64,7 @@ class KeyedChats:
             self._timer = None
 
     def check(self) -> None:
-        """End what runs with a key that is not good now; a part of it in each turn of the loop."""
+        """End everything that runs with an invalid key, a part of it in each turn of the loop."""
         for chat, identity in list(self._identity_of.items()):
             try:
                 self._identities.check(identity)

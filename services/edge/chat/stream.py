@@ -13,17 +13,17 @@ from services.edge.session.events import ClientEvent, Input
 
 
 class Backlog(Protocol):
-    """What a client that came back lacks of its chat, in pieces of bounded size. It grows while the
-    chat goes on."""
+    """The events that a client that came back lacks, in pieces of bounded size. It grows while the
+    chat runs."""
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more comes of it."""
+        """Whether it has no more pieces."""
         ...
 
     def next(self) -> tuple[ClientEvent, str] | None:
-        """The next piece, and the token of ClientStream.tell; None: that was all. From then on the
-        chat tells its client what it commits."""
+        """The next piece, and the token to pass to ClientStream.tell; None: that was all. From then
+        on the chat sends its commits to the client directly."""
         ...
 
 
@@ -31,11 +31,11 @@ class ClientStream(Protocol):
     """The way to a client."""
 
     def tell(self, event: ClientEvent, token: str = "") -> None:
-        """Tell the client. `token`: of an Accepted, what the client may resume the chat with."""
+        """Send an event to the client. `token`: for Accepted, the token to resume the chat with."""
         ...
 
     def catch_up(self, backlog: Backlog) -> None:
-        """Tell the client what it lacks, as fast as it reads. Nothing else is told before the
+        """Send the client what it lacks, as fast as it reads. Nothing else is sent before the
         backlog is over; none of it counts as left unread."""
         ...
 
@@ -45,7 +45,7 @@ class ClientStream(Protocol):
 
 
 class Peer(Protocol):
-    """From where a request came."""
+    """The other side of the connection on which a request came."""
 
     @property
     def address(self) -> str:
@@ -67,12 +67,12 @@ class RequestStream(ClientStream, Peer, Protocol):
         ...
 
     def follow(self, handler: ChatHandler) -> None:
-        """Pass what comes from the client to `handler` from now on."""
+        """Pass the client's further inputs to `handler` from now on."""
         ...
 
 
 class ChatHandler(Protocol):
-    """The chat on a stream, or what waits to become it."""
+    """The chat on a stream, or the request that waits to become one."""
 
     @property
     def closed(self) -> bool:
@@ -84,7 +84,7 @@ class ChatHandler(Protocol):
         ...
 
     def token_arrived(self) -> None:
-        """The client has the resume token that it was told last."""
+        """The client has received its newest resume token."""
         ...
 
     def client_lost(self) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 SLICE_S: Final = 0.001
-"""Of a turn; to begin a chat takes some 1 ms, to draft on 0.3 ms."""
+"""Time that one turn of the loop may take for queued work. Beginning a chat takes some 1 ms,
+continuing a draft 0.3 ms."""
 
 Work: TypeAlias = Callable[[], None]
 
@@ -24,7 +25,7 @@ class TimeSlicer:
         self._slice_s = slice_s
         self._queue: deque[Work] = deque()
         self._used_s = 0.0
-        """Of this turn's slice."""
+        """Seconds used of this turn's slice."""
         self._is_scheduled = False
 
     def __len__(self) -> int:

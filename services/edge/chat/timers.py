@@ -1,4 +1,4 @@
-"""One timer of the event loop for the times of many chats: what is due together is called
+"""One timer of the event loop for the times of many chats: calls that are due together run
 together."""
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 _GRANULARITY_S: Final = 0.001
-"""Of the event loop's timers: what is due so soon is called with what is due now."""
+"""Granularity of the event loop's timers: anything due this soon is called together with what is
+due now."""
 _MAX_STALE: Final = 64
-"""Cancelled calls that are kept in any case; beyond them, no more than calls that are waited
-for."""
+"""Cancelled calls that may be kept in any case; beyond this number, no more of them than of waiting
+calls."""
 
 Callback: TypeAlias = Callable[[], None]
 

@@ -1,5 +1,5 @@
-"""Texts to ids for those who ask for these alone: by a tokenizer service, where one is and the text
-is long, else here."""
+"""Tokenizing for clients that ask for ids alone: by a tokenizer service if one is configured and
+the text is long, otherwise in this process."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ async def answered(
     pool: TokenizationPool,
     submit: Callable[[Callable[[TokenizationResult], None]], TokenizationJob],
 ) -> tuple[int, ...]:
-    """The ids of a prompt; `submit` hands it to the pool, with who is to be told of them. Raises
-    OutriderError."""
+    """The ids of a prompt. `submit` hands the prompt to the pool with the callback for the result.
+    Raises OutriderError."""
     ids: asyncio.Future[tuple[int, ...]] = asyncio.get_running_loop().create_future()
 
     def answer(result: TokenizationResult) -> None:
@@ -93,7 +93,7 @@ class _Waiting:
             self.model.set_result(model)
 
     def refused(self, error: OutriderError) -> None:
-        """There is none, not now."""
+        """The model is not available now; its waiter gets `error`."""
         if not self.model.done():
             self.model.set_exception(error.bare())
 

@@ -65,7 +65,7 @@ class _Typist:
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """What is computed ahead, in the ids of one definition of the model."""
+    """A prompt to compute ahead, in the ids of one definition of the model."""
 
     key: ModelKey
     plan: TypeaheadPlan
@@ -93,7 +93,7 @@ class TypeaheadPrefill:
         self._planned: _Planned | None = None
         """None: the model has not been loaded yet."""
         self._job: tuple[TokenizationJob, ServedModel] | None = None
-        """While a text is tokenized, which uses the model."""
+        """Job of the text that is being tokenized, which uses the model; None: no text is."""
         self._session: tuple[RouterLink, int] | None = None
         """The newest prefill, and its number there."""
         self.closed = False
@@ -101,7 +101,7 @@ class TypeaheadPrefill:
     # For the stream.
 
     def receive(self, payload: bytes) -> None:
-        """The text changed. It is read when there is time for it, unless it has changed again until
+        """The text changed. It is read when there is time for it, unless it has changed again by
         then; the first frame, which says more, is read at once."""
         if self.closed:
             return
@@ -129,8 +129,8 @@ class TypeaheadPrefill:
     # For the region.
 
     def region_frame(self, frame: inference_pb2.SessionDown) -> None:
-        """A frame from the region; only the end of the session matters, and what it takes to come
-        to it."""
+        """Take a frame from the region. Only the end of the session matters, and the frames needed
+        to reach it."""
         kind = frame.WhichOneof("kind")
         if kind == "prompt_unknown":
             self._send_whole_prompt()

@@ -64,14 +64,14 @@ _SWEEP_EVERY_PACKETS: Final = 64
 _FRAMES_AT_ONCE: Final = 64
 """Taken from the rate limit at once: it costs as much as taking one."""
 _MAX_ISSUED_IDS: Final = 8
-"""As aioquic has it, where its peer takes so many."""
+"""Connection IDs issued to a peer: aioquic's number, for peers that take that many."""
 _MAX_PEER_CONNECTION_IDS: Final = 1024
 """Issued by a peer that has not retired earlier ones."""
 _LEAST_STREAM_FRAME_BYTES: Final = 24
 """Room below which no stream's data is added to a packet: the longest header of a frame, and some
 data."""
 _TIMER_GRANULARITY_S: Final = 0.001
-"""Of the event loop's timers."""
+"""Granularity of the event loop's timers."""
 _STREAM: Final = QuicFrameType.STREAM_BASE | 2
 _STREAM_WITH_OFFSET: Final = _STREAM | 4
 """Frames that say how long they are."""
@@ -81,16 +81,16 @@ _FRAMES: Final = RateLimit(per_s=10_000.0, burst=30_000.0)
 
 @dataclass(frozen=True, slots=True)
 class ProtocolLimits:
-    """Of the streams of one application protocol."""
+    """Limits on the streams of one application protocol."""
 
     stream_window_bytes: int = 1 << 20
-    """How far a bidirectional stream may be ahead of what was read of it, and so the most that is
+    """How far a bidirectional stream may be ahead of the data read of it, and so the most that is
     read of it at once. 0-RTT is sent by the limits of an earlier connection, so they may not shrink
     between releases (RFC 9000, section 7.4.1)."""
     max_unidirectional_streams: int = 0
     """Open at a time."""
     unidirectional_window_bytes: int = 1 << 20
-    """As `stream_window_bytes`."""
+    """Like `stream_window_bytes`, for a unidirectional stream."""
 
 
 _DEFAULT_PROTOCOL: Final = ProtocolLimits()
@@ -98,18 +98,18 @@ _DEFAULT_PROTOCOL: Final = ProtocolLimits()
 
 @dataclass(frozen=True, slots=True)
 class QuicLimits:
-    """Of one connection."""
+    """Limits on one connection."""
 
     connection_window_bytes: int = 1 << 20
-    """How far all streams together may be ahead of what the edge has read of them; in 0-RTT as
-    `ProtocolLimits.stream_window_bytes`."""
+    """How far all streams together may be ahead of the data that the edge has read of them. For
+    0-RTT, see `ProtocolLimits.stream_window_bytes`."""
     max_fragments: int = 2048
     """Pieces of one stream received out of order. One lost datagram at the start of a window leaves
     some 950."""
     max_streams: int = 96
     """Bidirectional streams open at a time."""
     protocols: Mapping[str, ProtocolLimits] = field(default_factory=dict)
-    """What is different for an application protocol (ALPN)."""
+    """Limits that differ for an application protocol, by its ALPN name."""
     streams: RateLimit = _STREAMS
     """Opened, including those that are reset at once."""
     frames: RateLimit = _FRAMES
@@ -131,10 +131,10 @@ def _no_probe() -> None:
 
 
 class RetryTokens(QuicRetryTokenHandler):
-    """With a key of one's own: aioquic makes a new one for each handler."""
+    """Handler of Retry tokens with a given key: aioquic makes a new key for each handler."""
 
     def __init__(self, key: bytes) -> None:
-        """`key`: 16 bytes; tokens of one handler are good for every other one with the same."""
+        """`key`: 16 bytes. Handlers with the same key accept each other's tokens."""
         super().__init__()
         self._aead = AESGCM(key)
 
@@ -153,9 +153,9 @@ class BoundedConnection(QuicConnection):
         ids: ConnectionIds | None = None,
         **settings: Any,
     ) -> None:
-        """`tickets`: by application protocol, for a ticket is good for the one it was issued with
-        alone (RFC 8446, section 4.2.10); None: there is no 0-RTT. `ids` makes its connection IDs;
-        None: they are random. `settings` as QuicConnection has them."""
+        """`tickets`: stores by application protocol, since a ticket is valid only for the protocol
+        that it was issued with (RFC 8446, section 4.2.10); None: no 0-RTT. `ids` makes the
+        connection IDs; None: random ones. `settings`: see QuicConnection."""
         super().__init__(**settings)
         self._ids = ids
         if ids is not None:
@@ -196,7 +196,7 @@ class BoundedConnection(QuicConnection):
 
     @property
     def application_protocol(self) -> str:
-        """What client and edge agreed on (ALPN); empty before they have."""
+        """ALPN name of the protocol that client and edge agreed on; empty before they have."""
         return (self.tls.alpn_negotiated or "") if hasattr(self, "tls") else ""
 
     def num_unacknowledged_bytes(self, stream_id: int) -> int:
@@ -214,7 +214,8 @@ class BoundedConnection(QuicConnection):
         )
 
     def send_stream_data(self, stream_id: int, data: bytes, end_stream: bool = False) -> None:
-        """As QuicConnection, without its questions about a stream that is there."""
+        """See `QuicConnection.send_stream_data`. An existing bidirectional stream is written
+        without its checks."""
         stream = self._streams.get(stream_id)
         if stream is None or stream_is_unidirectional(stream_id):
             super().send_stream_data(stream_id, data, end_stream)
@@ -240,12 +241,12 @@ class BoundedConnection(QuicConnection):
         self._ack_delay = seconds
 
     def receive_datagram(self, data: bytes, addr: NetworkAddress, now: float) -> None:
-        """As QuicConnection."""
+        """See `QuicConnection.receive_datagram`."""
         self._now = now
         super().receive_datagram(data, addr, now)
 
     def datagrams_to_send(self, now: float) -> list[tuple[bytes, NetworkAddress]]:
-        """As QuicConnection."""
+        """See `QuicConnection.datagrams_to_send`."""
         datagrams = super().datagrams_to_send(now)
         if self._packet_number >= self._sweep_at:
             self._sweep_at = self._packet_number + _SWEEP_EVERY_PACKETS
@@ -335,8 +336,8 @@ class BoundedConnection(QuicConnection):
     def _write_application(
         self, builder: QuicPacketBuilder, network_path: QuicNetworkPath, now: float
     ) -> None:
-        """As QuicConnection, which looks at every stream three times for each packet, and begins
-        one packet more than there is to send."""
+        """See `QuicConnection._write_application`, which looks at every stream three times for each
+        packet, and begins one packet more than is sent. This one does neither."""
         if not self._is_plain(network_path):
             super()._write_application(builder, network_path, now)
             return
@@ -551,9 +552,9 @@ class BoundedConnection(QuicConnection):
 def _write_new(
     builder: QuicPacketBuilder, stream_id: int, sender: BoundedSender, max_offset: int
 ) -> int:
-    """A STREAM frame (RFC 9000, section 19.8) of what a stream was never sent, up to this offset
-    and as much as the packet takes. Returns how many bytes. As `_write_stream_frame`, at half of
-    what that costs."""
+    """Write a STREAM frame (RFC 9000, section 19.8) of data that was never sent, up to this offset
+    and as much as the packet takes. Returns the number of bytes. Does what `_write_stream_frame`
+    does, at half the cost."""
     start = sender.highest_offset
     overhead = 3 + size_uint_var(stream_id) + (size_uint_var(start) if start else 0)
     stop = min(
@@ -593,7 +594,7 @@ class ConnectionProtocol(QuicConnectionProtocol):
         super().__init__(quic)
         self.quic = quic
         self._armed_at = 0.0
-        """When `_timer` runs out, if there is one."""
+        """Loop time at which `_timer` runs out, if it is set."""
         self._connection_id_issued_handler = on_id_issued
         self._connection_id_retired_handler = on_id_retired
         self._connection_terminated_handler = on_terminated
@@ -603,8 +604,9 @@ class ConnectionProtocol(QuicConnectionProtocol):
         self._transmit_soon()
 
     def transmit(self) -> None:
-        """As QuicConnectionProtocol. Its timer is moved when it has to be sooner: it runs out later
-        with nearly every packet, and an early call costs less than another timer."""
+        """See `QuicConnectionProtocol.transmit`. The timer is moved only to an earlier time: the
+        due time moves back with nearly every packet, and an early call costs less than another
+        timer."""
         self._transmit_task = None
         now = self._loop.time()
         assert self._transport is not None

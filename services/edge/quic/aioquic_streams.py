@@ -18,7 +18,8 @@ from services.edge.limits.listener import MemoryBudget
 _FRAGMENT_BYTES: Final = 128
 """Memory of a fragment besides its data: two objects and their places in two lists."""
 _CRYPTO_WINDOW_BYTES: Final = 16_384
-"""How far ahead of what TLS has read; at least 4096 (RFC 9000, section 7.5)."""
+"""Most bytes of the handshake ahead of those that TLS has read; at least 4096 (RFC 9000, section
+7.5)."""
 _MAX_CRYPTO_BYTES: Final = 65_536
 """Handshake messages at each encryption level; TLS copies an unfinished one with each piece."""
 _MAX_CRYPTO_FRAGMENTS: Final = 128
@@ -28,14 +29,14 @@ as many as packets were lost at a time."""
 
 
 def excessive(frame_type: int, what: str) -> QuicConnectionError:
-    """What ends the connection of a peer that asks for too much."""
+    """The error that ends the connection of a peer that asks for too much; `what` is its reason."""
     # RFC 9000 has no code for excessive load; section 20.1 has INTERNAL_ERROR for an endpoint that
     # cannot continue with a connection.
     return QuicConnectionError(QuicErrorCode.INTERNAL_ERROR, frame_type, what)
 
 
 class ReceiveState:
-    """What all receivers of a connection share."""
+    """State shared by all receivers of a connection."""
 
     def __init__(self, budget: MemoryBudget) -> None:
         self.budget = budget
@@ -71,7 +72,8 @@ class BoundedReceiver(QuicStreamReceiver):
         return len(self._offsets)
 
     def handle_frame(self, frame: QuicStreamFrame) -> StreamDataReceived | None:
-        """As QuicStreamReceiver. Raises FinalSizeError, QuicConnectionError."""
+        """See `QuicStreamReceiver.handle_frame`. Raises FinalSizeError for a contradictory final
+        size, QuicConnectionError for too many fragments."""
         self._shared.has_read = True
         end = frame.offset + len(frame.data)
         is_next = frame.offset == self._buffer_start == self.highest_offset < end
@@ -95,7 +97,7 @@ class BoundedReceiver(QuicStreamReceiver):
     def handle_reset(
         self, *, final_size: int, error_code: int = QuicErrorCode.NO_ERROR
     ) -> StreamReset | None:
-        """As QuicStreamReceiver; fragments are dropped."""
+        """See `QuicStreamReceiver.handle_reset`. Fragments are dropped."""
         self._shared.has_read = True
         unread = 0 if self.is_finished else self.highest_offset - self._buffer_start
         event = super().handle_reset(final_size=final_size, error_code=error_code)
@@ -178,7 +180,8 @@ class CryptoReceiver(BoundedReceiver):
         super().__init__(0, shared, _MAX_CRYPTO_FRAGMENTS, QuicFrameType.CRYPTO)
 
     def handle_frame(self, frame: QuicStreamFrame) -> StreamDataReceived | None:
-        """As QuicStreamReceiver. Raises QuicConnectionError (RFC 9000, section 7.5)."""
+        """See `QuicStreamReceiver.handle_frame`. Raises QuicConnectionError for data beyond the
+        window (RFC 9000, section 7.5)."""
         end = frame.offset + len(frame.data)
         if end > min(self._buffer_start + _CRYPTO_WINDOW_BYTES, _MAX_CRYPTO_BYTES):
             raise QuicConnectionError(
@@ -198,17 +201,18 @@ class BoundedSender(QuicStreamSender):
     def __init__(self, stream_id: int | None, writable: bool) -> None:
         super().__init__(stream_id, writable)
         self._has_ranges = False
-        """Whether `_pending` says what is to be sent."""
+        """Whether `_pending` holds the ranges to send."""
         self._has_acked_ranges = False
 
     @property
     def num_new(self) -> int:
-        """Bytes that were never sent, where nothing else is to be sent; 0: `get_frame` says what
-        is."""
+        """Number of bytes never sent, if nothing else is to be sent; 0: `get_frame` gives the next
+        frame."""
         return 0 if self._has_ranges else self._buffer_stop - self.highest_offset
 
     def take_new(self, stop: int) -> bytes:
-        """What was never sent up to offset `stop`, which counts as sent. As far as `num_new`."""
+        """Take the data up to offset `stop` that was never sent, and count it as sent. At most
+        `num_new` bytes."""
         begin = self._buffer_start
         data = bytes(self._buffer[self.highest_offset - begin : stop - begin])
         self.highest_offset = stop
@@ -217,19 +221,19 @@ class BoundedSender(QuicStreamSender):
 
     @property
     def next_offset(self) -> int:
-        """As QuicStreamSender."""
+        """See `QuicStreamSender.next_offset`."""
         self._make_ranges()
         return super().next_offset
 
     def get_frame(self, max_size: int, max_offset: int | None = None) -> QuicStreamFrame | None:
-        """As QuicStreamSender."""
+        """See `QuicStreamSender.get_frame`."""
         self._make_ranges()
         frame = super().get_frame(max_size, max_offset)
         self._has_ranges = bool(len(self._pending)) or self._pending_eof
         return frame
 
     def write(self, data: bytes, end_stream: bool = False) -> None:
-        """As QuicStreamSender."""
+        """See `QuicStreamSender.write`."""
         if (
             self._has_ranges
             or end_stream
@@ -246,8 +250,9 @@ class BoundedSender(QuicStreamSender):
     def on_data_delivery(
         self, delivery: QuicDeliveryState, start: int, stop: int, fin: bool
     ) -> None:
-        """As QuicStreamSender. Raises QuicConnectionError, and only for an acknowledgement: loss is
-        also detected by timers, where nothing would catch it."""
+        """See `QuicStreamSender.on_data_delivery`. Raises QuicConnectionError for acknowledgements
+        with too many ranges; never for a loss, which timers detect too, where nothing would catch
+        it."""
         is_acked = delivery is QuicDeliveryState.ACKED
         if (
             is_acked
@@ -269,7 +274,7 @@ class BoundedSender(QuicStreamSender):
             raise excessive(QuicFrameType.ACK, "too many ranges of a stream")
 
     def reset(self, error_code: int) -> None:
-        """As QuicStreamSender; what was not acknowledged is dropped, for it is not sent again."""
+        """See `QuicStreamSender.reset`. Unacknowledged data is dropped: it is not sent again."""
         super().reset(error_code)
         if self._reset_error_code is not None:
             self._buffer.clear()

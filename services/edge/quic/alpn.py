@@ -1,5 +1,5 @@
-"""What is served on a connection besides chats of the native protocol: its client chooses (ALPN,
-RFC 7301)."""
+"""Application protocols served besides the native protocol's chats. The client chooses one when it
+connects (ALPN, RFC 7301)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from services.edge.quic.aioquic_shim import BoundedConnection, ProtocolLimits
 
 
 class Connection(Protocol):
-    """A connection whose handshake is complete, as the one who serves its streams sees it."""
+    """A connection with a complete handshake, as seen by the service of its streams."""
 
     context: EdgeContext
     quic: BoundedConnection
@@ -22,17 +22,17 @@ class Connection(Protocol):
     secret: bytes
     """16 random bytes that identify a client that does not name itself, while it is connected."""
     unbilled_s: float
-    """Loop time that its address prefix was not charged for yet; whoever works for it adds to
+    """Loop time that its address prefix was not charged for yet; any code that works for it adds to
     it."""
 
     @property
     def peer(self) -> NetworkAddress | None:
-        """Where the client is now."""
+        """The client's present address."""
         ...
 
     @property
     def local(self) -> NetworkAddress | None:
-        """Where the edge listens."""
+        """The edge's own address on this connection."""
         ...
 
     def transmit_soon(self) -> None:

@@ -55,8 +55,8 @@ class EdgeConnection(ConnectionProtocol):
         services: Mapping[str, ApplicationService],
         on_ended: Callable[[EdgeConnection], None],
     ) -> None:
-        """`budget`: for what it holds for its client; `routes`: its connection IDs; `services`: by
-        application protocol, besides the native one."""
+        """`budget`: memory for data kept for its client; `routes`: its connection IDs; `services`:
+        by application protocol, besides the native one."""
         super().__init__(
             quic,
             on_id_issued=routes.add,
@@ -69,16 +69,16 @@ class EdgeConnection(ConnectionProtocol):
         self.secret = secrets.token_bytes(16)
         """Identifies a client that does not name itself, while it is connected."""
         self.unbilled_s = 0.0
-        """As Receiver.unbilled_s; the server changes it."""
+        """See `Receiver.unbilled_s`. The server changes it."""
         self.is_admitted = False
         """Whether its handshake is complete and the edge has room for it."""
         self._shared = shared
         self._address = address
         self._on_ended = on_ended
         self._streams: dict[int, EdgeStream] = {}
-        """Of the native protocol."""
+        """Streams of the native protocol, by id."""
         self._catching_up: set[EdgeStream] = set()
-        """Those of clients that came back and have still to be told what they lack."""
+        """Streams whose clients came back and still lack events."""
         self._services = services
         self._service: StreamService | None = None
         """Serves the streams of another protocol, once the handshake is complete."""
@@ -100,13 +100,13 @@ class EdgeConnection(ConnectionProtocol):
 
     @property
     def peer(self) -> NetworkAddress | None:
-        """Where the client is now."""
+        """The client's present address."""
         address = self.quic.get_peer_address()
         return None if address is None else (address[0], address[1])
 
     @property
     def local(self) -> NetworkAddress | None:
-        """Where the edge listens."""
+        """The edge's own address on this connection."""
         assert self._transport is not None
         address = self._transport.get_extra_info("sockname")
         return None if address is None else (address[0], address[1])
@@ -166,8 +166,9 @@ class EdgeConnection(ConnectionProtocol):
         self.drop("the edge failed in this connection")
 
     def drop(self, reason: str) -> None:
-        """Close and forget it at once, without the closing period of RFC 9000, section 10.2, for
-        clients that missed the close. Its chats may go on without it."""
+        """Close and forget the connection at once. Skips the closing period of RFC 9000, section
+        10.2, which repeats the close for clients that missed it. Its chats may continue without
+        it."""
         if self._has_ended:
             return
         self.quic.close(QuicErrorCode.INTERNAL_ERROR, QuicFrameType.PADDING, reason)
@@ -180,12 +181,12 @@ class EdgeConnection(ConnectionProtocol):
         self.transmit()
 
     def drain(self) -> None:
-        """The edge stops: tell the client, where its protocol has a word for it."""
+        """The edge stops: inform the client, if its protocol can."""
         if self._service is not None:
             self._service.drain()
 
     def close_for(self, code: CloseCode, reason: str) -> None:
-        """Close it, with the code that the client's protocol has for this."""
+        """Close the connection with the code that its protocol has for `code`."""
         service = self._services.get(self.quic.application_protocol)
         self.close(code if service is None else service.close_code(code), reason)
 
@@ -202,12 +203,13 @@ class EdgeConnection(ConnectionProtocol):
             raise DrainingError("this edge is shutting down; connect to another")
 
     def begin_chat(self, client: bytes) -> Callable[[], None]:
-        """As ListenerQuotas.hold_chat, from this connection's address. Raises OverloadedError."""
+        """Count a chat against the quotas of this connection's address prefix and `client`; returns
+        the call that releases it. Raises OverloadedError."""
         return self._shared.hold_chat(self.prefix, client, self._loop.time())
 
     def spend(self, rate: Rate, amount: int, client: bytes) -> bool:
-        """Use so much of the quotas of a client and its address prefix; False if that is too
-        much."""
+        """Charge `amount` to the quotas of a client and its address prefix; False if a quota does
+        not allow it."""
         now = self._loop.time()
         try:
             self._shared.quotas.spend(self.prefix, rate, amount, now)
@@ -225,7 +227,7 @@ class EdgeConnection(ConnectionProtocol):
                 stream.handler.feed(ClientGone())
 
     def catches_up(self, stream: EdgeStream, *, is_over: bool = False) -> None:
-        """As StreamConnection.catches_up."""
+        """See `StreamConnection.catches_up`."""
         if is_over:
             self._catching_up.discard(stream)
         else:

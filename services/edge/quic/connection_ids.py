@@ -1,5 +1,5 @@
-"""The connection IDs of an edge with several processes, and how it tells a client that its
-connection is lost."""
+"""Connection IDs of an edge with several processes, and the resets by which a client learns that
+its connection is lost."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ _RESET_TOKEN_BYTES: Final = 16
 MIN_RESET_BYTES: Final = 21
 """The shortest stateless reset (RFC 9000, section 10.3)."""
 MAX_RESET_BYTES: Final = 43
-"""Of those made here: as short as a packet with little in it."""
+"""The longest reset made here: as short as a packet with little in it."""
 _FIXED_BIT: Final = 0x40
 _SHORT_HEADER_BITS: Final = 0x3F
 
 
 class ConnectionIds:
-    """Of one process. IDs name it (outrider.workers.steering); reset tokens follow from them by a
-    key that all processes have, so that any of them can reset the connections of one that died
-    (RFC 9000, section 10.3.2)."""
+    """Connection IDs and reset tokens of one process. IDs name the process
+    (outrider.workers.steering). Reset tokens are derived from them by a key that all processes
+    have, so that any process can reset the connections of one that died (RFC 9000, section
+    10.3.2)."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -37,13 +38,13 @@ class ConnectionIds:
         return self._worker.named(num_bytes)
 
     def reset_token(self, cid: bytes) -> bytes:
-        """What ends the connection that has this ID."""
+        """The stateless reset token of the connection with this ID."""
         return blake2b(cid, key=self._reset_key, digest_size=_RESET_TOKEN_BYTES).digest()
 
     def reset(self, cid: bytes, num_received: int, random: bytes) -> bytes:
-        """A stateless reset that answers a packet of so many bytes; empty where there is no room:
-        it has to be shorter, or two sides that know nothing would answer each other for ever
-        (section 10.3.3). `random`: MAX_RESET_BYTES at least."""
+        """A stateless reset that answers a packet of `num_received` bytes; empty if the packet is
+        too short: a reset has to be shorter than its packet, or two sides without state would
+        answer each other for ever (section 10.3.3). `random`: at least MAX_RESET_BYTES bytes."""
         size = min(num_received - 1, MAX_RESET_BYTES)
         if size < MIN_RESET_BYTES:
             return b""

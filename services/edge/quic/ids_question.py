@@ -40,7 +40,7 @@ class IdsQuestion:
         self.closed = False
 
     def receive(self, payload: bytes) -> None:
-        """The question. Raises OutriderError for whom it is not answered."""
+        """Start answering the question. Raises OutriderError if the client may not ask it."""
         identity = UNIDENTIFIED
 
         def admit(credential: Credential) -> None:

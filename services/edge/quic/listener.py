@@ -27,8 +27,9 @@ from services.edge.quic.early_data import TicketStore
 from services.edge.quic.server import DatagramServer, Dispatcher, Receiver, Routes
 
 _RECEIVE_BUFFER_BYTES: Final = 4 << 20
-"""Of the socket, as far as the system allows (net.core.rmem_max): for what comes while the edge's
-loop waits for a core. What overflows is lost, and its sender notices after tens of milliseconds."""
+"""Size of the socket's receive buffer, as far as the system allows (net.core.rmem_max). It holds
+datagrams that arrive while the edge's loop waits for a core. Those that do not fit are lost, and
+their senders notice after tens of milliseconds."""
 _MAX_TICKETS: Final = 10_000
 _TICKET_AGE_S: Final = 3600.0
 _STREAMS_BESIDE_CHATS: Final = 32
@@ -51,11 +52,11 @@ class Listener:
     def __init__(
         self, context: EdgeContext, shared: ListenerQuotas, ids: ConnectionIds | None = None
     ) -> None:
-        """`shared`: what clients may use; `ids` makes connection IDs, None: they are random."""
+        """`shared`: quotas and limits of clients; `ids` makes connection IDs, None: random ones."""
         self.context = context
         self._ids = ids
         self.services: dict[str, ApplicationService] = {}
-        """What is served on the same port besides the native protocol, by its name (ALPN)."""
+        """Services on the same port besides the native protocol, by ALPN name."""
         self.shared = shared
         self.connections: set[EdgeConnection] = set()
         """Whether their handshake is complete or not."""
@@ -228,8 +229,9 @@ class Listener:
             await service.idle()
 
     async def _delivered(self) -> None:
-        """Return when clients have what was sent to them: what is lost on the way, or waits for the
-        congestion window, is sent again and on by nobody once this process has ended."""
+        """Return when clients have received everything sent to them. Data that is lost on the way,
+        or waits for the congestion window, would not be sent any more once this process has
+        ended."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DELIVERY_S):
                 # Not by an event: every datagram of an edge's life would have to set it.

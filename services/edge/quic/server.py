@@ -42,9 +42,9 @@ _MAX_QUEUED_BYTES_PER_SOURCE: Final = 2 << 20
 """QUIC lets a client send 1 MiB ahead (RFC 9000, section 4.1, with aioquic's default)."""
 _MAX_QUEUED_BYTES: Final = 64 << 20
 _REFUSALS: Final = RateLimit(per_s=100.0, burst=100.0)
-"""Refusals that the client is told; each costs a hash and a key."""
+"""Rate of refusals that are answered; each costs a hash and a key."""
 _RESETS: Final = RateLimit(per_s=1000.0, burst=1000.0)
-"""Connections that a client is told are lost: the clients of a process that died come at once."""
+"""Rate of stateless resets: the clients of a process that died send at once."""
 
 
 class Receiver(Protocol):
@@ -89,9 +89,9 @@ class DatagramServer(asyncio.DatagramProtocol):
         uses: LoopUses,
         made: Callable[[asyncio.DatagramTransport], None] | None = None,
     ) -> None:
-        """`receive` processes a datagram; `prefix_of` gives the address prefix that pays for
-        one; `uses` is what prefixes used of the loop; `made` is told the transport before the first
-        datagram is received."""
+        """`receive` processes a datagram; `prefix_of` gives the address prefix that is charged for
+        it; `uses` is the loop time that each prefix used; `made` gets the transport before the
+        first datagram is received."""
         self._receive = receive
         self._prefix_of = prefix_of
         self._made = made
@@ -266,8 +266,8 @@ class Dispatcher:
         self.transport: asyncio.DatagramTransport | None = None
 
     def prefix_of(self, data: bytes, addr: NetworkAddress) -> str:
-        """The address prefix that pays for a datagram: that of its connection, whatever address it
-        claims to be from, once the connection is validated; else the one that it is from."""
+        """The address prefix that is charged for a datagram: for a validated connection its own,
+        whatever address the datagram claims to come from; otherwise the prefix of that address."""
         if data and data[0] & 0x80:  # a long header (RFC 9000, section 17.2)
             cid = data[6 : 6 + data[5]] if len(data) > 6 else b""
         else:

@@ -1,6 +1,6 @@
-"""A client's streams: frames in, frames out, back-pressure. What is served on a stream is decided
-by its first frame. Here the protobuf frames of the native protocol begin and end: a chat takes
-inputs and tells events."""
+"""A client's streams: frames in, frames out, back-pressure. The first frame decides what is served
+on a stream. The protobuf frames of the native protocol are read and written here: a chat takes
+inputs and gives events."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from services.edge.session.events import Input as SessionInput
 from services.edge.wire import client as client_wire
 
 _FREE_FRAMES: Final = 1024
-"""Of a stream, as of FrameDecoder. A chat takes three; of a prompt that is typed a client may send
-one for each key."""
+"""Frames of one stream that its FrameDecoder allows whatever their size. A chat needs three; a
+prompt that is typed may need one for each key."""
 _MAX_CHAT_FRAMES: Final = 64
 """After a chat's request: a cancel, and an acknowledgement of its resume token."""
 _FRAME_OBJECT_BYTES: Final = 48
-"""What a frame that waits takes beside its bytes."""
+"""Bytes of memory that a waiting frame takes beside its content."""
 _NOT_ASKED: Final = 1 << 62
 """More bytes than are ever unread: with it `was_used` says yes the next time."""
 
@@ -75,8 +75,8 @@ class StreamConnection(Protocol):
         ...
 
     def spend(self, rate: Rate, amount: int, client: bytes) -> bool:
-        """Use so much of the quotas of a client and its address prefix; False if that is too
-        much."""
+        """Charge `amount` to the quotas of a client and its address prefix; False if a quota does
+        not allow it."""
         ...
 
     def stop_typing(self) -> None:
@@ -84,8 +84,8 @@ class StreamConnection(Protocol):
         ...
 
     def catches_up(self, stream: EdgeStream, *, is_over: bool = False) -> None:
-        """A stream has a backlog, which goes on whenever the client acknowledged something;
-        `is_over`: not any more."""
+        """A stream has a backlog, to be continued whenever the client acknowledges something;
+        `is_over`: it has none any more."""
         ...
 
     def forget(self, stream_id: int) -> None:
@@ -102,7 +102,7 @@ class EdgeStream:
         self._stream_id = stream_id
         self._decoder = FrameDecoder(connection.limits.max_frame_bytes, num_free=_FREE_FRAMES)
         self._num_chat_frames = 0
-        """After the request."""
+        """Frames received after the request."""
         self._max_unsent_bytes = connection.limits.max_unsent_bytes
         self._client_ended = False
         """Nothing more comes from the client."""
@@ -112,14 +112,14 @@ class EdgeStream:
         """The client left too much unread."""
         self._ended = False
         self._backlog: Backlog | None = None
-        """What a client that came back has still to be told."""
+        """Events that a client that came back still lacks; None: it has caught up."""
         self._end_frame: bytes | None = None
-        """What the stream ends with, empty for nothing, once its backlog is over; None: it goes on
-        then."""
+        """Last frame of the stream, sent once its backlog is over; empty: end without a frame;
+        None: the stream stays open."""
         self._is_read = False
         """Whether any of the backlog was sent since `check_reading` was called last."""
         self._num_live_bytes = 0
-        """Of what was sent besides the backlog."""
+        """Bytes sent besides the backlog."""
         self._num_unread_before = _NOT_ASKED
         """Bytes, when `was_used` was asked last."""
         self._num_held_bytes = 0
@@ -158,7 +158,7 @@ class EdgeStream:
             self.handler.feed(ClientFailed(error))
 
     def begin(self, frames: list[bytes]) -> None:
-        """Serve what the first frame asks for, and pass the others on. Raises OutriderError for a
+        """Serve the request in the first frame, and pass the others on. Raises OutriderError for a
         request that cannot be served."""
         connection = self._connection
         connection.check_draining()
@@ -183,22 +183,22 @@ class EdgeStream:
             connection.fail(failure)
 
     def _take_further(self, payloads: Sequence[bytes]) -> None:
-        """Behind the first frame, whose handler is there: what is wrong with them is its affair."""
+        """Pass on frames after the first. The handler deals with those that are wrong."""
         try:
             self._take(payloads)
         except OutriderError as error:
             self.handler.feed(ClientFailed(error))
 
     def begin_chat(self, client: bytes) -> Callable[[], None]:
-        """As StreamConnection.begin_chat."""
+        """See `StreamConnection.begin_chat`."""
         return self._connection.begin_chat(client)
 
     def spend(self, rate: Rate, amount: int, client: bytes) -> bool:
-        """As StreamConnection.spend."""
+        """See `StreamConnection.spend`."""
         return self._connection.spend(rate, amount, client)
 
     def follow(self, handler: ChatHandler) -> None:
-        """Pass what comes from the client to `handler` from now on."""
+        """Pass the client's further frames to `handler` from now on."""
         if not self._ended:
             self.handler = handler
 
@@ -229,11 +229,11 @@ class EdgeStream:
         self._connection.transmit_soon()
 
     def tell(self, event: ClientEvent, token: str = "") -> None:
-        """As ClientStream.tell. A client that leaves too much unread loses the chat."""
+        """See `ClientStream.tell`. A client that leaves too much unread loses the chat."""
         self.send(write(event, self._connection.context.name, token))
 
     def send(self, payload: bytes) -> None:
-        """Queue a frame, as `tell` does."""
+        """Queue a frame, under the same limit on unread bytes as `tell`."""
         if self._gone or self._stalled:
             return
         frame = encode_frame(payload)
@@ -257,7 +257,7 @@ class EdgeStream:
         return self._backlog is not None
 
     def catch_up(self, backlog: Backlog) -> None:
-        """As ClientStream.catch_up."""
+        """See `ClientStream.catch_up`."""
         if self._gone:
             return
         self._backlog = backlog
@@ -265,7 +265,7 @@ class EdgeStream:
         self.send_backlog()
 
     def send_backlog(self) -> None:
-        """Go on with the backlog, as far as there is room."""
+        """Continue the backlog, as far as there is room."""
         while (backlog := self._backlog) is not None and not backlog.is_over:
             if self._num_unread > self._max_unsent_bytes // 2:
                 return
@@ -280,7 +280,7 @@ class EdgeStream:
 
     def check_reading(self) -> None:
         """Called now and then: give up a client that reads nothing of the backlog of a chat that is
-        over. While a chat goes on its log is kept anyway."""
+        over. While a chat runs, its log is kept anyway."""
         if self._end_frame is not None and not self._is_read:
             self._stalled = True
             self._drop_backlog()
@@ -346,7 +346,7 @@ class EdgeStream:
             self._connection.stop_typing()  # the prompt itself
 
     def _read_request(self, payload: bytes) -> tuple[ChatRequest, Identity]:
-        """What is asked for, and whose request it is. Raises OutriderError."""
+        """The request, and the identity that makes it. Raises OutriderError."""
         identity: Identity | None = None
 
         def admit(credential: Credential) -> None:
@@ -378,8 +378,8 @@ class EdgeStream:
         return encode_frame(write(event, self._connection.context.name, token))
 
     def _hold(self) -> None:
-        """Take from the budget what is kept: a frame that is not whole yet, and frames that wait.
-        Raises OverloadedError."""
+        """Charge the budget for the kept data: an incomplete frame, and waiting frames. Raises
+        OverloadedError."""
         budget = self._connection.budget
         num_bytes = self._decoder.num_held
         if isinstance(self.handler, PendingRequest):
@@ -411,9 +411,9 @@ class PendingRequest:
         self._frames: list[bytes] = []
         self.closed = False
         self.num_bytes = 0
-        """Of frames that wait."""
+        """Bytes of the waiting frames."""
         self.has_request = False
-        """Whether the first frame has come."""
+        """Whether the first frame has arrived."""
         wait_s = context.request_timeout_s
         self._timer = asyncio.get_running_loop().call_later(wait_s, self._too_late)
 

@@ -1,1 +1,1 @@
-"""The chat session, pure: what came in, and at what time, to what is to be done."""
+"""The chat session, pure: it turns inputs and their times into actions."""

@@ -1,5 +1,5 @@
-"""What became of earlier drafts, for judging the next: acceptance rates by source and depth in the
-chain, and calibration of the probabilities that sources name."""
+"""Outcomes of earlier drafts, used to judge the next: acceptance rates by source and depth in the
+chain, and calibration of the probabilities that sources give."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _DECAY: Final = 0.99
 _PRIOR_RATE: Final = 0.6
 """Acceptance rate assumed before the first outcome..."""
 _PRIOR_WEIGHT: Final = 4.0
-"""...which counts for so many outcomes."""
+"""...which counts as much as this number of outcomes."""
 _MIN_OUTCOMES: Final = 30.0
 """Decayed count of outcomes from which on rates are relied upon."""
 _MOST_TRIED: Final = 1 / (1 - _DECAY) + 1
@@ -47,7 +47,7 @@ _BUCKET_NAMES: Final = frozenset(map(str, range(NUM_BUCKETS)))
 MAX_GROUPS: Final = 1024
 """Trust groups whose averages are kept, some 10 KB each."""
 MAX_SOURCES: Final = 8
-"""Sources are told apart up to this many..."""
+"""Sources with statistics of their own..."""
 OTHER: Final = "other"
 """...and all further ones count as this one."""
 _FIRST_LEARNING_RATE: Final = 0.1
@@ -60,7 +60,7 @@ _SLOPE_LEARNING_RATE: Final = 0.25
 
 @dataclass(frozen=True, slots=True)
 class DraftOutcome:
-    """What became of one draft."""
+    """Outcome of one draft."""
 
     source: str
     position: int
@@ -75,8 +75,8 @@ class DraftOutcome:
 
     @property
     def decides(self) -> bool:
-        """Whether it tells of its source. Drafts behind a wrong one do not: what they continue was
-        wrong already."""
+        """Whether it says something about its source. Drafts behind a wrong one do not: what they
+        continue was wrong already."""
         return self.right or self.first_wrong
 
 
@@ -106,9 +106,9 @@ class _Sum:
 class Acceptance:
     """Probability that a draft is right if all before it in its chain are.
 
-    A ratio of decaying sums, not a mean of ratios, which short chains would bias (Jensen). Where a
-    depth has few outcomes, the rate leans on that of `average`, the acceptance of all chats of the
-    group, and without one on the rate over all depths.
+    A ratio of decaying sums, not a mean of ratios, which short chains would bias (Jensen). For a
+    depth with few outcomes, the rate leans on the rate of `average`, the acceptance of all chats of
+    the group; without an average, on the rate over all depths.
     """
 
     def __init__(self, average: Acceptance | None = None) -> None:
@@ -128,7 +128,7 @@ class Acceptance:
         return {_ACCEPTANCE + name: [total.right, total.tried] for name, total in sums.items()}
 
     def restore(self, numbers: Numbers) -> None:
-        """Go on from what `numbers` gave; anything else is ignored."""
+        """Continue from earlier `numbers`; unknown entries are ignored."""
         for name in numbers:
             row = row_of(numbers, name, 2, 0.0, _MOST_TRIED)
             if row is None or not name.startswith(_ACCEPTANCE):
@@ -204,7 +204,7 @@ class Calibration:
     text of another kind is followed within some hundred drafts."""
 
     def __init__(self, start: Platt | None = None) -> None:
-        """Without `start`, confidences are taken as they are at first."""
+        """`start`: the first calibration; None: confidences are taken as they are."""
         self._line = start or Platt()
         self._num_seen = 0
 
@@ -213,7 +213,7 @@ class Calibration:
         return [self._line.shift, self._line.slope, float(self._num_seen)]
 
     def restore(self, shift: float, slope: float, num_seen: float) -> None:
-        """Go on from what `numbers` gave; anything else is ignored."""
+        """Continue from the values of an earlier `numbers`; invalid ones are ignored."""
         if abs(shift) <= MOST_SHIFT and LEAST_SLOPE <= slope <= MOST_SLOPE and num_seen >= 0:
             self._line = Platt(shift, slope)
             self._num_seen = int(num_seen)
@@ -257,7 +257,7 @@ class Calibrations:
         }
 
     def restore(self, numbers: Numbers) -> None:
-        """Go on from what `numbers` gave; anything else is ignored."""
+        """Continue from earlier `numbers`; unknown entries are ignored."""
         for name in numbers:
             row = row_of(numbers, name, 3 * len(POSITION_BEGINS), -_MOST_SEEN, _MOST_SEEN)
             if row is not None and name.startswith(self._prefix):
@@ -267,7 +267,7 @@ class Calibrations:
 
     @property
     def _prefix(self) -> str:
-        """What the names of its numbers begin with."""
+        """Start of the names under which its numbers are kept."""
         return f"{_CALIBRATION}{'sampled' if self._are_sampled else 'greedy'}."
 
     def chance(self, source: str, confidence: float, position: int) -> float:
@@ -291,14 +291,15 @@ class Calibrations:
 
 @dataclass(slots=True)
 class SharedConditions:
-    """The round trip and pace that the edge's last chat measured, shared by all trust groups: they
-    tell nothing of any text."""
+    """Round trip and pace that the edge last measured in a chat. All trust groups share them: they
+    reveal nothing about any text."""
 
     conditions: SessionConditions | None = None
 
 
 class Averages:
-    """What an edge has learned from the chats of one trust group, for those to come."""
+    """Statistics that an edge learned from the chats of one trust group, for the group's later
+    chats."""
 
     def __init__(
         self,
@@ -354,7 +355,8 @@ class GroupAverages:
         max_groups: int = MAX_GROUPS,
         restore: Restore = nothing,
     ) -> None:
-        """`shipped`: where each begins, unless `restore` has what was kept of it."""
+        """`shipped`: calibrations that a group begins with, unless `restore` gives its kept
+        statistics."""
         self._shipped = shipped
         self._restore = restore
         self._shared = SharedConditions()

@@ -8,10 +8,10 @@ from outrider.model_identity import same_model
 
 
 class CommitOrigin(NamedTuple):
-    """Where the tokens of a commit come from."""
+    """Origin of a commit's tokens."""
 
     identity: bytes | None = None
-    """The model identity of their replica, unless it is that of the commit before."""
+    """Identity of the replica's model; None: the same as for the commit before."""
     is_inexact: bool = False
     """Another model computed the tokens before them."""
 
@@ -26,12 +26,14 @@ class ModelContinuity:
         """`identity`: of the model that computed the tokens of earlier runs, if it `has_tokens`
         from there."""
         self.identity = identity
-        """Of the model that computed the last token; empty: unknown, or there is none."""
+        """Identity of the model that computed the last token; empty: unknown, or no token
+        exists."""
         self.is_inexact = False
-        """Whether one model went on with what another one had begun."""
+        """Whether one model continued what another one had begun."""
         self._has_tokens = has_tokens
         self._on_replica: bytes | None = None
-        """Of a replica that has not committed yet; None: it has."""
+        """Model identity of a replica that has not committed yet; None: the present replica has
+        committed."""
 
     def placed(self, identity: bytes) -> None:
         """A replica of this model identity has the reply now."""

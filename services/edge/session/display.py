@@ -112,7 +112,7 @@ class Display:
     def confirm(
         self, text: str, diverged: bool, now: float, num_tokens: int = 1
     ) -> Retracted | None:
-        """`text` becomes final, and `diverged` tells whether a draft proved wrong with it.
+        """`text` becomes final; `diverged`: a draft proved wrong with it.
 
         Returns what has to be sent before the commit.
         """
@@ -144,7 +144,7 @@ class Display:
         return self._erase(0, now) if self._shown else None
 
     def show(self, drafts: DraftText, now: float) -> Provisional | None:
-        """What to show in addition now, if anything."""
+        """The provisional text to show now in addition; None: nothing."""
         if now < self.quiet_until:
             return None
         limit, stability, num_likely = self._likely(drafts)

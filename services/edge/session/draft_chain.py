@@ -48,12 +48,12 @@ class DraftProgress(NamedTuple):
 
 
 class CheckedDrafts(NamedTuple):
-    """What became of the chain's drafts with a commit."""
+    """Result of checking the chain's drafts against a commit."""
 
     diverged: bool = False
     """A draft of the chain proved wrong; the chain was dropped."""
     outcomes: tuple[DraftOutcome, ...] = ()
-    """Of the drafts that were confirmed, or dropped with the chain."""
+    """Outcomes of the drafts that were confirmed, or dropped with the chain."""
     ended_at: int | None = None
     """Depth at which the drafter had nothing to add to the chain, if the commit went past it."""
     on_its_own: bool = True
@@ -61,7 +61,7 @@ class CheckedDrafts(NamedTuple):
 
 
 NOTHING_CHECKED: Final = CheckedDrafts()
-"""Of a commit before which there was no draft."""
+"""Result for a commit when the chain had no draft."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class DraftChain:
         return final, checked
 
     def _commit_undrafted(self, final: tuple[int, ...]) -> None:
-        """As `commit` does where the chain is empty."""
+        """Do what `commit` does, faster, for an empty chain."""
         self.committed += len(final)
         self._unlearned.extend(final)
         self._has_ended = False
@@ -197,14 +197,15 @@ class DraftChain:
         return len(self._unlearned)
 
     def limit_lead(self, max_lead: int) -> None:
-        """The region keeps no more than `max_lead` drafts and has dropped those beyond that it was
-        sent: they are sent again. 0 changes nothing."""
+        """The region keeps at most `max_lead` drafts and has dropped any others, which are sent
+        again. 0 changes nothing."""
         if max_lead:
             self._max_lead = min(self._limits.max_lead, max_lead)
             self._resend = self._resend or self.num_sent > self._max_lead
 
     def advance(self, lead: int) -> DraftProgress:
-        """Learn what became final, then add drafts, up to `lead` ahead of the commits."""
+        """Learn the tokens that became final, then add drafts, up to `lead` ahead of the
+        commits."""
         most = self._limits.absorb_tokens
         if self._unlearned:
             self._drafter.extend(self._unlearned[:most])
@@ -254,7 +255,8 @@ class DraftChain:
             )
 
     def _outcomes(self, final: Sequence[int], diverged: bool) -> tuple[DraftOutcome, ...]:
-        """Of confirmed drafts, and if one is wrong, of that and all behind it."""
+        """Outcomes of the confirmed drafts; if one was wrong, also of it and all drafts behind
+        it."""
         outcomes, alive = list[DraftOutcome](), True
         decided = self._drafts if diverged else self._drafts[: len(final)]
         for index, draft in enumerate(decided):

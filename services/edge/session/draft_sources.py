@@ -1,4 +1,4 @@
-"""Where a chat's drafts come from: copies of its own text, and the drafter process.
+"""Sources of a chat's drafts: copies of its own text, and the drafter process.
 
 `CombinedDrafter` puts both together. While the drafter process keeps up, its chain counts, and
 copies are added only where they are nearly certain: the drafter process weighs the same copies
@@ -66,7 +66,7 @@ class Drafter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DrafterNeeds:
-    """What a chat's own drafter is made for."""
+    """Facts about a chat that its drafter is made from."""
 
     group: bytes = b""
     """The trust group whose replies teach each other; empty: none."""
@@ -104,8 +104,8 @@ class CopyDrafter:
     def draft_after(
         self, tentative_ids: Sequence[int], max_tokens: int, wanted: Wanted = always
     ) -> Guess:
-        """As Drafter.draft_after: a chain is some eight look-ups, and most begin with a guess that
-        is not wanted."""
+        """See `Drafter.draft_after`. One guess is tried first: a chain takes some eight look-ups,
+        and most chains begin with a guess that is not wanted."""
         guess = self._suffixes.draft_after(tentative_ids, 1)
         if max_tokens > 1 and guess.ids and wanted(self._source, guess.survival[0]):
             guess = self._suffixes.draft_after(tentative_ids, max_tokens)
@@ -148,7 +148,7 @@ class CombinedDrafter:
     def draft_after(
         self, tentative_ids: Sequence[int], max_tokens: int, wanted: Wanted = always
     ) -> Guess:
-        """As Drafter.draft_after."""
+        """See `Drafter.draft_after`."""
         guess = self._reported(tentative_ids, max_tokens)
         if guess is not None:
             return guess

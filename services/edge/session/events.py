@@ -1,7 +1,7 @@
-"""What a chat session is told (inputs) and what it wants done (actions), one dataclass each.
+"""Inputs and actions of a chat session, one dataclass each.
 
-Commit, Draft and what the client is told are the vocabulary of all tiers (outrider.session).
-The session decides, the shell (`services/edge/chat/chat.py`) carries actions out in their order.
+Commit, Draft and the client's events are shared by all tiers (outrider.session). The session
+decides; the shell (`services/edge/chat/chat.py`) carries out its actions in order.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Span: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """What the client has of the chat already."""
+    """The part of the chat that the client already has."""
 
     token: str = ""
     """Names the chat; empty: its request id does."""
@@ -44,7 +44,7 @@ class ResumePoint:
     ids: tuple[int, ...] = ()
     """Those tokens, or none: then they are computed anew."""
     model_identity: bytes = b""
-    """Of the replica that computed them (outrider.model_identity); empty: unknown."""
+    """Identity of the model that computed them (outrider.model_identity); empty: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class ChatRequest:
     priority: Priority | None = None
     """None leaves it to the region."""
     deadline_ms: int = 0
-    """From the arrival of the request; 0: none."""
+    """Milliseconds from the arrival of the request; 0: no deadline."""
     provisional: bool = False
     """Whether the client wants provisional text."""
     speculation: Speculation = Speculation.ON
@@ -76,15 +76,15 @@ class ChatRequest:
     """W3C traceparent and tracestate of the client's span."""
     resume: ResumePoint = ResumePoint()
     digest: bytes = b""
-    """Of the request as it came, without what may differ when it is sent again."""
+    """Digest of the request as it arrived, without fields that may differ when it is repeated."""
     group: bytes = b""
     """The trust group whose chats share what they learn of drafts; empty: it shares nothing."""
     group_lasts: bool = False
     """The group's name is the same after a restart of the edge: what it learns may be kept."""
     prediction: str = ""
-    """What the reply is expected to be: the region copies drafts from it. Never with `thin`."""
+    """The expected reply, from which the region copies drafts. Never with `thin`."""
     tools: tuple[str, ...] = ()
-    """What the model may call, as `outrider.models.tools.check_tools` returned it."""
+    """Tools that the model may call, as `outrider.models.tools.check_tools` returned them."""
     tool_choice: str = "auto"
     """auto, none, required, or the name of a tool."""
     parallel_tool_calls: bool = True
@@ -94,7 +94,7 @@ class ChatRequest:
 
     @property
     def has_prompt(self) -> bool:
-        """Whether it says what it is about; otherwise it only goes on with a chat that is here."""
+        """Whether it has a prompt; without one it can only continue a chat that this edge holds."""
         return bool(self.messages) or self.raw_prompt is not None
 
 
@@ -181,7 +181,7 @@ class RegionOpened:
     ack_delay_s: float = 0.0
     """Time from the arrival of OpenRegion to this answer."""
     model_identity: bytes = b""
-    """What the replica computes; empty: unknown."""
+    """Identity of the replica's model; empty: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,19 +193,19 @@ class RegionDone:
     usage: Usage = field(default_factory=Usage)
     timings: Timings = field(default_factory=Timings)
     checksum: int | None = None
-    """Of the reply's tokens, as the replica has them; None: there is none to compare with."""
+    """Checksum of the reply's tokens on the replica; None: nothing to compare with."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegionMoved:
-    """Another replica goes on with the session, after the tokens committed so far."""
+    """Another replica continues the session, after the tokens committed so far."""
 
     replica: str
     region: str
     lost_epoch: int = 0
     """Drafts of this epoch and all before it are lost."""
     model_identity: bytes = b""
-    """What the replica computes; empty: unknown."""
+    """Identity of the new replica's model; empty: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ class DraftsReady:
     """More drafts can be had."""
 
     report: DrafterReport | None = None
-    """From the drafter process; None: the chat's own drafter has more."""
+    """The drafter process's report; None: the chat's own drafter has more drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,11 +264,11 @@ class OpenRegion:
     prompt: tuple[int, ...] | None
     """None: the region tokenizes the request's messages."""
     deadline_ms: int
-    """What is left of the request's; 0: none."""
+    """Time left for the request; 0: no deadline."""
     echo: int = field(default=0, compare=False)
     """Sequence number that the replica returns, to measure the round trip; 0: none."""
     prediction: tuple[int, ...] = ()
-    """What the reply is expected to be, from its first token on."""
+    """Token ids of the expected reply, from its first token on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,12 +286,12 @@ class OpenDrafter:
     group: bytes = b""
     """The trust group whose replies the drafter may draw on; empty: no other replies."""
     group_lasts: bool = False
-    """As ChatRequest.group_lasts."""
+    """See `ChatRequest.group_lasts`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TellDrafter:
-    """Tell the drafter process what became final."""
+    """Tell the drafter process which tokens became final."""
 
     ids: tuple[int, ...]
     lead: int

@@ -1,8 +1,8 @@
-"""What an edge learns from the chats of one model, per trust group (pure).
+"""Statistics that an edge learns from the chats of one model, per trust group (pure).
 
-How often drafts were right, and, where no drafter process does it, which tokens often follow which
-in the group's replies: with those even a model without a draft of its own is drafted for beyond
-copies of each chat's own text.
+They hold how often drafts were right and, unless a drafter process learns it, which tokens often
+follow which in the group's replies. From these even a model without a draft model gets drafts
+beyond copies of each chat's own text.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class EdgeLearning:
         max_entries: int = MAX_ENTRIES,
         max_groups: int = MAX_GROUPS,
     ) -> None:
-        """`prior` and `shipped`: where every group begins. `is_drafted_for`: whether a drafter
-        process is there, which learns the n-grams; chats that begin then copy their own text alone.
-        `restore`: what was kept of a group."""
+        """`prior` and `shipped`: statistics that every group begins with. `is_drafted_for`: whether
+        a drafter process learns the n-grams; chats that begin while it does copy their own text
+        alone. `restore`: gives a group's kept statistics."""
         own = None if shipped is None else _of_edge(shipped)
         self._max_context_tokens = max_context_tokens
         self._is_drafted_for = is_drafted_for
@@ -59,16 +59,16 @@ class EdgeLearning:
         return CopyDrafter(self._max_context_tokens, needs, statistics)
 
     def version_of(self, group: bytes) -> int:
-        """As learnt.GroupStatistics."""
+        """See `learnt.GroupStatistics.version_of`."""
         averages = self._averages.known(group)
         statistics = self._ngrams.known(group)
         chains = averages.acceptance.version if averages is not None else 0
         return chains + (statistics.version if statistics is not None else 0)
 
     def learnt_of(self, group: bytes) -> Learnt:
-        """As learnt.GroupStatistics. What the group has no statistics of now, such as n-grams while
-        a drafter process learns them, stays as it was kept: making them for this copy could drop
-        another group's."""
+        """See `learnt.GroupStatistics.learnt_of`. Statistics that the group does not have in
+        memory, such as n-grams while a drafter process learns them, are taken from the kept copy:
+        making them anew for this could drop another group's."""
         averages, statistics = self._averages.known(group), self._ngrams.known(group)
         whole = averages is not None and statistics is not None
         kept = NOTHING if whole else self._restore(group)
@@ -80,7 +80,8 @@ class EdgeLearning:
 
 
 def _of_edge(shipped: SourceCalibrations) -> SourceCalibrations:
-    """Of the edge's own sources; those of the drafter process come with calibrated confidences."""
+    """Calibrations of the edge's own sources. The drafter process's confidences are calibrated
+    already."""
     return SourceCalibrations(
         *(
             {own: kind[name] for own, name in _SHIPPED_AS.items() if name in kind}

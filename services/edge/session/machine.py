@@ -56,7 +56,7 @@ Actions: TypeAlias = list[Action]
 
 
 class SessionState(Enum):
-    """Where a chat is."""
+    """State of a chat."""
 
     AWAITING = auto()
     """The stream is open, the request has not come."""
@@ -86,7 +86,7 @@ class SessionPolicy:
 
 @dataclass(slots=True)
 class Milestones:
-    """When what happened first, on the clock of `now`; None: not yet."""
+    """Times of the first event of each kind, on the clock of `now`; None: not yet."""
 
     asked: float | None = None
     """The request came."""
@@ -106,7 +106,7 @@ class Milestones:
                 self.provisional = now
 
     def timings(self, now: float) -> Timings:
-        """Milliseconds since the request came; 0 for what has not happened."""
+        """Milliseconds from the request to each event; 0 for an event that has not happened."""
         start = now if self.asked is None else self.asked
         return Timings(
             queue_ms=_ms(start, self.opened),
@@ -121,7 +121,7 @@ def _ms(start: float, end: float | None) -> float:
 
 @dataclass(slots=True)
 class _AskedChat:
-    """What there is of a chat while it is TOKENIZING."""
+    """Data of a chat while it is TOKENIZING."""
 
     request: ChatRequest
     asked_at: float
@@ -129,7 +129,7 @@ class _AskedChat:
 
 @dataclass(slots=True)
 class _OpenedChat:
-    """What there is of a chat from its first OpenRegion on."""
+    """Data of a chat from its first OpenRegion on."""
 
     request: ChatRequest
     asked_at: float
@@ -140,10 +140,10 @@ class _OpenedChat:
     num_prompt_tokens: int
     """0 until the region says, if it tokenizes."""
     is_accepted: bool
-    """Whether the client was told that its chat is under way; if the region tokenizes, that has to
-    wait for the number of prompt tokens."""
+    """Whether the client was sent Accepted. If the region tokenizes, this waits for the number of
+    prompt tokens."""
     resumed: Actions = field(default_factory=list)
-    """Text of earlier runs, which the client is told when its chat is accepted."""
+    """Text of earlier runs, sent to the client right after Accepted."""
     region: str = ""
     replica: str = ""
     prediction: tuple[int, ...] = ()
@@ -167,12 +167,12 @@ class ChatSession:
         self.error: OutriderError | None = None
         """Why the chat failed."""
         self.error_reason: str | None = None
-        """Why there is no whole reply: the error's reason, or that of the error that stands for a
-        cancel or a deadline, by which a chat ends without an error."""
+        """Why the reply is incomplete: the reason of the error, or of the error that stands for a
+        cancellation or a deadline, which end a chat without an error."""
 
     @property
     def request(self) -> ChatRequest | None:
-        """The request, once it has come."""
+        """The request; None: it has not come."""
         return self._chat.request if self._chat is not None else None
 
     @property
@@ -265,7 +265,7 @@ class ChatSession:
         return actions if prompt is None else [*actions, *_accept(chat)]
 
     def _open_region(self, chat: _OpenedChat, now: float) -> OpenRegion:
-        """Ask the region for what follows the final tokens. Raises DeadlineError."""
+        """Ask the region for the tokens after the final ones. Raises DeadlineError."""
         opening = chat.reopening.ask(
             chat.request,
             chat.prompt,
@@ -459,7 +459,7 @@ _DEFAULT: dict[type[Input], Handler] = {
     DraftDropped: ChatSession._ignore,
     Tick: ChatSession._ignore,
 }
-"""What an input does in a state that has no entry of its own for it."""
+"""Handlers of inputs in states that have no entry of their own for them."""
 _ASKED: dict[type[Input], Handler] = {
     **_DEFAULT,
     CancelAsked: ChatSession._cancel,

@@ -49,8 +49,8 @@ class Reopening:
         echo: int,
         passed_s: float,
     ) -> OpenRegion:
-        """The action that opens a session for what follows the final tokens, which a replica of
-        this identity computed, `passed_s` after the request came. Raises DeadlineError."""
+        """The action that opens a session for the rest of the reply. `model_identity` computed the
+        final tokens; `passed_s`: seconds since the request came. Raises DeadlineError."""
         left_ms = request.deadline_ms
         if request.deadline_ms:
             left_ms -= round(passed_s * 1000)

@@ -1,4 +1,5 @@
-"""One reply as it grows: final ids and text, drafts ahead of them, and what the client is shown."""
+"""One reply as it grows: final ids and text, drafts ahead of them, and the text shown to the
+client."""
 
 from __future__ import annotations
 
@@ -34,13 +35,13 @@ if TYPE_CHECKING:
 
 
 _LEARN_TOKENS: Final = 64
-"""Where no draft is wanted, final tokens are learnt so many at a time, each at a sixth of what it
-costs alone."""
+"""Batch size in which final tokens are learnt while no draft is wanted: a token then costs a sixth
+of what it costs alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyTools:
-    """What all replies of an edge are made with; of one vocabulary."""
+    """Shared parts from which all replies of one vocabulary are made."""
 
     new_reply: Callable[[SamplingParams], ReplyText]
     new_drafter: Callable[[DrafterNeeds], Drafter]
@@ -49,7 +50,8 @@ class ReplyTools:
     stop_ids: frozenset[int]
     """Ids that end a reply unless the request ignores them."""
     all_bytes: Callable[[int], bytes] | None = None
-    """As token_bytes, with the names of control tokens; None: the vocabulary has none."""
+    """Like `token_bytes`, but control tokens give their names; None: the vocabulary has no such
+    names."""
     strips_space: bool = False
     """A reply's text loses the space it begins with."""
     has_drafter: bool = False
@@ -58,9 +60,9 @@ class ReplyTools:
     """Time within which the drafter process should report for the first time, by the number of
     prompt tokens; None: it is not up."""
     averages: Callable[[bytes], Averages] = lambda group: Averages()
-    """What the chats of a trust group have learned; each adds to it."""
+    """Statistics of a trust group's chats; each chat adds to them."""
     admit: Callable[[bytes], None] = lambda group: None
-    """Told of groups of which what they learn may be kept."""
+    """Called with each group whose statistics may be kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +80,8 @@ class ReplyPolicy:
 class ReplyFlow:
     """Text, drafts and display of one reply.
 
-    Drafting happens in `refresh`, after what `commit` returned has been sent: neither the prompt
-    nor a commit waits for a draft.
+    Drafting happens in `refresh`, after the actions of `commit` have been carried out: neither the
+    prompt nor a commit waits for a draft.
     """
 
     def __init__(
@@ -111,8 +113,8 @@ class ReplyFlow:
             first_tokens=policy.drafts.first_tokens,
         )
         self._awaited_until: float | None = None
-        """Until then the reply's first tokens are left to the drafter process; None: they are not,
-        or it has reported."""
+        """Time until which the reply's first tokens are left to the drafter process; None: they are
+        not, or it has reported."""
         self._calibrations = averages.calibrations(sampled=params.temperature > 0)
         self.chain = DraftChain(
             self._drafter, policy.drafts, self._ends, params.max_tokens, self._calibrations.chance
@@ -181,7 +183,8 @@ class ReplyFlow:
         ]
 
     def asked_again(self, now: float) -> None:
-        """Another session is being opened for what follows: it is sent what drafts there are."""
+        """Another session is being opened for the rest of the reply: existing drafts are sent to
+        it."""
         self._schedule_refresh(now + self._policy.coalesce_s)
 
     def opened(self, opened: RegionOpened, now: float) -> None:
@@ -190,7 +193,7 @@ class ReplyFlow:
         self.controller.opened(opened.echo, opened.ack_delay_s, opened.max_drafts, now)
 
     def moved(self, moved: RegionMoved) -> None:
-        """Another replica has it."""
+        """Another replica has the reply now."""
         self.model.placed(moved.model_identity)
         self.lost(moved.lost_epoch)
 
@@ -203,7 +206,8 @@ class ReplyFlow:
         self.chain.requeue(frame)
 
     def commit(self, commit: Commit, now: float) -> list[Action]:
-        """What client and drafter are told. Raises MalformedFrameError for an impossible commit."""
+        """Take over a commit; returns the actions for client and drafter. Raises
+        MalformedFrameError for an impossible commit."""
         ids, checked = self.chain.commit(commit.epoch, commit.base, commit.accepted, commit.ids)
         self._learn(commit.pace, len(ids), checked, now)
         self.num_lossy += commit.num_lossy
@@ -230,7 +234,8 @@ class ReplyFlow:
         return actions
 
     def _logprobs(self, commit: Commit, ids: tuple[int, ...]) -> tuple[TokenLogprobs, ...]:
-        """With the tokens' texts. Raises MalformedFrameError for others than were asked for."""
+        """Log probabilities with the tokens' texts. Raises MalformedFrameError for others than were
+        asked for."""
         most = self._request.sampling.num_logprobs
         if not commit.logprobs and most < 0:
             return ()
@@ -268,8 +273,8 @@ class ReplyFlow:
         self.controller.committed(pace, num_tokens, on_its_own=checked.on_its_own, now=now)
 
     def refresh(self, now: float, *, has_region: bool = True) -> list[Action]:
-        """Add drafts, upload those not sent yet if there is a region (`has_region`), show those
-        likely enough."""
+        """Add drafts, upload those not sent yet if a region session is open (`has_region`), show
+        those likely enough."""
         self.refresh_at = None
         self._await_drafter(now)
         progress = self.chain.advance(self.controller.lead)
@@ -282,9 +287,10 @@ class ReplyFlow:
         return [action for action in (draft, shown) if action is not None]
 
     def finish(self, now: float, *, is_whole: bool) -> list[ClientEvent]:
-        """The reply has ended: what is still to be retracted and to be committed. Of one that was
-        cut off (not `is_whole`) text that is held back stays so: the chat may be asked for again,
-        and half a character, or what a stop string began with, may become something else then."""
+        """The reply has ended; returns the last events: a retraction and a commit, each only if
+        needed. If it was cut off (not `is_whole`), held-back text is not committed: when the chat
+        is asked for again, half a character or the start of a stop string may become something
+        else."""
         self.refresh_at = None
         retract = self.display.clear(now)
         events: list[ClientEvent] = [] if retract is None else [retract]
@@ -293,8 +299,8 @@ class ReplyFlow:
         return events
 
     def learn_more(self) -> bool:
-        """The reply is over: learn some of what was not learnt yet, for later ones; whether there
-        is more. A prompt alone teaches nothing."""
+        """After the reply, learn some of its unlearned tokens for later replies; returns whether
+        more are left. A prompt without a reply teaches nothing."""
         chain = self.chain
         return bool(chain.committed and chain.num_unlearned) and chain.advance(0).is_behind
 
@@ -312,7 +318,7 @@ class ReplyFlow:
         return self._decoder.stop_string
 
     def stats(self) -> SpeculationStats:
-        """What the edge's drafts came to so far."""
+        """Counts of the edge's drafts so far."""
         controller = self.controller
         counts, pace = controller.counts, controller.pace
         return SpeculationStats(

@@ -28,11 +28,11 @@ class SessionConditions:
 
     rtt_s: float
     draft_s: float
-    """Of the edge, per token (t_d)."""
+    """The edge's time per drafted token (t_d)."""
     interval_s: float
     """Between two commits of a replica that gets no drafts from the edge (t_v)."""
     row_s: float = 0.0
-    """What one more draft adds to a call."""
+    """Time that one more draft adds to a call."""
     own_tokens: float = 1.0
     """Tokens per commit of a replica that drafts for itself; 1: it does not."""
     max_drafts: int = 8
@@ -95,8 +95,8 @@ def worthwhile_drafts(conditions: SessionConditions, survival: Sequence[float]) 
 
 
 def useful_lead(conditions: SessionConditions) -> int:
-    """Drafts worth having ahead of the commits that the edge knows: those on their way, as far as
-    edge and replica can be fast, and what one call takes."""
+    """Number of drafts worth having ahead of the commits that the edge knows: those that can be on
+    their way at the pace of edge and replica, and those that one call takes."""
     call_s = conditions.interval_s + conditions.max_drafts * conditions.row_s
     token_s = max(conditions.draft_s, call_s / (conditions.max_drafts + 1))
     on_their_way = conditions.rtt_s / token_s if token_s > 0 else 0.0
@@ -104,8 +104,8 @@ def useful_lead(conditions: SessionConditions) -> int:
 
 
 def _arrived(conditions: SessionConditions, committed: Sequence[float], call: int) -> float:
-    """Drafts of a chain that have arrived when its call `call` begins, `max_lead` at most ahead of
-    what the edge knew when it sent them."""
+    """Number of drafts of a chain that have arrived when its call number `call` begins; at most
+    `max_lead` ahead of the commits that the edge knew when it sent them."""
     elapsed_s = call * conditions.interval_s - conditions.rtt_s
     if elapsed_s < 0:
         return 0.0

@@ -1,4 +1,4 @@
-"""What a chat measures of time: the region's pace, the edge's own, and the round trip between them.
+"""Times that a chat measures: the region's pace, the edge's own, and the round trip between them.
 
 All times in seconds.
 """
@@ -48,7 +48,7 @@ class OwnTokensAverage:
         return [self._tokens, self._commits]
 
     def restore(self, tokens: float, commits: float) -> None:
-        """Go on from what `numbers` gave."""
+        """Continue from earlier `numbers`."""
         self._tokens, self._commits = tokens, commits
 
     def observe(self, num_tokens: int) -> None:
@@ -68,8 +68,8 @@ class PaceTracker:
         self._draft_time_s = 0.0
         self._num_drafts = 0.0
         self.interval_s = 0.0
-        """Between commits, without the time that the edge's drafts add to them; 0 before the first
-        commit that says."""
+        """Seconds between commits, without the time that the edge's drafts add; 0 before the first
+        commit that reports it."""
         self.row_s = 0.0
         """Time that one more draft token adds to a call of the model."""
 
@@ -84,7 +84,7 @@ class PaceTracker:
         return self._draft_time_s / self._num_drafts if self._num_drafts else 0.0
 
     def drafted(self, count: int, took_s: float) -> None:
-        """The edge made so many drafts in this time."""
+        """The edge made `count` drafts in `took_s` seconds."""
         self._draft_time_s = self._draft_time_s * _DECAY + took_s
         self._num_drafts = self._num_drafts * _DECAY + count
 
@@ -108,7 +108,7 @@ class RoundTrip:
         self._last_echo = 0
         self._samples: deque[float] = deque(maxlen=_WINDOW)
         self.num_path_changes = 0
-        """What was measured before a change of the path does not count after it."""
+        """Path changes so far. Measurements from before a change are dropped."""
 
     @property
     def median_s(self) -> float | None:

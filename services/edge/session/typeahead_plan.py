@@ -45,14 +45,15 @@ class TypeaheadPlan:
         """Whether further prefills may come."""
 
     def typed(self, messages: tuple[Message, ...]) -> tuple[Message, ...] | None:
-        """The text changed: what to tokenize now; None if that has to wait."""
+        """The text changed. Returns the text to tokenize now; None: that has to wait."""
         if not self.is_open:
             return None
         self._latest = messages
         return self._next_text()
 
     def tokenized(self, ids: Sequence[int] | None) -> tuple[Message, ...] | None:
-        """The ids of the text, None if it could not be tokenized: what to tokenize next."""
+        """The text was tokenized to `ids`, None if that failed. Returns the text to tokenize next,
+        if any."""
         self._is_tokenizing = False
         if ids is not None:
             fresh = tuple(ids[: self._policy.max_context_tokens - 1])
@@ -77,13 +78,13 @@ class TypeaheadPlan:
         return self._ids[: self._stable]
 
     def ended(self, *, well: bool) -> None:
-        """The prefill ended; if not `well`, there is no other one."""
+        """The prefill ended; if not `well`, no other one follows."""
         self.is_running = False
         if not well:
             self.is_open = False
 
     def close(self) -> bool:
-        """The user sent the prompt, or left: whether there is something to cancel."""
+        """The user sent the prompt, or left. Returns whether a prefill has to be cancelled."""
         self.is_open = False
         was_running, self.is_running = self.is_running, False
         return was_running

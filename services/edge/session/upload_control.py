@@ -1,7 +1,8 @@
-"""Whether a chat's drafts are uploaded to the region, and how many are made ahead of the commits.
+"""Decisions on a chat's drafts: whether they are uploaded to the region, and how many are made
+ahead of the commits.
 
-Drafts are uploaded while the speedup model predicts that they save time per token. Where they do
-not, the region drafts by itself, and the edge drafts only for provisional text, if that is wanted.
+Drafts are uploaded while the speedup model predicts that they save time per token. Otherwise the
+region drafts by itself, and the edge drafts only for provisional text, if that is wanted.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ where they cost it nothing."""
 _PREDICT_EVERY: Final = 4
 """Commits per prediction: one takes as long as all else that the edge does for a commit..."""
 _PREDICT_SELDOM_EVERY: Final = 16
-"""...and so many while drafts are not uploaded: only probes bring anything new then."""
+"""...and this many while drafts are not uploaded: only probes bring anything new then."""
 _HORIZON_TOKENS: Final = 64
 """Tokens of a chain that a prediction considers."""
 
@@ -41,7 +42,7 @@ class Uploads(Enum):
 
 
 class DraftMode(Enum):
-    """What an edge does with its drafts in a chat, probes aside."""
+    """Use that an edge makes of its drafts in a chat, apart from probes."""
 
     EDGE_DRAFTS = "edge_drafts"
     """Drafts are uploaded; the region uses those that arrive in time."""
@@ -63,7 +64,7 @@ class UploadPolicy:
     dwell_commits: int = 24
     """Fewest commits between two changes, unless the network path changes."""
     probe_every: int = 50
-    """While uploads do not pay, drafts are uploaded after one commit in so many, to measure."""
+    """While uploads do not pay, one commit in this many is followed by an upload, to measure."""
     max_step: int = 2
     """Most tokens by which the lead changes per commit."""
 
@@ -84,7 +85,7 @@ class UploadCounts:
 class UploadController:
     """Decides for one chat, from its round trips, pace and acceptance.
 
-    `opened`, `drafted`, `sent`, `checked` and `committed` tell it what happened; `sends` and `lead`
+    `opened`, `drafted`, `sent`, `checked` and `committed` report events to it; `sends` and `lead`
     are the decisions.
     """
 
@@ -125,7 +126,7 @@ class UploadController:
 
     @property
     def mode(self) -> DraftMode:
-        """What the edge does with drafts now, probes aside."""
+        """Present use of the edge's drafts, apart from probes."""
         if self._uploads_pay:
             return DraftMode.EDGE_DRAFTS
         return DraftMode.DISPLAY_ONLY if self.shows else DraftMode.SERVER_ONLY
@@ -157,7 +158,7 @@ class UploadController:
 
     @property
     def conditions(self) -> SessionConditions | None:
-        """What predictions are made from; None until a round trip and a commit interval were
+        """Inputs of the predictions; None until a round trip and a commit interval were
         measured."""
         rtt_s, interval_s = self.round_trip.median_s, self.pace.interval_s
         if rtt_s is None or not interval_s:
@@ -217,8 +218,8 @@ class UploadController:
             self.counts.right += outcome.right
 
     def _decide_by_earlier_chats(self) -> None:
-        """Until there are figures of this chat; then it decides at once, before `dwell_commits`
-        commits."""
+        """Decide by earlier chats until this chat has figures; then it decides at once, before
+        `dwell_commits` commits."""
         self._predict()
         self._decide(self.predicted_gain)
         self._since_change = self._policy.dwell_commits

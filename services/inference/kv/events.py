@@ -14,7 +14,7 @@ from itertools import islice
 from typing import TypeAlias
 
 MAX_EVENT_BLOCKS = 256
-"""Blocks of one event; a longer chain goes on in the next."""
+"""Most blocks in one event; a longer chain continues in the next event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +104,8 @@ class BlockLedger:
             self._num_blocks -= len(self._events.popleft().hashes)
 
     def since(self, number: int, max_events: int) -> tuple[BlockEvent, ...] | None:
-        """Events from `number` on, at most so many; none if it is still to come.
-
-        None if they are not all here any more, or if `number` is none that this ledger gave.
-        """
+        """Up to `max_events` events from `number` on; empty if that is the next to come. None if
+        some are no longer kept, or if this ledger never gave `number`."""
         first = self.next_number - len(self._events)
         if not first <= number <= self.next_number:
             return None

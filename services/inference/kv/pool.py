@@ -39,12 +39,12 @@ class BlockCopy:
 
 @dataclass(frozen=True, slots=True)
 class NamedBlock:
-    """A published block, and what it is of."""
+    """A published block: its hash, its parent's hash and its ids."""
 
     name: bytes
     """Its hash (outrider.codec.block_hashes)."""
     parent: bytes
-    """That of the block before, or of the root."""
+    """Hash of the block before this one, or of the root (outrider.codec.block_hashes)."""
     ids: tuple[int, ...]
     block: int
 
@@ -62,8 +62,8 @@ class _Table:
     path: list[Node]
     """Root, then one node per shared block."""
     pinned: list[Node] = field(default_factory=list)
-    """Of the static prefixes that the sequence may use, the nodes that stand for the same ids as
-    the path's last one."""
+    """Nodes of the static prefixes that the sequence may use, for the same ids as the path's last
+    node."""
     aliases: list[int] = field(default_factory=list)
     """Places of aliases in the path: their blocks are pinned."""
     blocks: array[int] = field(default_factory=lambda: array("i"))
@@ -107,7 +107,7 @@ def _fewer_users(node: Node) -> int:
 
 
 class KvPool:
-    """Block tables of sequences over one pool. Never waits: there is room, or the answer is no."""
+    """Block tables of sequences over one pool. It never waits: if there is no room, it refuses."""
 
     def __init__(
         self, num_blocks: int, block_tokens: int, *, min_rows: int = 1, scratch_tokens: int = 0
@@ -228,13 +228,13 @@ class KvPool:
         return copies
 
     def record(self) -> None:
-        """From now on take_events() tells what is published and what evicted, beginning with
-        what is published already."""
+        """Record changes of the prefix cache for take_events() from now on. The blocks that are
+        already published come first."""
         self._recorder = BlockRecorder()
         self._tree.record(self._recorder)
 
     def take_events(self) -> tuple[BlockEvent, ...]:
-        """What changed in the prefix cache since the last take; nothing unless recorded."""
+        """Changes of the prefix cache since the last call; empty unless recorded."""
         return self._recorder.take() if self._recorder is not None else ()
 
     def num_missing(self, sequence: int, num_tokens: int) -> int:
@@ -348,8 +348,8 @@ class KvPool:
         return True
 
     def _publish_loaded(self, table: _Table, key: Key) -> bool:
-        """Publish the loaded block that is next in the table, if there is one: all tokens before it
-        are there."""
+        """Publish the table's next loaded block, if there is one: all tokens before it are
+        there."""
         index = table.num_shared
         loaded = table.loaded.pop(index, None)
         if loaded is None:
@@ -360,7 +360,7 @@ class KvPool:
         return True
 
     def _put(self, table: _Table, index: int, block: int) -> None:
-        """A published block takes its place in the table; what was meant for it is freed."""
+        """Put a published block into the table, and free the block that was in its place."""
         if index < len(table.blocks):
             freed = table.replace(index, block)
             self._copies = [copy for copy in self._copies if copy.target != freed]
@@ -391,7 +391,7 @@ class KvPool:
         return (self._key(ids, index) for index in range(first, reusable))
 
     def check_invariants(self) -> None:
-        """Raises AssertionError on a leak, a block owned twice, or a path that is none."""
+        """Raise AssertionError on a leak, a block owned twice, or an invalid path."""
         self._allocator.check_invariants()
         self._tree.check_invariants()
         published = {node.block for node in self._tree.nodes()}

@@ -43,7 +43,7 @@ class Node:
         self, parent: Node | None, key: Key, block: int, salt: bytes, *, is_alias: bool = False
     ) -> None:
         self.is_alias = is_alias
-        """Whether the block is that of a pinned node of another salt."""
+        """Whether the block belongs to a pinned node of another salt."""
         self.parent = parent
         self.key = key
         self.block = block
@@ -67,7 +67,7 @@ class PrefixTree:
         self._allocator = allocator
         self._roots: dict[bytes, Node] = {}
         self._named: dict[bytes, Node] = {}
-        """By hash."""
+        """Nodes by hash."""
         self._idle: OrderedDict[Node, None] = OrderedDict()
         self._recorder: BlockRecorder | None = None
         self.num_nodes = 0
@@ -78,7 +78,7 @@ class PrefixTree:
         return len(self._idle)
 
     def record(self, recorder: BlockRecorder) -> None:
-        """Tell the recorder what is published, and from now on what comes and goes."""
+        """Report the published blocks to the recorder, and from now on every change."""
         self._recorder = recorder
         for node in self.nodes():
             if node.parent is not None:
@@ -98,7 +98,7 @@ class PrefixTree:
         return nodes, count
 
     def roots(self, salts: Sequence[bytes]) -> list[Node]:
-        """Of those salts of which something is known. Adds no reference."""
+        """The root nodes of those salts that the tree knows. Adds no reference."""
         return self.match(salts, iter(()))[0]
 
     def closest(self, nodes: Sequence[Node], ids: Key) -> tuple[Node | None, int]:
@@ -121,8 +121,8 @@ class PrefixTree:
             self._idle.move_to_end(node)
 
     def path_to(self, hashes: Sequence[bytes]) -> list[Node]:
-        """From the first block to that with the first of these hashes that is published; empty if
-        none is. Adds no reference."""
+        """Nodes from the first block to the one with the first of these hashes that is published;
+        empty if none is. Adds no reference."""
         node = next((self._named[name] for name in hashes if name in self._named), None)
         path: list[Node] = []
         while node is not None and node.parent is not None:
@@ -148,7 +148,7 @@ class PrefixTree:
         return child
 
     def publish(self, node: Node, key: Key, block: int) -> Node:
-        """A new child of `node` for a block of the caller, who is its first user."""
+        """Add a child of `node` for a block of the caller, who is its first user."""
         return self._add(Node(node, key, block, node.salt))
 
     def alias(self, node: Node, pinned: Node) -> Node:

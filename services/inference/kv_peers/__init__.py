@@ -1,1 +1,1 @@
-"""KV of sessions' beginnings from the replica that has it to the one that needs it."""
+"""Transfer of KV from the replica that has it to the one that needs it."""

@@ -15,16 +15,16 @@ class KvPeersConfig:
     """Whether this replica asks others for KV that a router says they have, and answers them. An
     engine whose KV is its own, or that is not exact, does neither."""
     timeout_ms: PositiveFloat = 1000.0
-    """Longest wait for the next piece of a block. No session waits for one: what does not come is
-    computed."""
+    """Longest wait for the next piece of a block, in milliseconds. No session waits for a block:
+    one that does not come is computed."""
     min_tokens: PositiveInt = 128
-    """Of fewer tokens that another replica has more, none are asked for."""
+    """Least tokens that another replica must have more of before any are fetched."""
     max_streams: PositiveInt = 16
     """Replicas' requests that are answered at once; further ones are refused, and computed."""
     max_streams_per_peer: PositiveInt = 4
-    """Of one host's."""
+    """Requests of one host that are answered at once."""
     max_held_bytes: PositiveInt = 128 << 20
     """KV copied for one host that it has not taken yet; at least one block for each request."""
     linger_s: NonNegativeFloat = 2.0
-    """A replica that stops with sessions in the middle of their replies answers so long, while
-    anybody asks: those that go on with them take the KV along. 0: not at all."""
+    """How long a replica that stops in the middle of replies still answers while it is asked, so
+    that the replicas that continue them can fetch their KV; 0: not at all."""

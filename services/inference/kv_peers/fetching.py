@@ -38,7 +38,7 @@ from services.inference.kv_tiers.tiers import KvTier, Prefix
 from services.inference.scheduler.types import KvHolder, OpenRequest
 
 MAX_PEERS: Final = 32
-"""Replicas to which a connection is kept, and of which is known what fetching takes."""
+"""Replicas to which a connection, and the measured cost of fetching, are kept."""
 _DIRECTION: Final = {"direction": "fetch"}
 
 _log = structlog.get_logger()
@@ -53,8 +53,8 @@ class _Peer:
 
 
 class KvPeers(KvTier):
-    """The other replicas, by address: one is asked for what a session's router says that it has.
-    Nothing is offered to them, as they ask for what they need."""
+    """The other replicas, by address: one is asked for the blocks that a session's router reports
+    it to have. Nothing is sent to others unasked."""
 
     name = "peer"
 
@@ -85,7 +85,7 @@ class KvPeers(KvTier):
         self._seconds = metrics.histogram(TRANSFER_SECONDS, TRANSFER_BOUNDARIES_S)
         self._failures = metrics.counter(PEER_FAILURES)
         self._latest = LoadPlanner()
-        """What fetching takes lately, from whomever."""
+        """Recent cost of fetching, over all replicas."""
 
     def __len__(self) -> int:
         return len(self._peers)
@@ -102,7 +102,8 @@ class KvPeers(KvTier):
         return self._planner(holder).pays(len(missing), block_ms)
 
     async def fetch(self, prefix: Prefix, missing: range, block_ms: float) -> None:
-        """What comes once the prefix is computed is late: the request ends then."""
+        """Fetch blocks from the replica that holds them. Ends when the prefix is computed: blocks
+        that arrive later are of no use."""
         holder = _holder(prefix)
         count = max(1, self._planner(holder).num_to_load(len(missing), block_ms))
         with self._loader.claim(prefix, missing[::-1][:count]) as wanted:
@@ -194,12 +195,12 @@ class KvPeers(KvTier):
         self._loader.close()
 
     def _planner(self, holder: KvHolder) -> LoadPlanner:
-        """What is known of fetching from this replica."""
+        """Cost of fetching from this replica; of an unknown replica, an empty planner."""
         peer = self._peers.peek(holder.address)
         return LoadPlanner() if peer is None else peer.planner
 
     def _lied(self, holder: KvHolder) -> None:
-        """What it sent is not what it was asked for."""
+        """The replica sent another block than it was asked for: count a failure."""
         peer = self._peers.peek(holder.address)
         if peer is not None:
             self._failed(holder, peer, MalformedFrameError("a block is not what was asked for"))
@@ -259,6 +260,6 @@ class KvPeers(KvTier):
 
 
 def _holder(prefix: Prefix) -> KvHolder:
-    """Of a prefix of which the tier has blocks."""
+    """The replica that holds blocks of a prefix. The request must name one."""
     assert prefix.request.kv_holder is not None
     return prefix.request.kv_holder

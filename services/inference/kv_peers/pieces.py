@@ -9,7 +9,7 @@ from outrider.errors import MalformedFrameError
 
 PIECE_BYTES: Final = 256 << 10
 MAX_BLOCKS: Final = 1024
-"""Of one request."""
+"""Most blocks of one request."""
 
 
 def cut(frame: bytes) -> Iterator[memoryview]:
@@ -28,14 +28,14 @@ class FrameAssembler:
         self._next = 0
         """Least index that may begin."""
         self._index = -1
-        """Of the frame that is incomplete; -1: none is."""
+        """Index of the incomplete frame; -1: no frame is incomplete."""
         self._num_bytes = 0
         self._parts: list[bytes] = []
         self._held = 0
 
     def add(self, index: int, num_bytes: int, data: bytes) -> tuple[int, bytes] | None:
-        """One piece; the index and the bytes of the frame that it completes. Raises
-        MalformedFrameError for one that does not go on with the frame that is incomplete, is not
+        """Add one piece; returns the index and the bytes of the frame that it completes, or None.
+        Raises MalformedFrameError for a piece that does not continue the incomplete frame, was not
         asked for, or comes out of turn."""
         if self._index < 0:
             if not self._next <= index < self._num_wanted:

@@ -31,7 +31,7 @@ from services.inference.kv_tiers.blocks import TRANSFERRED, KvIdentity
 from services.inference.model_thread import ModelThread
 
 _QUIET_S: Final = 0.3
-"""Without a request for so long nobody takes KV along any more."""
+"""Seconds without a request after which no replica is expected to fetch KV any more."""
 
 _log = structlog.get_logger()
 
@@ -47,7 +47,7 @@ class KvTransferService(KvTransferServiceServicer):
         model: ModelThread,
         metrics: Metrics,
     ) -> None:
-        """`model_identity`: of whoever may ask."""
+        """`model_identity`: the identity that a replica must have to ask."""
         self._identity = identity
         self._model_identity = model_identity
         self._model = model
@@ -139,5 +139,5 @@ class KvTransferService(KvTransferServiceServicer):
 
 
 def _host(peer: str) -> str:
-    """Of gRPC's name for the other side of a connection, `ipv4:10.0.0.1:50000`."""
+    """Host part of gRPC's name for a peer, such as `ipv4:10.0.0.1` in `ipv4:10.0.0.1:50000`."""
     return peer.rpartition(":")[0] or peer

@@ -16,7 +16,7 @@ _RETRY_MS: Final = 200
 
 
 class ServingLimits:
-    """Counts what is served, in all and to each host."""
+    """Counts requests being served, in all and by host."""
 
     def __init__(self, config: KvPeersConfig, block_bytes: int) -> None:
         self._config = config

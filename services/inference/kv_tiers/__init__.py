@@ -1,1 +1,2 @@
-"""KV that comes from outside a session's own computing: one seam, and what its sides share."""
+"""KV that comes from outside a session's own computing: one seam, and the code that its sides
+share."""

@@ -81,8 +81,8 @@ def kv_identity(info: EngineInfo, vocabulary_digest: bytes) -> KvIdentity | None
 
 
 class BlockLoader:
-    """What brings fetched blocks into the engine, for all tiers of a replica: one thread that packs
-    and unpacks, and the model thread. The event loop's."""
+    """Moves blocks between packed bytes and the engine, for all tiers of a replica: one thread
+    packs and unpacks, the model thread loads. Used in the event loop."""
 
     def __init__(self, identity: KvIdentity, model: ModelThread) -> None:
         self.identity = identity
@@ -92,15 +92,15 @@ class BlockLoader:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="kv")
 
     async def in_thread(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """What `work` returns, in the thread that packs and unpacks."""
+        """Run `work` in the thread that packs and unpacks; returns its result."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, lambda: work(*args, **kwargs))
 
     @contextmanager
     def claim(self, prefix: Prefix, indices: Iterable[int]) -> Iterator[list[int]]:
-        """Those of the blocks that nobody fetches yet; others leave them alone while the context
-        lasts. What one session fetches is published for all of its group once the engine has come
-        so far."""
+        """The blocks that no other session is fetching yet; others leave them alone while the
+        context lasts. Once the engine has come so far, fetched blocks are published for the whole
+        group."""
         claimed = [index for index in indices if prefix.hashes[index] not in self._fetching]
         hashes = [prefix.hashes[index] for index in claimed]
         self._fetching.update(hashes)
@@ -110,7 +110,8 @@ class BlockLoader:
             self._fetching.difference_update(hashes)
 
     def unpack(self, prefix: Prefix, index: int, frame: bytes) -> bytes | None:
-        """In the thread: the block, if the frame is what it should be."""
+        """Called in the thread: the block, if the frame is valid and the one expected; otherwise
+        None."""
         return self.identity.unpack(frame, prefix.parent(index), prefix.block_ids(index))
 
     def load(self, prefix: Prefix, blocks: tuple[tuple[int, bytes], ...], tier: str) -> bool:

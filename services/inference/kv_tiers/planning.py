@@ -17,22 +17,22 @@ _MARGIN: Final = 0.9
 """Share of the time that computing takes in which loading has to be done: predictions err, and
 what arrives late was fetched in vain."""
 _TRY_EVERY: Final = 16
-"""One in so many prompts of which nothing should arrive in time has a block loaded all the same.
-Only what is loaded is measured: nobody would notice that transfers are fast again."""
+"""One prompt in this many has a block loaded although none should arrive in time. Costs are
+measured only by loading: without this, transfers that became fast again would go unnoticed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransferCost:
-    """What loading took lately, and how many blocks it is tried with before anything is known."""
+    """Recent cost of loading blocks in milliseconds; 0: not known yet."""
 
     block_ms: float = 0.0
-    """From asking for a block to its bytes in the engine's form; 0: not known yet."""
+    """Time from asking for a block to having its bytes in the engine's form; 0: not known yet."""
     fixed_ms: float = 0.0
-    """Of a round trip to the tier, whatever it brings."""
+    """Time of a round trip to the tier, whatever it brings."""
 
 
 class LoadPlanner:
-    """Learns what transfers cost, and says how many blocks to load."""
+    """Learns the cost of transfers, and plans how many blocks to load."""
 
     def __init__(self) -> None:
         self._cost = TransferCost()

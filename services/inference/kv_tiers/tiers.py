@@ -1,10 +1,10 @@
-"""The seam between a replica's sessions and the places that have KV of their prompts.
+"""The seam between a replica's sessions and the places that hold KV of their prompts.
 
-A tier is such a place: static prefixes, other replicas, the prefix store. Sessions are told what is
-in the pool under other salts than their own (`salts`); all else runs beside them. No session waits
+A tier is such a place: static prefixes, other replicas, the prefix store. Sessions learn from it
+which other salts of the pool they may use (`salts`); all else runs beside them. No session waits
 for a tier: the engine computes a prompt from its first block on, while blocks are fetched from the
-last one backwards (decision 21). What a tier brings has to be, to the bit, what this engine would
-have computed for the same trust group.
+last one backwards (decision 21). The blocks that a tier brings have to be, to the bit, those that
+this engine would have computed for the same trust group.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Prefix:
     block_tokens: int
     ids: tuple[int, ...]
     hashes: list[bytes]
-    """Of each block (outrider.codec.block_hashes)."""
+    """Hash of each block (outrider.codec.block_hashes)."""
     fetched: set[int] = field(default_factory=set)
     """Blocks that a tier has brought."""
     is_computed: bool = False
-    """Whether the session's first token is there, or it has ended: what arrives now is late."""
+    """Whether the session has its first token, or has ended: blocks that arrive now are late."""
     store_names: list[bytes] = field(default_factory=list)
-    """Of the leading blocks, in the prefix store, which fills it in."""
+    """Names of the leading blocks in the prefix store, which fills them in."""
     _fetching: asyncio.Task[None] | None = None
 
     def parent(self, index: int) -> bytes:
@@ -60,8 +60,8 @@ class Prefix:
 
     @contextmanager
     def cancelling_fetch(self) -> Iterator[None]:
-        """While the context lasts, the running task is cancelled as soon as nothing that comes is
-        of use any more: who sends is told at once."""
+        """While the context lasts, the running task is cancelled as soon as nothing that arrives is
+        of use any more, so that the sender is informed at once."""
         self._fetching = asyncio.current_task()
         try:
             yield
@@ -77,22 +77,22 @@ class Prefix:
 
 @dataclass(slots=True)
 class TierCounts:
-    """What went through a tier since the replica started."""
+    """Traffic of a tier since the replica started."""
 
     num_bytes: int = 0
     """Fetched and saved, packed."""
     num_failures: int = 0
     """Requests to it that failed."""
     block_ms: float = 0.0
-    """What a block took lately to be fetched; 0: none came."""
+    """Recent time to fetch a block, in milliseconds; 0: none has come."""
     first_ms: float = 0.0
-    """Until the first bytes came."""
+    """Recent time until the first bytes came, in milliseconds; 0: none has come."""
 
 
 class KvTier:
-    """A place that has KV of prompts' beginnings. The event loop's. Nothing is raised but by
-    start(): a tier that is slow, full or gone has nothing. A tier overrides what it does; what it
-    leaves out does nothing."""
+    """A place that has KV of prompts' beginnings. Used in the event loop. Only start() raises: a
+    tier that is slow, full or gone has nothing. A tier overrides the methods it needs; the others
+    do nothing."""
 
     name: ClassVar[str]
     """In metrics and in reports to routers."""
@@ -104,11 +104,11 @@ class KvTier:
         """Before the replica serves. Raises EngineError for what it cannot serve without."""
 
     def on_tick(self, tick: ModelTick) -> None:
-        """What the model thread tells until all tiers have started."""
+        """Handle a report of the model thread, until all tiers have started."""
 
     def salts(self, tenant: str) -> tuple[bytes, ...]:
-        """What a session of this tenant may use that is in the pool under other salts than its
-        own."""
+        """Salts, other than its own, under which a session of this tenant may use blocks of the
+        pool."""
         return ()
 
     def num_blocks(self, request: OpenRequest) -> int:
@@ -135,16 +135,16 @@ class KvTier:
 
 
 class KvTiers:
-    """The tiers of a replica, in the order in which they are asked. Sessions tell it how far they
-    are. The event loop's."""
+    """The tiers of a replica, in the order in which they are asked. Sessions report their progress
+    to it. Used in the event loop."""
 
     def __init__(self, tiers: Sequence[KvTier], block_tokens: int) -> None:
         self.counts: Mapping[str, TierCounts] = {tier.name: tier.counts for tier in tiers}
-        """By the tiers' names."""
+        """Counts by tier name."""
         self._tiers = tuple(tiers)
         self._block_tokens = block_tokens
         self._prefixes: dict[int, Prefix] = {}
-        """By session id, until the session's first token."""
+        """Prefixes by session id, until the session's first token."""
         self._fetches: set[asyncio.Task[None]] = set()
         self._saves: set[asyncio.Task[None]] = set()
 
@@ -162,7 +162,7 @@ class KvTiers:
             await tier.start(self)
 
     def on_tick(self, tick: ModelTick) -> None:
-        """Until start() returns."""
+        """Pass on a report of the model thread, until start() returns."""
         for tier in self._tiers:
             tier.on_tick(tick)
 
@@ -171,8 +171,8 @@ class KvTiers:
         return tuple(chain.from_iterable([tier.salts(tenant) for tier in self._tiers]))
 
     def opened(self, request: OpenRequest, cached_tokens: int, compute_token_ms: float) -> None:
-        """A session is in the queue, or computes; the first `cached_tokens` are there already, and
-        the engine takes so long for one of the others."""
+        """A session is queued or computing. Its first `cached_tokens` are there already; the engine
+        takes `compute_token_ms` for each other token."""
         depths = [(tier, depth) for tier in self._tiers if (depth := tier.num_blocks(request))]
         if not depths:
             return
@@ -210,7 +210,7 @@ class KvTiers:
             prefix.end()
 
     async def close(self) -> None:
-        """Give up what is under way."""
+        """Cancel running fetches and saves."""
         tasks = [*self._fetches, *self._saves]
         for task in tasks:
             task.cancel()
@@ -221,7 +221,8 @@ class KvTiers:
     async def _fetch(
         self, prefix: Prefix, paying: Sequence[tuple[KvTier, range]], block_ms: float
     ) -> None:
-        """From one tier after the other, without the last blocks that came from those before."""
+        """Fetch from one tier after the other, each without the last blocks that earlier tiers
+        brought."""
         for tier, missing in paying:
             while missing and missing[-1] in prefix.fetched:
                 missing = missing[:-1]

@@ -36,7 +36,7 @@ class PrefixStoreConfig:
     timeout_ms: PositiveFloat = 1000.0
     """Longest round trip of up to four blocks. No session waits for one."""
     ttl_s: PositiveInt = 86_400
-    """An entry expires so long after it was last asked for."""
+    """Seconds after which an entry expires if nobody asks for it."""
     min_tokens: PositiveInt = 256
     """Prompts with fewer tokens are computed sooner than it pays to look for them."""
     max_tokens: PositiveInt = 8192

@@ -29,12 +29,13 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 PREFIX: Final = b"outrider:kv:1:"
 RUN_BLOCKS: Final = 16
-"""Of a prompt, from its first block on. All prompts of a trust group with one beginning have its
-run in common, so longer ones would fill one place."""
+"""Blocks of a prompt, from its first one on, whose names share a tag, which keeps them on one node
+of a cluster. All prompts of a trust group with one beginning share its run, so longer runs would
+fill one node."""
 _KEY_BYTES: Final = 32
 _NONCE_BYTES: Final = 12
 SEAL_BYTES: Final = _NONCE_BYTES + 16
-"""What a value is longer than its frame: the nonce and GCM's tag."""
+"""Bytes that a value adds to its frame: the nonce and GCM's tag."""
 _NAME_BYTES: Final = 16
 _TAG_BYTES: Final = 4
 
@@ -51,8 +52,8 @@ class Sealer:
         self._cipher = AESGCM(_derived(secret, b"values", identity))
 
     def names(self, block_hashes: Sequence[bytes]) -> list[bytes]:
-        """Of a prompt's blocks with these hashes (outrider.codec.block_hashes), first block
-        first."""
+        """Names for the blocks of a prompt, given by their hashes (outrider.codec.block_hashes),
+        first block first."""
         names = []
         tag = b""
         for index, block_hash in enumerate(block_hashes):

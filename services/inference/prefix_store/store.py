@@ -1,4 +1,4 @@
-"""Where entries are kept: in Redis or a Redis Cluster, behind a circuit breaker."""
+"""Storage of entries in Redis or a Redis Cluster, behind a circuit breaker."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RedisStore:
         breaker: CircuitBreakerPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`max_value_bytes`: of a longer value, which is no entry, only so many are read."""
+        """`max_value_bytes`: most bytes read of a value. A longer value is no entry."""
         self._client = client
         self._timeout_s = timeout_s
         self._ttl_s = ttl_s
@@ -99,7 +99,8 @@ class RedisStore:
         await self._client.aclose()
 
     async def _attempt(self, ask: Callable[[], Awaitable[_T]], otherwise: _T) -> _T:
-        """The answer; `otherwise` where there is none within the time, or none is asked for."""
+        """The answer of `ask`; `otherwise` if it fails or takes too long, or while the breaker is
+        open."""
         import redis
         from redis.exceptions import RedisClusterException
 
@@ -131,8 +132,8 @@ class RedisStore:
 def connect(
     address: RedisAddress, timeout_s: float, *, is_cluster: bool = False
 ) -> Redis | RedisCluster:
-    """A client that never retries; with `is_cluster`, of the Redis Cluster of which `address` is
-    one node. Raises ConfigError for an address that is none."""
+    """A client that never retries; with `is_cluster`, for the Redis Cluster that has `address` as a
+    node. Raises ConfigError for an invalid address."""
     from redis.asyncio import Redis
     from redis.asyncio.cluster import RedisCluster
     from redis.asyncio.retry import Retry

@@ -41,12 +41,13 @@ STORE_BLOCKS: Final = Family(
 )
 
 _CHUNK_BLOCKS: Final = 4
-"""Blocks of one round trip: a few megabytes, so that what has arrived is of use at once."""
+"""Blocks of one round trip: a few megabytes, so that blocks become useful as soon as they
+arrive."""
 _MAX_NAMES: Final = 65_536
 """Names that are remembered: as seen once, as stored, and as unusable."""
 _MAX_KNOWN_S: Final = 900.0
-"""What is known to be stored is asked for again after so long: a store forgets when it is started
-again, or is full."""
+"""How long a name counts as stored before the store is asked again: a store forgets when it
+restarts or is full."""
 
 
 class Names:
@@ -83,7 +84,8 @@ class Names:
 
 
 class PrefixStoreTier(KvTier):
-    """The prefix store: asked for what it has of a prompt, and given what came more than once."""
+    """The prefix store: asked for the blocks of a prompt, and given those that came more than
+    once."""
 
     name = "redis"
 
@@ -99,8 +101,8 @@ class PrefixStoreTier(KvTier):
         ttl_s: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Of prompts with at least `min_tokens` tokens in full blocks, the first `max_tokens` are
-        loaded from the store and saved there, where entries expire `ttl_s` after they were last
+        """Prompts with at least `min_tokens` tokens in full blocks have their first `max_tokens`
+        loaded from the store and saved there. Entries expire `ttl_s` seconds after they were last
         asked for."""
         super().__init__()
         self._store = store
@@ -112,11 +114,12 @@ class PrefixStoreTier(KvTier):
         self._clock = clock
         self._planner = LoadPlanner()
         self._seen = Names()
-        """Of blocks that one prompt had: another one with the same makes them worth saving."""
+        """Names of blocks that one prompt had. A second prompt with the same block makes it worth
+        saving."""
         self._stored = Names(lasts_s=min(ttl_s / 2, _MAX_KNOWN_S), clock=clock)
         self._unusable = Names()
-        """Of entries that were there, and refused or nothing when they were fetched: they are
-        written anew whatever the store says that it has."""
+        """Names of entries that existed but were refused, or empty, when they were fetched. They
+        are written again even if the store says that it has them."""
         self._saving = asyncio.Lock()
         self._blocks = metrics.counter(STORE_BLOCKS)
         self._bytes = metrics.counter(TRANSFERRED)
@@ -172,7 +175,7 @@ class PrefixStoreTier(KvTier):
         ]
 
     async def save(self, prefix: Prefix, wanted: Sequence[int]) -> None:
-        """From the first block on, one prompt at a time."""
+        """Save blocks from the first one on, one prompt at a time."""
         async with self._saving:
             names = [prefix.store_names[index] for index in wanted]
             present = await self._store.present(names)
@@ -190,7 +193,7 @@ class PrefixStoreTier(KvTier):
         self._loader.close()
 
     def _names(self, prefix: Prefix) -> list[bytes]:
-        """Of the blocks that may be stored; none of a prefix that only other tiers have."""
+        """Names of the blocks that may be stored; empty for a prefix that only other tiers have."""
         if not prefix.store_names:
             num_blocks = self.num_blocks(prefix.request)
             prefix.store_names = self._sealer.names(prefix.hashes[:num_blocks])
@@ -224,7 +227,7 @@ class PrefixStoreTier(KvTier):
     def _unpack(
         self, prefix: Prefix, indices: Sequence[int], values: Sequence[bytes | None]
     ) -> tuple[tuple[int, bytes], ...]:
-        """In the thread: the blocks whose values are what they should be."""
+        """Called in the thread: the blocks whose values are valid."""
         blocks = []
         for index, value in zip(indices, values, strict=True):
             frame = None if value is None else self._sealer.open(prefix.store_names[index], value)
@@ -234,7 +237,8 @@ class PrefixStoreTier(KvTier):
         return tuple(blocks)
 
     def _note_stored(self, names: Sequence[bytes], present: Sequence[bool]) -> None:
-        """What the store has, and what it has no more, or to no use."""
+        """Record which entries the store has; others, and unusable ones, no longer count as
+        stored."""
         for name, is_there in zip(names, present, strict=True):
             if is_there and name not in self._unusable:
                 self._stored.add(name)

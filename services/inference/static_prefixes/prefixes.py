@@ -1,8 +1,8 @@
-"""What operators register, as token ids, and which sessions may use it (pure).
+"""Prefixes that operators register, as token ids, and the sessions that may use them (pure).
 
 A static prefix is pinned under a salt of its own, which no trust group has: it is longer than any
 salt of a session may be. A session finds it if its tenant is one of those that the operator named.
-So it is shared by trust groups that share nothing else, by the operator's word alone.
+Trust groups that share nothing else thus share it, only because the operator said so.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class StaticPrefixes:
         an engine that keeps its KV to itself."""
         self.prefixes = tuple(prefixes)
         self.num_blocks = 0
-        """Of the KV pool that they take."""
+        """Blocks of the KV pool that all of them take."""
         self._salts = {prefix.salt: frozenset(prefix.tenants) for prefix in prefixes}
         if not prefixes:
             return
@@ -106,5 +106,5 @@ class StaticPrefixes:
             )
 
     def salts_of(self, tenant: str) -> tuple[bytes, ...]:
-        """Of those that this tenant's sessions may use."""
+        """Salts of the prefixes that this tenant's sessions may use."""
         return tuple(salt for salt, tenants in self._salts.items() if is_allowed(tenant, tenants))

@@ -39,7 +39,7 @@ class _Computation:
     done: asyncio.Future[None]
 
     def take(self, event: Event, compute_token_ms: float) -> None:
-        """What became of it."""
+        """Handle an event of the session that computes the prefix."""
         if isinstance(event, Opened):
             self.tiers.opened(self.request, event.cached_tokens, compute_token_ms)
         elif isinstance(event, SessionCommit):

@@ -1,8 +1,8 @@
-"""Sessions between two replicas: who waits, who goes on, who is given up. Pure.
+"""Sessions between two replicas: which wait, which continue, which are given up. Pure.
 
-A session whose replica is lost, silent, refuses it or cannot go on with it is opened on another
-one, with its seed and all that is committed, so that it goes on as if nothing had happened. Until
-there is a replica, room and budget for it, it waits.
+A session whose replica is lost, silent, refuses it or cannot continue it is opened on another one,
+with its seed and all committed tokens, so that it continues as if nothing had happened. It waits
+until a replica, room and retry budget are available.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 MAX_MOVES_PER_RETRY: Final = 16
 """Sessions opened by one `retry`: the event loop does other work before the next one."""
 _MAX_FAILED_PLACEMENTS: Final = 4
-"""Placements of one `retry` that may fail among sessions that the same replicas could have: the
-rest of these waits for the next one, and holds up nobody else."""
+"""Placements that may fail in one `retry` among sessions for the same replicas. The rest of these
+sessions wait for the next one, and hold up no others."""
 _MAX_FAILURES: Final = 64
 """The same among all sessions of one model: another model's may have room."""
 
@@ -89,13 +89,16 @@ class Failover:
         self._telemetry = telemetry
         self._policy = policy or FailoverPolicy()
         self._budgets: dict[str, RetryBudget] = {}
-        """By model: what one model's replicas lose holds up no session of another."""
+        """Retry budgets by model, so that losses of one model's replicas hold up no session of
+        another."""
         self._poison: dict[str, PoisonDetector] = {}
-        """By model: a replica has one, so suspects of a model wait for no trial of another's."""
+        """Detectors by model: a replica has one model, so suspects of a model need not wait for
+        trials of another's."""
         self._crash_reports = CrashReports()
         self._waiting: dict[int, tuple[RelayedSession, OutriderError]] = {}
         self.is_due = False
-        """Whether more could go on now than there was time for."""
+        """Whether waiting sessions are to be tried again soon, without waiting for news from
+        replicas."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -107,8 +110,8 @@ class Failover:
             poison.replica_lost([session.losses for session in sessions], loss)
 
     def call_failed(self, session: RelayedSession, num_sessions: int) -> None:
-        """An engine call of so many sessions failed, this one among them, while its replica lives;
-        0: the failure says nothing of it."""
+        """An engine call of `num_sessions` sessions failed, this one among them, while its replica
+        lives; 0: the failure gives no evidence against it."""
         if not num_sessions:
             self.refused(session)
             return
@@ -117,22 +120,23 @@ class Failover:
         poison.call_failed(session.losses, call, is_single=num_sessions == 1)
 
     def opened(self, session: RelayedSession, now: float, *, is_doubtful: bool) -> None:
-        """It has just come, maybe because its edge or router died: what replicas told of its
-        request counts; `is_doubtful`: not all of them can have told."""
+        """A session has just arrived, maybe because its edge or router died. Crashes that replicas
+        reported with its request count against it; `is_doubtful`: some replicas may not have
+        reported yet."""
         session.losses.is_doubtful = is_doubtful
         poison = self._poison_of(session)
         for loss, is_single in self._crash_reports.of(session.losses.request, now):
             poison.crashed(session.losses, loss, is_single=is_single)
 
     def explained(self, replica: str, process: bytes, crashes: Sequence[Crash], now: float) -> None:
-        """What is known of a replica's losses: `process` lives, and these crashed. One of which
-        nothing is said was ended from outside."""
+        """A replica reports on its losses: `process` is alive, and `crashes` are its processes that
+        crashed. A lost process without a crash was ended from outside."""
         crashes = [crash for crash in crashes if crash.process != process]
         calls = {crash.process: crash.call for crash in crashes}
         for poison in self._poison.values():
             for loss in poison.losses_of(replica):
                 poison.explained(loss, calls.get(loss.process))
-        for crash in self._crash_reports.tell(replica, crashes, now):
+        for crash in self._crash_reports.record(replica, crashes, now):
             loss = Loss(replica, crash.process)
             for session in self._table.with_requests(crash.call.requests):
                 poison = self._poison_of(session)
@@ -170,7 +174,7 @@ class Failover:
         self._poison_of(session).forget(session.losses)
 
     def retry(self, now: float) -> list[tuple[RelayedSession, OutriderError]]:
-        """Open what can be opened now; those that are to be given up, and why."""
+        """Open the sessions that can be opened now; returns those to give up, and why."""
         if not self._waiting:
             self.is_due = False
             return []

@@ -44,9 +44,9 @@ _CAPACITY_CAUSES: Final = frozenset({"queue", "slo", "shed"})
 class RunDeduplicator:
     """The latest run of every chat that brings a request id.
 
-    A client that turns to another edge opens its chat anew behind what it has. Where the first edge
-    did not die but starves or is cut off, the old run goes on for as long as that edge remembers
-    its chats (`edge.resumption.window_s`), and takes a place on a replica for nobody.
+    A client that turns to another edge opens its chat anew behind what it has. If the first edge is
+    not dead but starved or cut off, it keeps the old run for as long as it remembers its chats
+    (`edge.resumption.window_s`), and a place on a replica is taken for nobody.
 
     Edges bind request ids to the trust group they are of. A run is of the same chat if prompt and
     sampling are the same too: an id that is used for something else stops nobody's run.
@@ -55,14 +55,14 @@ class RunDeduplicator:
     def __init__(self) -> None:
         self._latest: dict[tuple[str, str, bytes], RelayedSession] = {}
         self._keys: dict[int, tuple[str, str, bytes]] = {}
-        """By router session id."""
+        """Key of each run, by router session id."""
 
     def __len__(self) -> int:
         return len(self._latest)
 
     def began(self, session: RelayedSession) -> RelayedSession | None:
-        """A session came; the older run of its chat that it continues, from another stream. One
-        that brings no tokens may be a deliberate copy: it replaces nobody."""
+        """Record a session; returns the older run of the same chat, on another stream, that it
+        continues. A session without tokens may be a deliberate copy: it replaces no run."""
         if not session.open_frame.open.request_id:
             return None
         key = self._keys[session.router_session_id] = frames.run_key(session)
@@ -119,7 +119,7 @@ class Intake:
         return is_due
 
     def waiting(self) -> list[SessionRequest]:
-        """What those in the queue ask for."""
+        """Requests of the sessions in the queue."""
         return [session.request for session in self._waiting.values()]
 
     def drain(self) -> None:
@@ -157,7 +157,7 @@ class Intake:
         return self._refused(now)
 
     def retry(self, now: float) -> Iterator[Ending]:
-        """Place those in the queue for whom there is room now."""
+        """Place queued sessions for which there is room now."""
         if not self._waiting:
             return
         for dequeued in self._admission.dequeue(self._fleet_view, now):
@@ -171,13 +171,13 @@ class Intake:
                 yield session, error
 
     def expire(self, now: float) -> list[Ending]:
-        """What passes with time alone: waits that were too long."""
+        """Refuse sessions that have waited too long; returns how they end."""
         self.refresh(now)
         self._admission.expire(now)
         return self._refused(now)
 
     def refresh(self, now: float) -> None:
-        """The fleet is not what it was."""
+        """The fleet has changed: refresh the view of it."""
         self._fleet_view.refresh(self._registry, now)
 
     def first_token(self, session: RelayedSession, now: float) -> None:
@@ -225,9 +225,9 @@ class Intake:
             raise PromptTooLongError.of(num_tokens, longest - 1)
 
     def _dispatch_to(self, session: RelayedSession, route: Route, now: float) -> None:
-        """Raises DeadlineError; PoisonousRequestError for a request that crashed replicas before it
-        was opened here; what `Dispatch.place` raises where the replica's buffer is full and it
-        has to be another one."""
+        """Place the session on `route`. Raises DeadlineError; PoisonousRequestError for a request
+        that crashed replicas before it was opened here; and the error of `Dispatch.place` if the
+        replica's buffer is full and another replica is needed."""
         if session.losses.is_poisonous:
             raise poisonous_request_error(session.losses)
         frames.renew_deadline(session, now)
@@ -237,7 +237,7 @@ class Intake:
             self._dispatch.place(session, now)
 
     def _refused(self, now: float) -> list[Ending]:
-        """Those in the queue who are refused."""
+        """Endings of the queued sessions that are refused."""
         endings = []
         for router_session_id, error in self._admission.take_refused():
             session = self._waiting.pop(router_session_id)

@@ -82,7 +82,7 @@ class _Report:
     requests: set[int]
     """Requests in the call, without those that have had a token since."""
     is_single: bool
-    told_at: float
+    reported_at: float
 
 
 class CrashReports:
@@ -97,8 +97,8 @@ class CrashReports:
     def __len__(self) -> int:
         return sum(map(len, self._reports.values()))
 
-    def tell(self, replica: str, crashes: Sequence[Crash], now: float) -> list[Crash]:
-        """Take a replica's report of its crashes; returns those that are new."""
+    def record(self, replica: str, crashes: Sequence[Crash], now: float) -> list[Crash]:
+        """Add the crashes that a replica reports; returns those not recorded before."""
         self._expire(now)
         reports = self._reports.setdefault(replica, {})
         new = [crash for crash in crashes if crash.process not in reports]
@@ -129,7 +129,7 @@ class CrashReports:
     def _expire(self, now: float) -> None:
         for replica, reports in list(self._reports.items()):
             for process, report in list(reports.items()):
-                if now - report.told_at > CRASH_KEPT_S:
+                if now - report.reported_at > CRASH_KEPT_S:
                     del reports[process]
             if not reports:
                 del self._reports[replica]

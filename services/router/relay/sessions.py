@@ -1,4 +1,4 @@
-"""The sessions a router relays: their states, whose they are, what they are called. Pure.
+"""The sessions that a router relays: their states, owners and ids. Pure.
 
 One conversation has three ids here. Its edge numbers it on the edge's own stream
 (`edge_session_id`); this router numbers it for its whole life (`router_session_id`); and each
@@ -25,7 +25,7 @@ RETRY_DELAY_MS: Final = 1000
 
 
 class SessionState(IntEnum):
-    """Where a session stands."""
+    """State of a session in the router."""
 
     PLACING = 0
     """No replica has it: its messages are being tokenized, or it is between two replicas."""
@@ -41,7 +41,7 @@ class SessionState(IntEnum):
 
 
 class SessionInput(IntEnum):
-    """What can happen to a session."""
+    """Events that change a session's state."""
 
     # From its edge.
     DRAFT = 0
@@ -51,7 +51,7 @@ class SessionInput(IntEnum):
     QUEUED = auto()
     PLACED = auto()
     ABORT = auto()
-    """It cannot go on: no replica, an edge that does not read or broke the protocol, a replica
+    """It cannot continue: no replica, an edge that does not read or broke the protocol, a replica
     that does not confirm a cancellation."""
     # From its replica.
     OPENED = auto()
@@ -60,13 +60,13 @@ class SessionInput(IntEnum):
     ERROR = auto()
     """An error that another replica would give too, or no other may be tried."""
     LEFT = auto()
-    """Its replica cannot go on with it, refused it, is silent or lost: another one has to."""
+    """Its replica cannot continue it, refused it, is silent or lost: another one has to take it."""
     LOST = auto()
     """Its replica is lost and no other one may take it."""
 
 
 class SessionAction(IntEnum):
-    """What the switch does about it."""
+    """The switch's response to an input."""
 
     DROP = 0
     KEEP = auto()
@@ -84,7 +84,7 @@ class SessionAction(IntEnum):
     ANSWER = auto()
     """End the session towards the edge with an error of this router."""
     MOVE = auto()
-    """Find another replica, which goes on after the tokens that are committed."""
+    """Find another replica, which continues after the committed tokens."""
 
 
 _PLACING, _QUEUED, _OPENING = SessionState.PLACING, SessionState.QUEUED, SessionState.OPENING
@@ -164,7 +164,7 @@ class RelayLimits:
 
 @dataclass(slots=True, eq=False)
 class Replay(Generic[FrameT]):
-    """What the next replica of a session would be sent."""
+    """Frames to send to a session's next replica."""
 
     open_frame: FrameT
     """The open as the edge sent it."""
@@ -185,31 +185,31 @@ class Session(Generic[FrameT]):
     edge_stream: int
     """The table's number of the edge stream that it came on."""
     edge_session_id: int
-    """What its edge calls it, unique on that stream."""
+    """The edge's id for it, unique on that stream."""
     router_session_id: int
-    """What it is called in this router."""
+    """This router's id for it."""
     upstream_session_id: int
-    """What it is called on its replica's stream, or will be on the next one."""
+    """Its id on its replica's stream, or on the next one's."""
     opened_at: float
     replay: Replay[FrameT] | None
-    """What another replica would be sent; None where it cannot be opened again."""
+    """Frames for another replica; None: it cannot be opened again."""
     request: SessionRequest
-    """What it asked for when it came, with the class that it was given since."""
+    """The request as it came, with the class that it was given since."""
     state: SessionState = SessionState.PLACING
     replica_stream: int | None = None
-    """The table's number of the replica stream that has it."""
+    """Number, in the table, of its replica's stream."""
     is_announced: bool = False
-    """Whether its edge was told that it is opened."""
+    """Whether its edge was sent the opening."""
     tried_replicas: list[str] = field(default_factory=list)
     """Replicas it was sent to since it last committed, the present one last."""
     num_committed: int = 0
     """Committed tokens of the reply."""
     model_identity: bytes = b""
-    """What computed its committed tokens: that of the replica that committed last, or as its edge
-    says; empty: unknown, or it has none."""
+    """Identity of the model that computed its committed tokens: reported by the last replica that
+    committed, or by its edge; empty: unknown, or no tokens."""
     opened_identity: bytes = b""
-    """What the replica that has it computes, as it said when it opened the session; empty: it has
-    not opened it yet, or does not say."""
+    """Model identity that its present replica reported when it opened the session; empty: not
+    opened yet, or not reported."""
     committed_as: int = 0
     """Its `upstream_session_id` when it last committed: another one now means another replica."""
     losses: LossRecord = field(default_factory=LossRecord)
@@ -217,10 +217,10 @@ class Session(Generic[FrameT]):
     """When its replica last sent a frame of it."""
     first_token_at: float | None = None
     prompt_ms: float = 0.0
-    """What its replica would take for the uncached part of its prompt if it had nothing else to do;
-    0: not placed yet."""
+    """Milliseconds in which its idle replica would compute the uncached part of its prompt; 0: not
+    placed yet."""
     replica_left_at: float | None = None
-    """Since when it has had no token for want of a replica."""
+    """Time since which it has had no token for want of a replica."""
     num_moves: int = 0
     epoch: int = 0
     """The newest draft epoch of its edge."""
@@ -234,7 +234,7 @@ class Session(Generic[FrameT]):
 
     @property
     def current_request(self) -> SessionRequest:
-        """What it asks of its next replica: to continue after all that is committed by now."""
+        """The request to its next replica: continue after all tokens committed by now."""
         if not self.num_committed:
             return self.request
         return replace(self.request, num_committed=self.num_committed, identity=self.model_identity)
@@ -346,7 +346,7 @@ class SessionTable(Generic[FrameT]):
         return True
 
     def resized(self, session: Session[FrameT], num_bytes: int) -> None:
-        """The open of a session that is being placed has so many bytes now. Raises
+        """The open of a session that is being placed now has `num_bytes` bytes. Raises
         OverloadedError."""
         replay = session.replay
         assert replay is not None, "a session that is placed has its open"
@@ -375,7 +375,8 @@ class SessionTable(Generic[FrameT]):
         return action
 
     def announce(self, session: Session[FrameT]) -> bool:
-        """A replica opened it; whether that is news to its edge, which is told once."""
+        """A replica opened it. Returns whether its edge has still to be informed, which happens
+        once."""
         is_news = not session.is_announced
         session.is_announced = True
         return is_news
@@ -393,20 +394,20 @@ class SessionTable(Generic[FrameT]):
         return True
 
     def begin_epoch(self, session: Session[FrameT], epoch: int) -> None:
-        """Its edge drafts in this epoch: what is kept of older ones is void, and must not take the
-        room of what is not."""
+        """Its edge drafts in this epoch now: kept drafts of older epochs are dropped, to leave
+        their room to new ones."""
         if epoch > session.epoch:
             session.epoch = epoch
             self._release_drafts(session)
 
     def drop_drafts(self, session: Session[FrameT]) -> None:
-        """What the edge has drafted so far is void."""
+        """Drop the drafts that the edge has sent so far."""
         self._release_drafts(session)
         session.void_epoch = session.epoch
 
     def commit(self, session: Session[FrameT], num_committed: int, tokens: bytes | None) -> None:
-        """Tokens became final: the reply has `num_committed` now. `tokens` are kept as they are;
-        where they are not known (None), or there is no room, it cannot move any more."""
+        """Tokens became final: the reply has `num_committed` now. `tokens` are kept as they are; if
+        they are unknown (None), or there is no room, the session cannot move any more."""
         session.num_committed = num_committed
         if len(session.tried_replicas) > 1:
             session.tried_replicas[:-1] = []

@@ -193,8 +193,8 @@ def crash(number: int, *requests: int, num_sessions: int = 0) -> Crash:
 
 def test_what_a_replica_told_of_a_request_counts_for_each_of_its_sessions() -> None:
     reports, detector = CrashReports(), PoisonDetector(2)
-    reports.tell("a", [crash(1, 7, 8)], 0.0)
-    reports.tell("b", [crash(2, 7), crash(3, 9)], 1.0)
+    reports.record("a", [crash(1, 7, 8)], 0.0)
+    reports.record("b", [crash(2, 7), crash(3, 9)], 1.0)
     assert dict(reports.of(7, 1.0)) == {Loss("a", b"\x01"): False, Loss("b", b"\x02"): True}
     poison, other, new = LossRecord(7), LossRecord(8), LossRecord(6)
     for it in (poison, other, new):
@@ -207,8 +207,8 @@ def test_what_a_replica_told_of_a_request_counts_for_each_of_its_sessions() -> N
 
 def test_a_crash_that_is_told_again_counts_once_and_not_for_ever() -> None:
     reports = CrashReports()
-    assert reports.tell("a", [crash(1, 7)], 0.0) == [crash(1, 7)]
-    assert reports.tell("a", [crash(1, 7), crash(2, 7)], CRASH_KEPT_S) == [crash(2, 7)]
+    assert reports.record("a", [crash(1, 7)], 0.0) == [crash(1, 7)]
+    assert reports.record("a", [crash(1, 7), crash(2, 7)], CRASH_KEPT_S) == [crash(2, 7)]
     assert len(list(reports.of(7, CRASH_KEPT_S))) == 2
     assert list(reports.of(7, CRASH_KEPT_S + 1)) == [(Loss("a", b"\x02"), True)]
     assert list(reports.of(7, 2 * CRASH_KEPT_S + 1)) == []
@@ -217,9 +217,9 @@ def test_a_crash_that_is_told_again_counts_once_and_not_for_ever() -> None:
 
 def test_a_request_with_a_token_since_is_forgiven_what_is_told_again_as_well() -> None:
     reports, detector, it = CrashReports(), PoisonDetector(2), LossRecord(7)
-    reports.tell("a", [crash(1, 7, 8)], 0.0)
+    reports.record("a", [crash(1, 7, 8)], 0.0)
     reports.forgive(7)
-    reports.tell("a", [crash(1, 7, 8)], 1.0)
+    reports.record("a", [crash(1, 7, 8)], 1.0)
     assert list(reports.of(7, 1.0)) == []
     assert len(list(reports.of(8, 1.0))) == 1
     detector.proved(it)
@@ -229,8 +229,8 @@ def test_a_request_with_a_token_since_is_forgiven_what_is_told_again_as_well() -
 
 def test_of_a_replica_that_tells_of_ever_new_crashes_the_last_ones_are_kept() -> None:
     reports = CrashReports()
-    reports.tell("b", [crash(1, 5)], 0.0)
+    reports.record("b", [crash(1, 5)], 0.0)
     for number in range(200):
-        reports.tell("a", [crash(number, 7)], 0.0)
+        reports.record("a", [crash(number, 7)], 0.0)
     assert len(reports) == MAX_CRASHES + 1
     assert len(list(reports.of(5, 0.0))) == 1, "nobody else's"
