@@ -95,7 +95,7 @@ class KvTier:
     do nothing."""
 
     name: ClassVar[str]
-    """In metrics and in reports to routers."""
+    """The tier in metrics; reports to routers have fields for `redis` and `peer`."""
 
     def __init__(self) -> None:
         self.counts = TierCounts()
