@@ -87,6 +87,38 @@ unpack_promtool() {
     )
 }
 
+# The tests look at pictures of the documents as Chromium and librsvg draw them: 120 MB to fetch, with
+# the libraries that the machine lacks, 410 MB on the disk.
+get_renderers() {
+    command -v chromium >/dev/null 2>&1 && command -v rsvg-convert >/dev/null 2>&1 && return
+    [ ! -e .tools/renderers/complete ] || return 0
+    rm -rf .tools/renderers
+    mkdir -p .tools/renderers
+    if ! command -v apt-get >/dev/null 2>&1 || ! unpack_renderers; then
+        echo 'setup: no Chromium was fetched: its tests fail until it is there (sudo apt-get install chromium librsvg2-bin)'
+    fi
+}
+
+unpack_renderers() {
+    echo 'setup: fetching Chromium and rsvg-convert into .tools'
+    (
+        cd .tools/renderers
+        wanted='chromium librsvg2-bin fonts-dejavu-core'
+        mkdir -p apt/lists/partial apt/cache
+        beside="-o Dir::State::lists=$PWD/apt/lists -o Dir::Cache=$PWD/apt/cache"
+        # What is installed already is in no list of what would be.
+        # shellcheck disable=SC2086
+        apt-get -q $beside update >/dev/null 2>&1 &&
+            lacking=$(apt-get -q $beside install --simulate --no-install-recommends $wanted |
+                awk '/^Inst/ {print $2}') &&
+            apt-get -q $beside download $lacking >/dev/null 2>&1 || exit 1
+        rm -rf apt
+        for package in *.deb; do dpkg-deb --extract "$package" . || exit 1; done
+        rm -- *.deb
+        : >complete
+    )
+}
+
 make_venv
 stamp=".venv/.outrider-$extra"
 want=$(cat pyproject.toml constraints.txt tools/setup.sh | sha256sum)
@@ -103,6 +135,7 @@ if [ "$(cat "$stamp" 2>/dev/null || true)" != "$want" ]; then
         .venv/bin/python -m tools.check_deploy --fetch
         get_nginx
         get_promtool
+        get_renderers
     fi
     printf '%s\n' "$want" >"$stamp"
 fi
