@@ -69,6 +69,20 @@ class GatedEngine(HookedEngine):
         return True
 
 
+class Stepwise(GatedEngine):
+    """Shuts the gate behind so many steps. Who opens it again waits until it is shut."""
+
+    def __init__(self, num_steps: int) -> None:
+        super().__init__()
+        self.num_left = num_steps
+        self.gate.set()
+
+    def after(self, slices: Sequence[SequenceSlice]) -> None:
+        self.num_left -= 1
+        if not self.num_left:
+            self.gate.clear()
+
+
 def loaded(engine: Engine, prefixes: tuple[StaticPrefix, ...] = ()) -> LoadedModel:
     return LoadedModel(
         "letters",

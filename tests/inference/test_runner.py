@@ -42,7 +42,7 @@ from services.inference.scheduler.types import (
     OpenRequest,
     SessionCommit,
 )
-from tests.inference.harness import GatedEngine, reference
+from tests.inference.harness import GatedEngine, Stepwise, reference
 from tests.inference.letters import new_reply
 
 SAMPLING = SamplingParams(max_tokens=30, ignore_eos=True)
@@ -184,15 +184,13 @@ async def test_requests_that_do_not_fit_are_refused() -> None:
 
 async def test_a_session_that_fails_costs_others_nothing() -> None:
     """What the call before committed to them is told."""
-    engine = GatedEngine()
+    engine = Stepwise(4)
+    engine.gate.clear()
     async with _running(engine) as it:
         for session in (1, 2):
             it.runner.open(_request(session))
         engine.gate.set()
-        await eventually(lambda: bool(it.ids(1) and it.ids(2)))
-        engine.gate.clear()
-        engine.waiting.clear()
-        await eventually(engine.waiting.is_set)
+        await eventually(lambda: bool(it.ids(1) and it.ids(2)) and not engine.gate.is_set())
         assert it.last(1) is None, "the test shows nothing"
         it.runner.draft(1, Draft(1, 0, (64,)))
         engine.gate.set()

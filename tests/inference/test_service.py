@@ -31,6 +31,7 @@ from tests.inference.harness import (
     GatedEngine,
     Peer,
     Running,
+    Stepwise,
     details_of,
     opening,
     reference,
@@ -340,21 +341,12 @@ async def test_a_peer_that_cancels_again_and_again_fills_no_memory(
         await eventually(lambda: len(it.replica.table) == 0)
 
 
-class Pausing(GatedEngine):
-    """Shuts the gate behind its fourth step."""
-
-    def after(self, slices: Sequence[SequenceSlice]) -> None:
-        if self.num_steps == 4:
-            self.gate.clear()
-
-
 async def test_what_was_generated_for_a_peer_that_left_is_counted() -> None:
-    engine = Pausing()
-    engine.gate.set()
+    engine = Stepwise(4)
     async with running(engine) as it:
         stream = _stream(it.replica.table)
         stream.receive(inference_pb2.SessionUp(session=1, open=opening([5], LONG)))
-        await eventually(lambda: len(stream.outbox) > 3)
+        await eventually(lambda: len(stream.outbox) > 3 and not engine.gate.is_set())
         stream.close()
         assert len(it.replica.table._awaiting_usage) == 1
         engine.gate.set()

@@ -4,7 +4,7 @@ reference has them, also when a replica dies in the middle of the reply."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -19,10 +19,12 @@ from outrider.client import (
     ScoredToken,
     TokenLogprobs,
 )
+from outrider.engines.base import SequenceSlice
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.errors import InvalidRequestError
 from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.reply import ReplyText
+from outrider.testing import eventually
 from services.inference.reference import ReferenceReply, generate
 from tests.inference.harness import GatedEngine
 from tests.mesh import Mesh, running_mesh
@@ -51,15 +53,22 @@ def named(words: Vocabulary, logprobs: tuple[TokenLogprobs, ...]) -> tuple[Token
     return tuple(TokenLogprobs(named(at.chosen), tuple(map(named, at.top))) for at in logprobs)
 
 
+class Halfway(GatedEngine):
+    """Steps in the middle of `LONG` wait for the gate."""
+
+    def is_held(self, slices: Sequence[SequenceSlice]) -> bool:
+        return any(part.past > 150 for part in slices)
+
+
 @asynccontextmanager
 async def two_replicas(
     words: Vocabulary, state_dir: Path
-) -> AsyncIterator[tuple[Mesh, Client, list[GatedEngine]]]:
+) -> AsyncIterator[tuple[Mesh, Client, list[Halfway]]]:
     """The engines step until a test closes their gates."""
-    engines = list[GatedEngine]()
+    engines = list[Halfway]()
 
-    def engine() -> GatedEngine:
-        engines.append(GatedEngine(options(words)))
+    def engine() -> Halfway:
+        engines.append(Halfway(options(words)))
         engines[-1].gate.set()
         return engines[-1]
 
@@ -98,12 +107,15 @@ async def test_a_replica_that_dies_takes_none_of_them_with_it_and_the_prediction
         truth = reference(words, LONG)
         # What the reply says, by bytes that are characters for certain, with an edit.
         prediction = "".join(chr(32 + token % 90) for token in truth.ids)
+        for engine in engines:
+            engine.gate.clear()
         async with client.chat(ASK, sampling=LONG, prediction=prediction) as chat:
             async for event in chat:
                 if isinstance(event, Committed):
                     break
+            await eventually(lambda: any(engine.waiting.is_set() for engine in engines))
             (first,) = (n for n, engine in enumerate(engines) if engine.waiting.is_set())
-            engines[first].gate.clear()
+            engines[1 - first].gate.set()
             dying = asyncio.create_task(mesh.replicas[first].replica.stop())
             result = await chat.result()
             engines[first].gate.set()

@@ -39,6 +39,7 @@ from tests.inference.harness import (
     GatedEngine,
     Reply,
     Running,
+    Stepwise,
     reference,
     running,
 )
@@ -163,6 +164,7 @@ async def test_a_session_takes_it_along_in_the_middle_of_its_reply() -> None:
         await peer.open(1, PROMPT, SamplingParams(max_tokens=2000), speculation=NO_DRAFTS)
         while len(peer.replies[1].ids) < BLOCK:
             await peer.next(1)
+        await eventually(lambda: not engine.gate.is_set())
         await other.stub.Drain(inference_pb2.DrainRequest(move=True))
         engine.gate.set()
         reply = await peer.finish(1)
@@ -226,20 +228,6 @@ async def test_who_computes_otherwise_or_asks_nonsense_is_refused(
 async def fetched(channel: grpc.aio.Channel, **fields: Any) -> list[kv_pb2.FetchKvResponse]:
     stub: kv_pb2_grpc.KvTransferServiceAsyncStub = kv_pb2_grpc.KvTransferServiceStub(channel)
     return [piece async for piece in stub.FetchKv(kv_pb2.FetchKvRequest(**fields))]
-
-
-class Stepwise(GatedEngine):
-    """Stops after some steps, until the gate is opened."""
-
-    def __init__(self, num_steps: int) -> None:
-        super().__init__()
-        self.num_left = num_steps
-        self.gate.set()
-
-    def after(self, slices: Sequence[SequenceSlice]) -> None:
-        self.num_left -= 1
-        if not self.num_left:
-            self.gate.clear()
 
 
 class Gated(Borrowed):
