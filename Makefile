@@ -72,6 +72,10 @@ deploy-check:
 trace-check:
 	$(PY) -m tools.trace_chat --check
 
+docs: setup  ## The documentation as a site in .site/html; fails for links that lead nowhere
+	$(PY) -m tools.docs_site .site/pages
+	$(BIN)/zensical build --strict
+
 exactness: setup  ## Every prompt through the mesh against the reference, byte for byte
 	$(PY) -m bench.exactness
 
