@@ -42,7 +42,6 @@ _PIECE_CHARS: Final = 1 << 16
 _MAX_MESSAGE_BYTES: Final = 16 << 20
 _MAX_IDS_PER_CHAR: Final = 4
 """A character has at most four bytes, and no byte more than one id."""
-_TICK_S: Final = 1.0
 _FIND_S: Final = 5.0
 
 _log = structlog.get_logger()
@@ -112,7 +111,7 @@ class TokenizerClient:
     def start(self) -> None:
         """Look for services from now on."""
         if self._config.tokenizers:
-            self._running = asyncio.create_task(self._run())
+            self._running = asyncio.create_task(self._discovery.run())
 
     async def find(self, timeout_s: float) -> None:
         """`start`, and return once a service is found, or after so long."""
@@ -162,16 +161,6 @@ class TokenizerClient:
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
         self._discovery.forget(address)
-
-    async def _run(self) -> None:
-        looking = asyncio.create_task(self._discovery.run())
-        try:
-            while True:
-                await asyncio.sleep(_TICK_S)
-                self._discovery.tick()
-        finally:
-            looking.cancel()
-            await asyncio.gather(looking, return_exceptions=True)
 
     def _chosen(self) -> _Service | None:
         """The one that has least of this process to do, of those that did not fail of late."""
