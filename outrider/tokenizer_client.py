@@ -22,11 +22,19 @@ import structlog
 from outrider.bounds import PositiveFloat, PositiveInt, check_bounds
 from outrider.circuit_breaker import CircuitBreaker, CircuitBreakerPolicy
 from outrider.codec.tokens import TokenCoder
-from outrider.errors import BadTokenBlockError, VocabularyMismatchError
+from outrider.errors import (
+    BadTokenBlockError,
+    InvalidRequestError,
+    OverloadedError,
+    PoisonousRequestError,
+    UnknownModelError,
+    VocabularyMismatchError,
+    VocabularyUnavailableError,
+)
 from outrider.models.chat import check_text
 from outrider.peers.discovery import Discovery
 from outrider.peers.membership import DiscoveryPolicy, parse_target
-from outrider.rpc import LOSSES, end_call, loss_text, make_channel
+from outrider.rpc import LOSSES, end_call, loss_reason, loss_text, make_channel
 from outrider.telemetry.families import Family
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
@@ -43,6 +51,15 @@ _MAX_MESSAGE_BYTES: Final = 16 << 20
 _MAX_IDS_PER_CHAR: Final = 4
 """A character has at most four bytes, and no byte more than one id."""
 _FIND_S: Final = 5.0
+_REFUSALS: Final = (
+    InvalidRequestError,
+    OverloadedError,
+    PoisonousRequestError,
+    UnknownModelError,
+    VocabularyMismatchError,
+    VocabularyUnavailableError,
+)
+"""Errors with which a service that is well refuses a text, its model, or more texts for now."""
 
 _log = structlog.get_logger()
 
@@ -178,7 +195,10 @@ class TokenizerClient:
             async with asyncio.timeout(self._config.timeout_s):
                 ids = await service.tokenize(text, vocabulary)
         except LOSSES as loss:
-            service.breaker.failed(self._clock())
+            if isinstance(loss, grpc.aio.AioRpcError) and isinstance(loss_reason(loss), _REFUSALS):
+                service.breaker.succeeded()  # others' texts may go there
+            else:
+                service.breaker.failed(self._clock())
             _log.warning("long_text_kept", tokenizer=service.address, why=loss_text(loss))
             return None
         finally:
@@ -233,8 +253,9 @@ class _Service:
         """The ids of a text. Raises what the service answers, VocabularyMismatchError and
         BadTokenBlockError for what is not of this vocabulary, and what gRPC raises."""
         if self._generation != self._tls.generation and self.num_in_flight == 1:
-            await self._channel.close()
-            self._channel, self._generation = self._new_channel(), self._tls.generation
+            old, self._channel = self._channel, self._new_channel()
+            self._generation = self._tls.generation
+            await old.close()
         stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub
         stub = tokenizer_pb2_grpc.TokenizerServiceStub(self._channel)
         call = stub.Tokenize(_requests(text, vocabulary))
