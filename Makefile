@@ -18,7 +18,7 @@ CHECKS := types lint imports protos-check
 PROMISES := not instrument and not soak
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check collect lint types imports protos-check deploy-check trace-check bench bench-core bench-check protos format exactness clean
+.PHONY: help setup demo test test-all check collect lint types imports protos-check deploy-check trace-check bench bench-core bench-check protos dist format exactness clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -91,9 +91,12 @@ bench-check: setup  ## Whether pages and charts are what is recorded; says what 
 protos: setup  ## Regenerate outrider/v1 from protos/
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(PY) tools/gen_protos.py
 
+dist: setup  ## Build the wheel and the sdist into dist/
+	$(PY) -m hatchling build
+
 format: setup  ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:  ## Remove what setup and the tools made (the model store stays)
-	rm -rf .venv .bench-venvs .tools .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .bench-venvs .tools dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
