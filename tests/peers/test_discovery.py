@@ -39,9 +39,7 @@ class Notes:
 
 
 @asynccontextmanager
-async def looking(
-    server: NameServer, *targets: str, grace_s: float = 0.0
-) -> AsyncIterator[Notes]:
+async def looking(server: NameServer, *targets: str, grace_s: float = 0.0) -> AsyncIterator[Notes]:
     notes = Notes()
     discovery = Discovery(
         [parse_target(text, "a target") for text in targets],
