@@ -18,7 +18,7 @@ CHECKS := types lint imports protos-check
 PROMISES := not instrument and not soak
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check collect lint types imports protos-check deploy-check trace-check bench bench-core bench-check protos dist format exactness clean
+.PHONY: help setup demo test test-all check collect lint types imports protos-check deploy-check trace-check bench bench-core bench-check protos docs dist format exactness clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -71,6 +71,10 @@ deploy-check:
 
 trace-check:
 	$(PY) -m tools.trace_chat --check
+
+docs: setup  ## The documentation as a site in .site/html; fails for links that lead nowhere
+	$(PY) -m tools.docs_site .site/pages
+	$(BIN)/zensical build --strict
 
 exactness: setup  ## Every prompt through the mesh against the reference, byte for byte
 	$(PY) -m bench.exactness

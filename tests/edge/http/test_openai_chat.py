@@ -95,6 +95,10 @@ def test_every_sampling_value_arrives() -> None:
         ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
         ({"prediction": {"type": "image", "content": "x"}}, "prediction"),
         ({"prediction": {"type": "content", "content": 5}}, "prediction.content"),
+        (
+            {"prediction": {"type": "content", "content": [{"type": "image_url"}]}},
+            "prediction.content[0]",
+        ),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"functions": [{"name": "f"}]}, "functions"),
@@ -124,10 +128,6 @@ def test_every_sampling_value_arrives() -> None:
         ({"max_tokens": "5"}, "max_tokens"),
         ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
         ({"messages": [USER, {"role": "user", "content": 5}]}, "messages[1].content"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "messages[0].content",
-        ),
         (
             {"messages": [{"role": "user", "content": [{"type": "text", "text": "y"}] * 4097}]},
             "messages[0].content",

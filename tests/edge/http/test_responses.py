@@ -118,10 +118,6 @@ LARGE = {str(number): 0 for number in range(40_000)}
         ({"input": [{"type": "item_reference", "id": "i"}]}, "input[0]"),
         ({"input": [{"type": "web_search_call"}]}, "input[0]"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
-        (
-            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-            "input[0].content",
-        ),
         ({"input": 5}, "input"),
         ({"max_output_tokens": "5"}, "max_output_tokens"),
     ],

@@ -41,6 +41,21 @@ def test_calls_of_one_size_keep_the_slope() -> None:
     assert cost.predict_ms(2) == pytest.approx(10.4, rel=0.01)
 
 
+def test_a_cost_is_a_guess_until_a_prompt_was_computed() -> None:
+    cost = CostModel(8.0, 1.2)
+    assert cost.is_guess
+    for _ in range(200):
+        cost.observe(2, 5.0)
+    assert cost.is_guess, "small calls tell little of the cost of a row"
+    cost.observe(256, 100.0)
+    assert not cost.is_guess
+    short = CostModel(8.0, 1.2)
+    for _ in range(3):
+        assert short.is_guess
+        short.observe(40, 20.0)
+    assert not short.is_guess
+
+
 def test_a_first_call_that_was_held_up_is_soon_forgotten() -> None:
     cost = CostModel(8.0, 1.2)
     cost.observe(39, 500.0)
