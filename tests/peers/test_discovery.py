@@ -68,7 +68,7 @@ async def asked_again(server: NameServer) -> None:
 async def test_peers_join_leave_and_return() -> None:
     async with leak_check(), running_name_server() as server:
         server.records["x.test", "A"] = ["10.0.0.1", "10.0.0.2"]
-        async with looking(server, "here:1", "dns:x.test:7") as (discovery, notes):
+        async with looking(server, "here:1", "dns:x.test:7") as (_, notes):
             source = "dns:x.test:7"
             assert notes.there == {"here:1": "here:1", "10.0.0.1:7": source, "10.0.0.2:7": source}
             server.records["x.test", "A"] = ["10.0.0.2", "10.0.0.3"]
@@ -81,7 +81,7 @@ async def test_peers_join_leave_and_return() -> None:
 async def test_name_servers_that_fail_or_find_nothing_cost_no_peer() -> None:
     async with leak_check(), running_name_server() as server:
         server.records["x.test", "A"] = ["10.0.0.1"]
-        async with looking(server, "dns:x.test:7") as (discovery, notes):
+        async with looking(server, "dns:x.test:7") as (_, notes):
             for rcode in (dns.rcode.SERVFAIL, dns.rcode.NXDOMAIN, dns.rcode.REFUSED):
                 server.rcode = rcode
                 await asked_again(server)

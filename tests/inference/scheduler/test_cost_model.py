@@ -42,17 +42,17 @@ def test_calls_of_one_size_keep_the_slope() -> None:
 
 
 def test_a_cost_is_a_guess_until_a_prompt_was_computed() -> None:
-    cost = CostModel(8.0, 1.2)
-    assert cost.is_guess
-    for _ in range(200):
-        cost.observe(2, 5.0)
-    assert cost.is_guess, "small calls tell little of the cost of a row"
-    cost.observe(256, 100.0)
+    cost, was_guess = CostModel(8.0, 1.2), list[bool]()
+    for rows in (2,) * 200 + (256,):
+        was_guess.append(cost.is_guess)
+        cost.observe(rows, 5.0)
+    assert all(was_guess), "small calls tell little of the cost of a row"
     assert not cost.is_guess
-    short = CostModel(8.0, 1.2)
+    short, was_guess = CostModel(8.0, 1.2), []
     for _ in range(3):
-        assert short.is_guess
+        was_guess.append(short.is_guess)
         short.observe(40, 20.0)
+    assert all(was_guess)
     assert not short.is_guess
 
 
