@@ -20,6 +20,7 @@ from outrider.circuit_breaker import CircuitBreaker, CircuitBreakerPolicy
 from outrider.codec.kv import max_frame_bytes
 from outrider.errors import ConfigError, MalformedFrameError, OutriderError, OverloadedError
 from outrider.lru_map import LruMap
+from outrider.model_identity import inexact_identity
 from outrider.rpc import end_call, from_rpc_error, make_channel
 from outrider.telemetry.metrics import Metrics
 from outrider.tls import PLAINTEXT, Role, Tls
@@ -72,7 +73,8 @@ class KvPeers(KvTier):
         super().__init__()
         self._min_tokens = config.min_tokens
         self._timeout_s = config.timeout_ms / 1e3
-        self._model_identity = model_identity
+        self._identities = {False: model_identity, True: inexact_identity(model_identity)}
+        """Whose KV is asked for, by whether it is inexact."""
         self._loader = loader
         self._block_tokens = loader.identity.layout.block_tokens
         self._max_frame_bytes = max_frame_bytes(loader.identity.layout)
@@ -116,7 +118,8 @@ class KvPeers(KvTier):
         hashes = [prefix.hashes[index] for index in wanted]
         try:
             with prefix.cancelling_fetch():
-                async with aclosing(self.frames(holder, hashes)) as frames:
+                identity = self._identities[prefix.request.takes_inexact_kv]
+                async with aclosing(self.frames(holder, hashes, identity)) as frames:
                     async for place, frame in frames:
                         index = wanted[place]
                         self.counts.num_bytes += len(frame)
@@ -143,10 +146,10 @@ class KvPeers(KvTier):
             self._count("late" if prefix.is_computed else "missing", num_left)
 
     async def frames(
-        self, holder: KvHolder, hashes: Sequence[bytes]
+        self, holder: KvHolder, hashes: Sequence[bytes], identity: bytes
     ) -> AsyncGenerator[tuple[int, bytes], None]:
         """Index in `hashes` (the first 1,024) and frame of each block that it sends, unchecked.
-        Close the generator to have no more."""
+        `identity`: whose KV is asked for. Close the generator to have no more."""
         peer = await self._peer(holder)
         if peer is None or not peer.breaker.allows(self._clock()):
             return
@@ -154,7 +157,7 @@ class KvPeers(KvTier):
         stub = kv_pb2_grpc.KvTransferServiceStub(peer.channel)
         wanted = hashes[:MAX_BLOCKS]
         request = kv_pb2.FetchKvRequest(
-            model_identity=self._model_identity,
+            model_identity=identity,
             vocabulary_digest=self._loader.identity.vocabulary_digest,
             block_hashes=wanted,
         )

@@ -22,6 +22,7 @@ from services.inference.kv_tiers.blocks import (
     TRANSFER_SECONDS,
     TRANSFERRED,
     BlockLoader,
+    payload_of,
 )
 from services.inference.kv_tiers.planning import LoadPlanner
 from services.inference.kv_tiers.tiers import KvTier, Prefix
@@ -93,6 +94,7 @@ class PrefixStoreTier(KvTier):
         self,
         store: RedisStore,
         sealer: Sealer,
+        inexact_sealer: Sealer,
         loader: BlockLoader,
         metrics: Metrics,
         *,
@@ -102,11 +104,13 @@ class PrefixStoreTier(KvTier):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prompts with at least `min_tokens` tokens in full blocks have their first `max_tokens`
-        loaded from the store and saved there. Entries expire `ttl_s` seconds after they were last
+        loaded from the store and saved there, sealed by the first of the sealers, or by the other
+        one if KV is inexact. Entries expire `ttl_s` seconds after they were last
         asked for."""
         super().__init__()
         self._store = store
-        self._sealer = sealer
+        self._sealers = {False: sealer, True: inexact_sealer}
+        """By whether KV is inexact."""
         self._loader = loader
         self._block_tokens = loader.identity.layout.block_tokens
         self._min_tokens = min_tokens
@@ -196,8 +200,11 @@ class PrefixStoreTier(KvTier):
         """Names of the blocks that may be stored; empty for a prefix that only other tiers have."""
         if not prefix.store_names:
             num_blocks = self.num_blocks(prefix.request)
-            prefix.store_names = self._sealer.names(prefix.hashes[:num_blocks])
+            prefix.store_names = self._sealer(prefix).names(prefix.hashes[:num_blocks])
         return prefix.store_names
+
+    def _sealer(self, prefix: Prefix) -> Sealer:
+        return self._sealers[prefix.request.takes_inexact_kv]
 
     async def _fetch(self, prefix: Prefix, indices: Sequence[int]) -> None:
         names = [prefix.store_names[index] for index in indices]
@@ -228,9 +235,9 @@ class PrefixStoreTier(KvTier):
         self, prefix: Prefix, indices: Sequence[int], values: Sequence[bytes | None]
     ) -> tuple[tuple[int, bytes], ...]:
         """Called in the thread: the blocks whose values are valid."""
-        blocks = []
+        blocks, sealer = [], self._sealer(prefix)
         for index, value in zip(indices, values, strict=True):
-            frame = None if value is None else self._sealer.open(prefix.store_names[index], value)
+            frame = None if value is None else sealer.open(prefix.store_names[index], value)
             block = None if frame is None else self._loader.unpack(prefix, index, frame)
             if block is not None:
                 blocks.append((index, block))
@@ -247,11 +254,14 @@ class PrefixStoreTier(KvTier):
 
     async def _save(self, prefix: Prefix, chunk: Sequence[int]) -> None:
         names = {prefix.hashes[index]: prefix.store_names[index] for index in chunk}
-        blocks = await self._loader.model.export_blocks(tuple(names)[::-1])
+        is_inexact = prefix.request.takes_inexact_kv
+        blocks = await self._loader.model.export_blocks(
+            tuple(names)[::-1], takes_inexact=is_inexact
+        )
         if not blocks:
             return
         began = self._clock()
-        entries = await self._loader.in_thread(self._pack, names, blocks)
+        entries = await self._loader.in_thread(self._pack, names, blocks, is_inexact=is_inexact)
         is_stored = await self._store.put(entries)
         self._seconds.record(self._clock() - began, {"direction": "save"})
         self._count("saved" if is_stored else "failed", len(entries))
@@ -263,13 +273,13 @@ class PrefixStoreTier(KvTier):
                 self._unusable.discard(name)
 
     def _pack(
-        self, names: Mapping[bytes, bytes], blocks: Sequence[ExportedBlock]
+        self, names: Mapping[bytes, bytes], blocks: Sequence[ExportedBlock], *, is_inexact: bool
     ) -> list[tuple[bytes, bytes]]:
         """In the thread: names and values."""
-        entries = []
+        entries, payload = [], payload_of(is_inexact=is_inexact)
         for block in reversed(blocks):  # the first one first, as it is of most use
-            name = names[block.named.name]
-            entries.append((name, self._sealer.seal(name, self._loader.identity.pack(block))))
+            name, frame = names[block.named.name], self._loader.identity.pack(block, payload)
+            entries.append((name, self._sealers[is_inexact].seal(name, frame)))
         return entries
 
     def _moved(self, direction: str, num_bytes: int) -> None:
