@@ -18,7 +18,7 @@ CHECKS := types lint imports protos-check
 PROMISES := not instrument and not soak
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check collect lint types imports protos-check deploy-check trace-check bench bench-core bench-check protos format exactness clean
+.PHONY: help setup demo test test-all check collect lint types imports protos-check deploy-check trace-check bench bench-core bench-check protos dist format exactness clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -72,6 +72,10 @@ deploy-check:
 trace-check:
 	$(PY) -m tools.trace_chat --check
 
+docs: setup  ## The documentation as a site in .site/html; fails for links that lead nowhere
+	$(PY) -m tools.docs_site .site/pages
+	$(BIN)/zensical build --strict
+
 exactness: setup  ## Every prompt through the mesh against the reference, byte for byte
 	$(PY) -m bench.exactness
 
@@ -87,9 +91,12 @@ bench-check: setup  ## Whether pages and charts are what is recorded; says what 
 protos: setup  ## Regenerate outrider/v1 from protos/
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(PY) tools/gen_protos.py
 
+dist: setup  ## Build the wheel and the sdist into dist/
+	$(PY) -m hatchling build
+
 format: setup  ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:  ## Remove what setup and the tools made (the model store stays)
-	rm -rf .venv .bench-venvs .tools .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .bench-venvs .tools dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -34,6 +34,13 @@ File = int | IO[bytes] | None
 """A descriptor, a file, or DEVNULL or STDOUT of `subprocess`; None: the same as this process's."""
 
 
+def python_module(name: str, *arguments: str) -> tuple[str, ...]:
+    """Command that runs a module of Outrider in this Python. Python's -P keeps the current folder
+    out of the module search path: a folder `services` or a file `random.py` of the user's there
+    would hide ours."""
+    return (sys.executable, "-P", "-m", name, *arguments)
+
+
 class ChildProcess:
     """A process that `start` has started."""
 

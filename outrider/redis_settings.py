@@ -11,6 +11,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from outrider.errors import ConfigError
+from outrider.extras import install_command
 
 MIN_KEY_CHARS: Final = 32
 """Least length of the secret that seals entries: anyone who can read the Redis can try keys
@@ -97,7 +98,7 @@ def sealing_key(value: str, file: Path | None, where: str) -> str:
 
 def needs_client(where: str) -> ConfigError:
     """The error for a setting that needs the Redis client, which is not installed."""
-    return ConfigError(f"{where} needs the Redis client: pip install 'outrider[redis]'")
+    return ConfigError(f"{where} needs the Redis client: {install_command('redis')}")
 
 
 def _is_loopback(host: str) -> bool:

@@ -22,11 +22,19 @@ import structlog
 from outrider.bounds import PositiveFloat, PositiveInt, check_bounds
 from outrider.circuit_breaker import CircuitBreaker, CircuitBreakerPolicy
 from outrider.codec.tokens import TokenCoder
-from outrider.errors import BadTokenBlockError, VocabularyMismatchError
+from outrider.errors import (
+    BadTokenBlockError,
+    InvalidRequestError,
+    OverloadedError,
+    PoisonousRequestError,
+    UnknownModelError,
+    VocabularyMismatchError,
+    VocabularyUnavailableError,
+)
 from outrider.models.chat import check_text
 from outrider.peers.discovery import Discovery
 from outrider.peers.membership import DiscoveryPolicy, parse_target
-from outrider.rpc import LOSSES, end_call, loss_text, make_channel
+from outrider.rpc import LOSSES, end_call, loss_reason, loss_text, make_channel
 from outrider.telemetry.families import Family
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
@@ -42,8 +50,16 @@ _PIECE_CHARS: Final = 1 << 16
 _MAX_MESSAGE_BYTES: Final = 16 << 20
 _MAX_IDS_PER_CHAR: Final = 4
 """A character has at most four bytes, and no byte more than one id."""
-_TICK_S: Final = 1.0
 _FIND_S: Final = 5.0
+_REFUSALS: Final = (
+    InvalidRequestError,
+    OverloadedError,
+    PoisonousRequestError,
+    UnknownModelError,
+    VocabularyMismatchError,
+    VocabularyUnavailableError,
+)
+"""Errors with which a service that is well refuses a text, its model, or more texts for now."""
 
 _log = structlog.get_logger()
 
@@ -112,7 +128,7 @@ class TokenizerClient:
     def start(self) -> None:
         """Look for services from now on."""
         if self._config.tokenizers:
-            self._running = asyncio.create_task(self._run())
+            self._running = asyncio.create_task(self._discovery.run())
 
     async def find(self, timeout_s: float) -> None:
         """`start`, and return once a service is found, or after so long."""
@@ -163,16 +179,6 @@ class TokenizerClient:
         closing.add_done_callback(self._closing.discard)
         self._discovery.forget(address)
 
-    async def _run(self) -> None:
-        looking = asyncio.create_task(self._discovery.run())
-        try:
-            while True:
-                await asyncio.sleep(_TICK_S)
-                self._discovery.tick()
-        finally:
-            looking.cancel()
-            await asyncio.gather(looking, return_exceptions=True)
-
     def _chosen(self) -> _Service | None:
         """The one that has least of this process to do, of those that did not fail of late."""
         services = sorted(self._services.values(), key=lambda it: it.num_in_flight)
@@ -189,7 +195,10 @@ class TokenizerClient:
             async with asyncio.timeout(self._config.timeout_s):
                 ids = await service.tokenize(text, vocabulary)
         except LOSSES as loss:
-            service.breaker.failed(self._clock())
+            if isinstance(loss, grpc.aio.AioRpcError) and isinstance(loss_reason(loss), _REFUSALS):
+                service.breaker.succeeded()  # others' texts may go there
+            else:
+                service.breaker.failed(self._clock())
             _log.warning("long_text_kept", tokenizer=service.address, why=loss_text(loss))
             return None
         finally:
@@ -244,8 +253,9 @@ class _Service:
         """The ids of a text. Raises what the service answers, VocabularyMismatchError and
         BadTokenBlockError for what is not of this vocabulary, and what gRPC raises."""
         if self._generation != self._tls.generation and self.num_in_flight == 1:
-            await self._channel.close()
-            self._channel, self._generation = self._new_channel(), self._tls.generation
+            old, self._channel = self._channel, self._new_channel()
+            self._generation = self._tls.generation
+            await old.close()
         stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub
         stub = tokenizer_pb2_grpc.TokenizerServiceStub(self._channel)
         call = stub.Tokenize(_requests(text, vocabulary))

@@ -19,7 +19,7 @@ import pytest
 import uvloop
 
 import outrider
-from outrider.children import PipedProcess, start, start_piped
+from outrider.children import PipedProcess, python_module, start, start_piped
 
 ROOT = Path(__file__).parents[1]
 LAUNCHER = Path(outrider.__file__).with_name("launch_child.py")
@@ -269,3 +269,18 @@ def test_a_program_that_cannot_be_executed(tmp_path: Path) -> None:
         child = start((str(file),), stderr=said, ends_with_parent=signal.SIGTERM)
         assert child.join() == 127
     assert (tmp_path / "said").read_text() == f"{file} cannot be run: Exec format error\n"
+
+
+def test_modules_are_ours_whatever_is_in_the_folder(tmp_path: Path) -> None:
+    """A user's own `services`, or a file named like one of Python's modules, hides nothing."""
+    for name in ("outrider.py", "services.py", "typing.py", "typer.py"):
+        (tmp_path / name).write_text("raise SystemExit('the wrong file')")
+    command = python_module("outrider.cli.main", "serve", "router", "--help")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_module_is_started_in_another_way() -> None:
+    files = [file for part in ("outrider", "services") for file in (ROOT / part).rglob("*.py")]
+    started = re.compile(r"""sys\.executable, ["']-[mc]["']""")
+    assert [str(file) for file in files if started.search(file.read_text("utf-8"))] == []

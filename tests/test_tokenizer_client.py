@@ -171,6 +171,30 @@ async def test_a_service_that_is_too_slow_is_left_alone_for_a_while(
             assert service.num_texts == 4, "one is tried"
 
 
+async def test_texts_of_one_user_that_are_refused_leave_the_service_to_others(
+    vocabulary: Vocabulary,
+) -> None:
+    """Only a service that is unwell is left alone: one that refuses a text answers."""
+    uncut, unknown = "x" * 5_000, of(vocabulary, "unknown")
+    settings = {"part_chars": 100, "max_part_chars": 1_000, "max_long_texts": 1}
+    async with (
+        service_with_a_worker(vocabulary, **settings) as service,
+        client_of(service.address) as client,
+    ):
+        for text, wanted in ((uncut, of(vocabulary)), (TEXT, unknown)):
+            for _ in range(4):
+                assert await client.encode(text, wanted) is None
+            assert await client.encode(TEXT, of(vocabulary)) is not None
+        other = service.stub.Tokenize()
+        await other.write(tokenizer_pb2.TokenizeRequest(text=TEXT))
+        await other.read()  # it has begun, and may not end: the service is full
+        for _ in range(4):
+            assert await client.encode(TEXT, of(vocabulary)) is None
+        other.cancel()
+        await once_not_refused(service, "OVERLOADED")
+        assert await client.encode(TEXT, of(vocabulary)) is not None
+
+
 async def test_a_service_that_is_away_costs_no_text(vocabulary: Vocabulary) -> None:
     async with client_of(f"127.0.0.1:{free_tcp_port()}") as client:
         assert await client.encode(TEXT, of(vocabulary)) is None

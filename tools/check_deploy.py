@@ -15,6 +15,7 @@ from pathlib import Path
 import yaml
 
 from tools.deploy_checks import kustomize
+from tools.deploy_checks.compose import compose_problems
 from tools.deploy_checks.gpu_image import pin_problems
 from tools.deploy_checks.kustomize import ToolMissingError
 from tools.deploy_checks.lint import dockerfile_problems, yaml_problems
@@ -82,6 +83,8 @@ def checks() -> Iterator[tuple[str, list[str]]]:
     yield "YAML (yamllint)", list(yaml_problems(DEPLOY))
     pins = list(pin_problems(FOLDER, project_requirements()))
     yield "pins of the image for GPUs (pyproject.toml, tensorrt-llm 1.2.1)", pins
+    problems = list(compose_problems(DEPLOY / "compose" / "compose.yaml"))
+    yield "compose.yaml (settings, ports, addresses, volumes)", problems
     for folder in overlays():
         title = f"overlay {folder.name} (kustomize, strict schema, {len(POLICIES)} policies)"
         yield title, list(problems_of(overlay_manifests, folder))

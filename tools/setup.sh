@@ -124,7 +124,7 @@ stamp=".venv/.outrider-$extra"
 want=$(cat pyproject.toml constraints.txt tools/setup.sh | sha256sum)
 if [ "$(cat "$stamp" 2>/dev/null || true)" != "$want" ]; then
     target='.[dev]'
-    [ "$extra" = dev ] || target='.[all]'
+    [ "$extra" = dev ] || target='.[edge,router,tokenizer,inference,draft]'
     echo "setup: installing outrider$(printf %s "$target" | tr -d .) into .venv (0.5 to 1 GB, some minutes)"
     # At a terminal pip says what it fetches.
     [ -t 1 ] && quiet= || quiet=--quiet

@@ -20,6 +20,9 @@ FROM ${PYTHON_IMAGE}
 LABEL org.opencontainers.image.title="outrider-edge" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build /opt/outrider /opt/outrider
+# For volumes: a new one gets the owner that its folder has here.
+RUN install --directory --owner 10001 --group 10001 \
+    /var/lib/outrider /var/lib/outrider/models /var/lib/outrider/state
 ENV PATH=/opt/outrider/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \

@@ -33,6 +33,7 @@ from typing import Final, NoReturn
 from outrider.bulk.plan.results import ShardResult
 from outrider.bulk.plan.shards import Shard
 from outrider.bulk.worker import ENVIRONMENT, MALLOC_OPTIONS, BulkJob, BulkWorker
+from outrider.children import python_module
 from outrider.errors import OutriderError
 from outrider.telemetry.logs import configure_logging
 from outrider.tokenization.backends.base import Backend
@@ -143,7 +144,7 @@ def _executed(job: BulkJob) -> Started:
         pickle.dump(job, given)
         given.seek(0)
         process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(theirs.fileno())],
+            python_module(__name__, str(theirs.fileno())),
             stdin=given,
             env={**os.environ, **ENVIRONMENT},
             pass_fds=[theirs.fileno()],

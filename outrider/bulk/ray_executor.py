@@ -15,6 +15,7 @@ from outrider.bulk.plan.results import ShardOutcome
 from outrider.bulk.plan.shards import Shard
 from outrider.bulk.worker import ENVIRONMENT
 from outrider.errors import ConfigError, OutriderError
+from outrider.extras import install_command
 
 
 class ShardWorker(Protocol):
@@ -67,7 +68,7 @@ class RayExecutor:
             import ray
             import ray.data
         except ImportError as error:
-            raise ConfigError("Ray is not installed: pip install 'outrider[ray]'") from error
+            raise ConfigError(f"Ray is not installed: {install_command('ray')}") from error
         local = {"num_cpus": self._num_workers, "include_dashboard": False}
         ray.init(
             address=address or "local",

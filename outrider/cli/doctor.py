@@ -22,6 +22,7 @@ from outrider.cli.model_choice import MODEL_HELP, choose_all
 from outrider.engines.cpu_features import cpu_flags
 from outrider.engines.free_memory import FreeMemory, known_free_memory
 from outrider.errors import ConfigError, ModelStoreError, OutriderError
+from outrider.extras import install_command
 from outrider.models.catalog import DEFAULT_MODEL, ModelSpec, load_catalog, lookup
 from outrider.models.definitions import NO_DRAFT
 from outrider.models.store import ModelStore, default_root
@@ -82,7 +83,7 @@ def _packages() -> Finding:
     return Finding(
         not missing,
         "packages of every role" if not missing else f"packages missing for {sorted(missing)}",
-        f"pip install 'outrider[{','.join(sorted(missing))}]'",
+        install_command(*sorted(missing)),
     )
 
 

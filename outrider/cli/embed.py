@@ -18,6 +18,7 @@ from outrider.cli.bulk_executors import ExecutorName, ExecutorOption, RayAddress
 from outrider.cli.embeddings_endpoint import MAX_TEXTS, endpoint
 from outrider.cli.local.state import StateDir, default_state_dir
 from outrider.errors import ConfigError, InvalidRequestError
+from outrider.extras import advice_for
 
 _FILES_TIMEOUT_S: Final = 120.0
 """Timeout of one request of a bulk run; it is then sent again."""
@@ -138,7 +139,7 @@ def embed(
 def _check_pyarrow() -> None:
     """Raises ConfigError without it."""
     if importlib.util.find_spec("pyarrow") is None:
-        raise ConfigError("pyarrow is not installed: pip install 'outrider[bulk]'")
+        raise ConfigError(advice_for("pyarrow"))
 
 
 def _parts(texts: Sequence[str]) -> Iterator[tuple[int, Sequence[str]]]:

@@ -12,6 +12,7 @@ from typing import Annotated, Final
 import typer
 
 from outrider.errors import OutriderError
+from outrider.extras import advice_for
 
 COMMANDS: Final = {
     "up": "outrider.cli.local.up:up",
@@ -85,7 +86,8 @@ def app_for(arguments: Sequence[str]) -> typer.Typer:
 
 
 def main() -> None:
-    """Run the command line; our errors, and files that fail, are one line on stderr, status 1."""
+    """Run the command line; our errors, files that fail and optional packages that are missing are
+    one line on stderr, status 1."""
     if sys.stdin is None:
         # A shell's `<&-` closed it: nothing is to be read, which is no defect.
         sys.stdin = open(os.devnull, encoding="utf-8")
@@ -98,6 +100,11 @@ def main() -> None:
         if error.filename is None:
             raise
         print(f"outrider: {error.filename}: {error.strerror}", file=sys.stderr)
+        raise SystemExit(1) from None
+    except ModuleNotFoundError as error:
+        if not (advice := advice_for(error.name)):
+            raise
+        print(f"outrider: {advice}", file=sys.stderr)
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

@@ -27,6 +27,7 @@ from outrider.cli.operator import (
 )
 from outrider.cli.tokenizer_service import TokenizerServices
 from outrider.errors import ConfigError
+from outrider.extras import advice_for
 from outrider.telemetry.logs import configure_logging
 from outrider.tls.config import TlsConfig
 
@@ -168,7 +169,7 @@ def tokenize(
 def _check_pyarrow() -> None:
     """Raises ConfigError without it."""
     if importlib.util.find_spec("pyarrow") is None:
-        raise ConfigError("pyarrow is not installed: pip install 'outrider[bulk]'")
+        raise ConfigError(advice_for("pyarrow"))
 
 
 def _vocabulary(model: str, file: Path | None, backend: str) -> LoadedVocabulary:

@@ -1,10 +1,10 @@
 """The client SDK: chats with an edge over QUIC.
 
-async with connect("quic://localhost:4433", ca=Path("cert.pem")) as client:
-    async with client.chat([Message("user", "Hello")]) as chat:
-        async for event in chat:
-            ...
-        result = await chat.result()
+    async with connect("quic://localhost:4433", ca=Path("cert.pem")) as client:
+        async with client.chat([Message("user", "Hello")]) as chat:
+            async for event in chat:
+                ...
+            result = await chat.result()
 
 `connect_blocking` is the same for programs without an event loop.
 """

@@ -9,6 +9,7 @@ from outrider.errors import ConfigError
 from outrider.models.chat import Message
 from outrider.models.tools import ToolCall
 
+_MAX_TYPE_CHARS: Final = 64
 _EXAMPLE: Final = '[{"role": "user", "content": "hello"}]'
 
 
@@ -27,8 +28,21 @@ def _message(message: Message | Mapping[str, Any], number: int) -> Message:
     for name in ("role", "content", "tool_call_id", "name", "reasoning"):
         if not isinstance(getattr(message, name), str):
             value = getattr(message, name)
+            _check_parts(value, f"message {number}: {name}")
             raise ConfigError(f"message {number}: {name} is text, not {_kind(value)}")
     return message
+
+
+def _check_parts(value: object, where: str) -> None:
+    """Raises ConfigError for content in parts, as the OpenAI API has it, that names the first that
+    is no text."""
+    for number, part in enumerate(value if isinstance(value, list) else ()):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if isinstance(kind, str) and kind != "text":
+            raise ConfigError(
+                f"{where}[{number}] is of type {kind[:_MAX_TYPE_CHARS]!r}, and models here read "
+                "only text; send text in its place, such as a description or a transcript"
+            )
 
 
 def _of_dict(message: Mapping[str, Any], where: str) -> Message:

@@ -13,6 +13,7 @@ from outrider.engines.config import EngineConfig
 from outrider.engines.draft_calibration import DraftCalibration
 from outrider.engines.draft_file import read_card
 from outrider.errors import ArtifactMissingError, ConfigError, VocabularyMismatchError
+from outrider.extras import install_command
 from outrider.models.catalog import ModelSpec, lookup
 from outrider.models.disk.files import file_sha256
 from outrider.models.store import ModelStore
@@ -75,7 +76,7 @@ def check_packages() -> None:
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
-            f"{' and '.join(missing)} cannot be imported; pip install 'outrider[draft]', or set "
+            f"{' and '.join(missing)} cannot be imported; run {install_command('draft')}, or set "
             "draft_model to none"
         )
 

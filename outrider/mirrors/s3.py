@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from outrider.errors import ConfigError
+from outrider.extras import advice_for
 from outrider.mirrors.mirror import (
     READ_BYTES,
     TIMEOUT_S,
@@ -71,7 +72,7 @@ def _store(url: str, environ: Mapping[str, str]) -> S3Store:
     try:
         from obstore.store import S3Store
     except ImportError as error:
-        raise ConfigError(f"{url} needs a package: pip install 'outrider[s3]'") from error
+        raise ConfigError(f"{url}: {advice_for('obstore')}") from error
     seconds = timedelta(seconds=TIMEOUT_S)
     # Of a whole request there is no limit: under a cap it takes as long as it takes.
     options: ClientConfig = {

@@ -45,7 +45,7 @@ class Follower(Protocol):
 
 
 class Discovery:
-    """The lookups of one kind of peer. `run` them, and `tick` now and then."""
+    """The lookups of one kind of peer, from `run` on."""
 
     def __init__(
         self,
@@ -73,16 +73,13 @@ class Discovery:
         """Whether every target was looked up once, successfully or not."""
         return not self._unasked
 
-    def tick(self) -> None:
-        """Remove peers whose `grace_s` is over."""
-        self._apply(self._membership.expire(self._clock(), self._follower.is_lost), "")
-
     def forget(self, address: str) -> None:
         """A peer that left has no more sessions: drop it."""
         self._membership.forget(address)
 
     async def run(self) -> None:
-        """Look up at intervals until cancelled."""
+        """Look up at intervals until cancelled. Each lookup also removes the peers whose `grace_s`
+        is over."""
         loops: list[asyncio.Task[object]] = [asyncio.create_task(asyncio.Event().wait())]
         loops += [asyncio.create_task(self._follow(target)) for target in self._targets]
         try:
@@ -100,6 +97,7 @@ class Discovery:
                 self._complain(target, error.message)
             else:
                 self._answered(target, found)
+            self._apply(self._membership.expire(self._clock(), self._follower.is_lost), "")
             self._unasked.discard(target.text)
             if target.lookup is Lookup.NONE:
                 return

@@ -25,6 +25,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from outrider.errors import OutriderError
+from outrider.extras import install_command
 from outrider.telemetry import names
 
 TYPE_CHECKING = False
@@ -97,7 +98,7 @@ def _otlp_processor() -> SpanProcessor | None:
             "traces_not_exported",
             why=f"{OTLP_ENDPOINT} is set, and the exporter is not installed",
             missing=error.name,
-            action="pip install 'outrider[otlp]', or unset it",
+            action=f"{install_command('otlp')}, or unset it",
         )
         return None
     return BatchSpanProcessor(OTLPSpanExporter())

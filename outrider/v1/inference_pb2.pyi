@@ -923,6 +923,7 @@ class WatchLoadResponse(_message.Message):
     KV_BLOCKS_FREE_FIELD_NUMBER: _builtins.int
     FIXED_MS_FIELD_NUMBER: _builtins.int
     ROW_MS_FIELD_NUMBER: _builtins.int
+    IS_COST_GUESSED_FIELD_NUMBER: _builtins.int
     MAX_SESSIONS_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     PAUSED_SESSIONS_FIELD_NUMBER: _builtins.int
@@ -945,6 +946,8 @@ class WatchLoadResponse(_message.Message):
     fixed_ms: _builtins.float
     """Fitted cost of an engine call: fixed_ms + row_ms * rows."""
     row_ms: _builtins.float
+    is_cost_guessed: _builtins.bool
+    """Whether these two are a guess: the replica has computed too little to know."""
     max_sessions: _builtins.int
     draining: _builtins.bool
     paused_sessions: _builtins.int
@@ -988,6 +991,7 @@ class WatchLoadResponse(_message.Message):
         kv_blocks_free: _builtins.int = ...,
         fixed_ms: _builtins.float = ...,
         row_ms: _builtins.float = ...,
+        is_cost_guessed: _builtins.bool = ...,
         max_sessions: _builtins.int = ...,
         draining: _builtins.bool = ...,
         paused_sessions: _builtins.int = ...,
@@ -1004,7 +1008,7 @@ class WatchLoadResponse(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["kv", b"kv", "low", b"low", "medium", b"medium", "running_call", b"running_call"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "fixed_ms", b"fixed_ms", "kv", b"kv", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "low", b"low", "max_sessions", b"max_sessions", "medium", b"medium", "overload_level", b"overload_level", "paused_sessions", b"paused_sessions", "peer_block_ms", b"peer_block_ms", "peer_first_ms", b"peer_first_ms", "queued_prompt_tokens", b"queued_prompt_tokens", "queued_sessions", b"queued_sessions", "queues_low", b"queues_low", "refuses_sessions", b"refuses_sessions", "row_ms", b"row_ms", "running_call", b"running_call", "running_sessions", b"running_sessions", "service_ms", b"service_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "fixed_ms", b"fixed_ms", "is_cost_guessed", b"is_cost_guessed", "kv", b"kv", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "low", b"low", "max_sessions", b"max_sessions", "medium", b"medium", "overload_level", b"overload_level", "paused_sessions", b"paused_sessions", "peer_block_ms", b"peer_block_ms", "peer_first_ms", b"peer_first_ms", "queued_prompt_tokens", b"queued_prompt_tokens", "queued_sessions", b"queued_sessions", "queues_low", b"queues_low", "refuses_sessions", b"refuses_sessions", "row_ms", b"row_ms", "running_call", b"running_call", "running_sessions", b"running_sessions", "service_ms", b"service_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,7 +10,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -284,4 +283,4 @@ def command_of(role: str, config: Path | None, settings: Sequence[str]) -> list[
     """Command line that starts one process of a service."""
     file = () if config is None else ("--config", str(config))
     given = [f"--set={setting}" for setting in settings]
-    return [sys.executable, "-m", "outrider.cli.main", "serve", role, *file, *given]
+    return list(children.python_module("outrider.cli.main", "serve", role, *file, *given))

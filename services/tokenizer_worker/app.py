@@ -42,7 +42,6 @@ TOKENS: Final = Family(
 )
 
 _FIRST_BACKOFF_S: Final = 0.1
-_TICK_S: Final = 1.0
 _STOP_S: Final = 1.0
 """For streams to end once the time to drain is over."""
 
@@ -131,14 +130,10 @@ class JoinedServices:
 
     async def run(self) -> None:
         """Look for services and work for them, until cancelled."""
-        looking = asyncio.create_task(self._discovery.run())
         try:
-            while True:
-                await asyncio.sleep(_TICK_S)
-                if not self._is_draining:
-                    self._discovery.tick()
+            await self._discovery.run()
         finally:
-            tasks = [looking, *(it.task for it in self._found.values() if it.task is not None)]
+            tasks = [it.task for it in self._found.values() if it.task is not None]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -162,9 +157,10 @@ class JoinedServices:
 
     def joined(self, address: str, source: str) -> None:
         """A service was found."""
-        if not self._is_draining:
-            service = self._found[address] = _Joined()
-            service.task = asyncio.create_task(self._work(address, service))
+        service = self._found[address] = _Joined()
+        if self._is_draining:
+            service.stopping.set()
+        service.task = asyncio.create_task(self._work(address, service))
 
     def returned(self, address: str) -> None:
         """One that was to leave is found again: it joins anew once it was left."""
@@ -195,14 +191,17 @@ class JoinedServices:
                 )
             except LOSSES as loss:
                 why = loss_text(loss)
+            except Exception:
+                # A defect costs this stream alone.
+                why = "by a defect"
+                _log.exception("service_failed", address=address)
             service.is_connected = False
             self._report()
             if not service.stopping.is_set():
                 _log.warning("service_lost", address=address, why=why)
                 await self._pause(backoff.next_s(), service.stopping)
         del self._found[address]
-        if not self._is_draining:
-            self._discovery.forget(address)
+        self._discovery.forget(address)
 
     async def _pause(self, longest_s: float, stopping: asyncio.Event) -> None:
         with suppress(TimeoutError):

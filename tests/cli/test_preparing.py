@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import socket
 
 import pytest
 
-from outrider.cli.local.preparing import check_ports
-from outrider.errors import UnavailableError
+from outrider.cli.local.preparing import check_packages, check_ports
+from outrider.errors import ConfigError, UnavailableError
 
 HOST = "127.0.0.1"
 
@@ -35,3 +36,12 @@ def _check(flag: str, port: int, count: int) -> None:
         check_ports(HOST, port, None, count)
     else:
         check_ports(HOST, 0, port, count)
+
+
+def test_packages_that_are_missing_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_packages("openvino")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"aioquic, starlette, openvino, llguidance; .*\[all\]"):
+        check_packages("openvino")
+    with pytest.raises(ConfigError, match="aioquic, starlette; "):
+        check_packages("fake")

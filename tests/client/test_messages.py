@@ -12,6 +12,8 @@ from outrider.models.chat import Message
 from outrider.models.tools import ToolCall
 
 HELLO = {"role": "user", "content": "hello"}
+TEXT = {"type": "text", "text": "what is this?"}
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
 CALL = {"id": "1", "function": {"name": "f", "arguments": "{}"}}
 
 
@@ -41,6 +43,9 @@ def test_a_message_that_calls_a_tool_needs_no_content() -> None:
         ([{"role": "user"}], "message 0 has no content"),
         ([{"role": "user", "content": None}], "message 0: content is text, not None"),
         ([{"role": "user", "content": ["x"]}], "message 0: content is text, not list"),
+        ([{"role": "user", "content": [PICTURE]}], r"0: content\[0\] is of type 'image_url'"),
+        ([{"role": "user", "content": [TEXT, PICTURE]}], r"content\[1\] is .* send text"),
+        ([{"role": "user", "content": [TEXT]}], "message 0: content is text, not list"),
         ([Message(5, "x")], "message 0: role is text, not int"),  # type: ignore[arg-type]
         ([{"role": "assistant", "tool_calls": [{"id": "1"}]}], "a tool call of message 0 needs"),
         ([{"role": "assistant", "tool_calls": ["f"]}], "a tool call of message 0 needs"),

@@ -187,6 +187,7 @@ def test_the_state_directory_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> Non
         ({"jwt.clock_skew_s": 601.0}, r"jwt\.clock_skew_s"),
         ({"shared_limits.timeout_ms": 0.0}, r"shared_limits\.timeout_ms"),
         ({"http.max_choices": 0}, r"http\.max_choices"),
+        ({"http.default_max_tokens": -1}, r"http\.default_max_tokens"),
         ({"http.port": 65_536}, r"http\.port"),
         ({"http3.max_headers": 0}, r"http3\.max_headers"),
         ({"learnt.save_interval_s": 0.0}, r"learnt\.save_interval_s"),

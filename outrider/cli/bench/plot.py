@@ -8,6 +8,7 @@ from typing import Final
 
 from outrider.cli.bench.report import Measured
 from outrider.errors import InvalidRequestError
+from outrider.extras import advice_for
 
 _TITLES: Final = {"ttft": "TTFT", "first shown": "first shown", "itl": "ITL", "e2e": "end to end"}
 
@@ -15,7 +16,7 @@ _TITLES: Final = {"ttft": "TTFT", "first shown": "first shown", "itl": "ITL", "e
 def check(file: Path) -> None:
     """Before anything is sent. Raises InvalidRequestError."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise InvalidRequestError("--plot needs matplotlib: pip install 'outrider[bench]'")
+        raise InvalidRequestError(f"--plot: {advice_for('matplotlib')}")
     if file.suffix != ".png" or not file.parent.is_dir():
         raise InvalidRequestError(f"--plot takes a .png in a folder that is there, not {file}")
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
+from outrider.children import python_module
 from outrider.cli.local.preparing import fetched
 from outrider.cli.local.state import running_mesh
 from outrider.cli.model_choice import choose_all
@@ -19,7 +19,7 @@ from outrider.errors import UnavailableError
 
 def command(*arguments: str) -> list[str]:
     """`outrider` with these arguments, as a process of its own."""
-    return [sys.executable, "-m", "outrider.cli.main", *arguments]
+    return list(python_module("outrider.cli.main", *arguments))
 
 
 @contextlib.contextmanager

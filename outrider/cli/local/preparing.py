@@ -1,10 +1,12 @@
-"""Steps before the processes of models start: fetching models, and checking that all replicas fit.
+"""Steps before the processes of a mesh start: checking packages, fetching models, and checking that
+all replicas fit.
 
 The command does this itself, so that the user sees its progress.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import socket
 from collections.abc import Iterable, Mapping
@@ -12,11 +14,24 @@ from collections.abc import Iterable, Mapping
 from outrider.cli import models
 from outrider.cli.model_choice import is_name
 from outrider.engines.free_memory import known_free_memory
-from outrider.errors import UnavailableError
+from outrider.errors import ConfigError, UnavailableError
+from outrider.extras import install_command
 from outrider.models.definitions import NO_DRAFT, ModelSpec
 from outrider.models.store import ModelStore, default_root
 
 Table = Mapping[str, object]
+
+
+def check_packages(engine: str) -> None:
+    """Raises ConfigError that names all packages missing here of those that edges and, with the
+    engine `openvino`, replicas need."""
+    of_replicas = ("openvino", "llguidance") if engine == "openvino" else ()
+    needed = ("aioquic", "starlette", *of_replicas)
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"not installed: {', '.join(missing)}; a whole mesh needs: {install_command('all')}"
+        )
 
 
 def fetched(

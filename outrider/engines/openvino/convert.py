@@ -279,7 +279,7 @@ def read_facts(source: Path) -> ModelFacts:
 def _run_child(source: Path) -> None:
     try:
         child = subprocess.run(
-            [sys.executable, "-c", _CHILD, str(source)],
+            [sys.executable, "-P", "-c", _CHILD, str(source)],
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_S,

@@ -59,7 +59,7 @@ def check_windows(model: Any, file: GemmaFile) -> None:
     if found != [layer.window for layer in file.layers]:
         raise EngineError(
             f"OpenVINO {ov.__version__} does not take the windows of this model's layers; serve "
-            "another model, or use the version that constraints.txt names"
+            "another model, or install OpenVINO 2026.4.1, with which it does"
         )
 
 

@@ -11,7 +11,6 @@ import sys
 import zipfile
 import zlib
 from collections import deque
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO
 
@@ -20,8 +19,6 @@ from outrider.models.disk.fetch import COPY_BYTES, PartialFetch
 from outrider.models.sources.folder import FolderSource, archive_bytes
 from outrider.models.sources.members import is_member
 
-_RAW_PROGRESS_SINCE = (24, 1)
-"""The first pip with `--progress-bar raw`."""
 # The last two: a compression or an encryption that zipfile does not read.
 _ZIP_ERRORS = (
     zipfile.BadZipFile,
@@ -31,7 +28,7 @@ _ZIP_ERRORS = (
     NotImplementedError,
     RuntimeError,
 )
-_PROGRESS = re.compile(rb"PullProgress (\d+) of (\d+)")
+_PROGRESS = re.compile(rb"Progress (\d+) of (\d+)")
 
 
 class PypiSource:
@@ -69,7 +66,7 @@ class PypiSource:
         command = [
             *(sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--no-input"),
             *("--only-binary=:all:", "--disable-pip-version-check", "--no-color"),
-            *("--progress-bar", _progress_bar(), "--dest", str(wheels)),
+            *("--progress-bar", "raw", "--dest", str(wheels)),
             f"{self._name}=={self._version}",
         ]
         process = subprocess.Popen(
@@ -144,17 +141,6 @@ class PypiFolderSource(PypiSource):
         except _ZIP_ERRORS as error:
             raise SourceError(f"{self.text}: {wheel.name} is damaged: {error}") from error
         return FolderSource(folder, self.text).fetch(partial, scratch)
-
-
-def _progress_bar() -> str:
-    try:
-        installed = version("pip")
-    except PackageNotFoundError as error:
-        raise SourceError(
-            f"pypi: sources need pip in {sys.executable}; run `python -m ensurepip` there"
-        ) from error
-    numbers = tuple(int(part) for part in installed.split(".")[:2] if part.isdigit())
-    return "raw" if numbers >= _RAW_PROGRESS_SINCE else "off"
 
 
 def _follow(process: subprocess.Popen[bytes], partial: PartialFetch) -> str:

@@ -11,6 +11,7 @@ from typing import Final
 import structlog
 
 from outrider.errors import ConfigError
+from outrider.extras import install_command
 from outrider.models.store import ModelStore
 from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.backends.base import REFERENCE, Reference
@@ -33,7 +34,7 @@ _TEST_VERSION: Final = 1
 _VERDICT_FILE: Final = "verdict.json"
 
 _NONE_INSTALLED: Final = (
-    f"{' and '.join(PACKAGES)} are not installed; pip install 'outrider[fast-tokenizers]'"
+    f"{' and '.join(PACKAGES)} are not installed; run: {install_command('fast-tokenizers')}"
 )
 
 EquivalenceTest = Callable[[str], EquivalenceVerdict]

@@ -15,6 +15,7 @@ from outrider.access.api_keys import KeyTable, scopes_of
 from outrider.access.keys_file import StoredKeys, read
 from outrider.config_following import ConfigSource, Configured, Update, following
 from outrider.errors import ConfigError, OutriderError, UnavailableError
+from outrider.extras import advice_for
 from outrider.models.catalog import SHIPPED
 from services.edge.access.config import JwtConfig
 
@@ -133,7 +134,7 @@ def _verifier(config: JwtConfig, want: Callable[[], None]) -> TokenVerifier:
         from services.edge.access.key_set import ALGORITHMS
         from services.edge.access.tokens import TokenPolicy, TokenVerifier
     except ImportError as error:
-        raise ConfigError("jwt.issuer needs PyJWT: pip install 'outrider[edge]'") from error
+        raise ConfigError(f"jwt.issuer: {advice_for(error.name)}") from error
     for name in set(config.algorithms) - set(ALGORITHMS):
         raise ConfigError(
             f"jwt.algorithms: {name!r} is none of {', '.join(ALGORITHMS)}, which verify with a "

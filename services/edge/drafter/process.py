@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from typing import Final, cast
 
@@ -16,7 +15,7 @@ from outrider.children import ChildProcess
 from outrider.engines.huge_pages import with_huge_pages
 from services.edge.drafter.settings import DrafterSettings
 
-DRAFTER: Final = (sys.executable, "-m", "services.edge.drafter")
+DRAFTER: Final = children.python_module("services.edge.drafter")
 _EXIT_S: Final = 2.0
 """Time for a process that closed the pipe itself to exit."""
 

@@ -19,7 +19,7 @@ from services.edge.http.anthropic_errors import error_body
 from services.edge.http.anthropic_reply import PING, MessageShape
 from services.edge.http.api import ApiRequest, ChatApi, PlannedReply
 from services.edge.http.bodies import is_given, null, read, schema_in
-from services.edge.http.openai_errors import refused
+from services.edge.http.openai_errors import not_text, refused
 from services.edge.http.openai_messages import check_num_parts
 from services.edge.http.openai_sampling import SamplingFields
 from services.edge.http.translation import (
@@ -39,6 +39,8 @@ unchanged, without separator."""
 _ERROR: Final = "Error: "
 """Put in front of the result of a failed tool, unless it begins so: chat templates have no flag for
 errors, and without it the model would take the text for the result."""
+_NO_TEXTS: Final = ("tool_use", "tool_result", "thinking", "redacted_thinking")
+"""Blocks that are served, and not everywhere."""
 _MAX_NAME_CHARS: Final = 64
 
 
@@ -237,12 +239,19 @@ def _turns(where: str, message: InputMessage) -> Iterator[Message]:
     elif role == "assistant":
         yield _assistant(where, content)
     else:
-        check_num_parts(where, len(content))
-        results = [it for it in content if it.type == "tool_result" and role == "user"]
-        yield from (_result(where, it) for it in results)
-        if len(results) < len(content):
-            texts = [it for it in content if it.type != "tool_result" or role != "user"]
-            yield Message(role, _text(where, texts))
+        yield from _said(where, role, content)
+
+
+def _said(where: str, role: str, content: Sequence[InputBlock]) -> Iterator[Message]:
+    check_num_parts(where, len(content))
+    texts: list[str] = []
+    for number, block in enumerate(content):
+        if block.type == "tool_result" and role == "user":
+            yield _result(f"{where}.{number}", block)
+        else:
+            texts.append(_block_text(f"{where}.{number}", block))
+    if texts:
+        yield Message(role, _PART_SEPARATOR.join(texts))
 
 
 def _assistant(where: str, content: Sequence[InputBlock]) -> Message:
@@ -265,7 +274,7 @@ def _assistant(where: str, content: Sequence[InputBlock]) -> Message:
                 arguments = "{}" if given == b"null" else given.decode()
                 calls.append(ToolCall(block.id, block.name, arguments))
             case _:
-                raise _unknown(where, number, block)
+                raise _no_text(f"{where}.{number}", block)
     return Message(
         "assistant", "".join(texts), tool_calls=tuple(calls), reasoning="".join(thoughts)
     )
@@ -284,17 +293,24 @@ def _text(where: str, content: str | Sequence[InputBlock]) -> str:
     if isinstance(content, str):
         return content
     check_num_parts(where, len(content))
-    for number, block in enumerate(content):
-        if block.type != "text":
-            raise _unknown(where, number, block)
-    return _PART_SEPARATOR.join(block.text or "" for block in content)
+    return _PART_SEPARATOR.join(
+        _block_text(f"{where}.{number}", block) for number, block in enumerate(content)
+    )
 
 
-def _unknown(where: str, number: int, block: InputBlock) -> InvalidRequestError:
+def _block_text(where: str, block: InputBlock) -> str:
+    if block.type != "text":
+        raise _no_text(where, block)
+    return block.text or ""
+
+
+def _no_text(where: str, block: InputBlock) -> InvalidRequestError:
+    if block.type not in _NO_TEXTS:
+        return not_text(where, block.type)
     return refused(
         where,
-        f"{where}.{number}: a block of type {block.type[:_MAX_NAME_CHARS]!r} is out of place or "
-        "not served here; models here read text",
+        f"{where}: a block of type {block.type!r} is out of place; an assistant's message has "
+        "text, thinking and tool_use, a user's has text and tool_result, others have text",
     )
 
 

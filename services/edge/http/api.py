@@ -31,6 +31,9 @@ class ApiRequest:
     inexactly."""
     max_choices: int
     """Most chats that one request may begin."""
+    default_max_tokens: int
+    """Most tokens of a reply for which the request names no limit. 0: the model's context ends
+    it."""
     idempotency_key: str = ""
     last_event_id: str = ""
     """Last-Event-ID: the part of the reply that the client already has (sse.py)."""

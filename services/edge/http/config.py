@@ -6,7 +6,7 @@ import ipaddress
 from dataclasses import dataclass
 from typing import Annotated, Final
 
-from outrider.bounds import PositiveFloat, PositiveInt, between
+from outrider.bounds import NonNegativeInt, PositiveFloat, PositiveInt, between
 from outrider.errors import ConfigError
 from services.edge.http.proxies import TrustedProxies
 
@@ -59,6 +59,10 @@ class HttpConfig:
     comment_s: PositiveFloat = 10.0
     """After this time without an event, a comment is sent on a stream, for proxies that close
     silent ones. Until then a failure is answered with a status of its own."""
+    default_max_tokens: NonNegativeInt = 2048
+    """Most tokens of a reply to a chat completion or a Responses request that names no limit. 0:
+    what fits the model's context. Edges that serve the same clients have the same one, or a reply
+    that moves between them may end at another length."""
     max_choices: PositiveInt = 8
     """Most choices of one request: `n`, times its prompts."""
 

@@ -42,9 +42,9 @@ from services.edge.http.openai_reply import (
     Reply,
 )
 from services.edge.http.openai_sampling import (
-    UNLIMITED_TOKENS,
     SamplingFields,
     check_metadata,
+    reply_limit,
     sampling_params,
 )
 from services.edge.http.reply_parts import Part, PartKind
@@ -343,7 +343,7 @@ def plan(asked: ApiRequest) -> PlannedReply:
     prediction = _prediction(body.prediction)
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     sampling = replace(
-        sampling_params(body, UNLIMITED_TOKENS if limit is None else limit),
+        sampling_params(body, reply_limit(limit, asked)),
         grammar=_grammar(body.response_format),
         num_logprobs=chat_count(body.logprobs, body.top_logprobs),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -21,14 +21,24 @@ from services.edge.session.request_fields import residency
 MAX_INPUTS: Final = 2048
 """Most inputs of one request, as in that API."""
 _MAX_DIMENSIONS: Final = 1 << 16
+_MAX_TYPE_CHARS: Final = 64
 _MAX_ID: Final = (1 << 32) - 1
 _WHOLE: Final = -1
+
+
+class OtherInput(msgspec.Struct, kw_only=True, gc=False):
+    """An input that is no text, such as an image; refused."""
+
+    type: str = "object"
+
+
+_Inputs: TypeAlias = list[str | int | list[int] | OtherInput]
 
 
 class EmbeddingsRequest(msgspec.Struct, kw_only=True):
     """Asks for the vectors of texts. Fields that are not listed are ignored."""
 
-    input: str | list[str | int | list[int]]
+    input: str | _Inputs
     """A text or its token ids, one or several, up to 2,048."""
     model: str | None = None
     encoding_format: Literal["float", "base64"] = "float"
@@ -149,10 +159,17 @@ def _written(vector: npt.NDArray[np.float32], *, is_base64: bool) -> list[float]
     return values
 
 
-def _inputs(given: str | list[str | int | list[int]]) -> tuple[str | bytes, ...]:
+def _inputs(given: str | _Inputs) -> tuple[str | bytes, ...]:
     if isinstance(given, str):
         return (_text(given),)
     kinds = {type(each) for each in given}
+    if OtherInput in kinds:
+        where, other = next((at, it) for at, it in enumerate(given) if isinstance(it, OtherInput))
+        raise refused(
+            f"input[{where}]",
+            f"input[{where}] is an object of type {other.type[:_MAX_TYPE_CHARS]!r}, and models "
+            "here read only text; send a string or token ids, such as a description",
+        )
     if len(kinds) > 1:
         raise refused("input", "input is texts, token ids, or lists of token ids; send one kind")
     if kinds == {int}:

@@ -25,6 +25,7 @@ _TYPES: Final = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
+_MAX_TYPE_CHARS: Final = 64
 _NAME: Final = re.compile(r"[a-z_]+(?= )")
 _FIELDS: Final = {it.name for it in dataclasses.fields(SamplingParams)} - {"grammar"}
 """Sampling values that the API has by the same names."""
@@ -73,3 +74,13 @@ def _sampling_name(error: OutriderError) -> str | None:
 def refused(param: str, message: str) -> InvalidRequestError:
     """An error that blames one field of the request."""
     return InvalidRequestError(message, metadata={"param": param})
+
+
+def not_text(where: str, kind: str) -> InvalidRequestError:
+    """An error that blames the part at `where` of the request: no model here reads parts of this
+    type, such as images and recordings."""
+    return refused(
+        where,
+        f"{where} is of type {kind[:_MAX_TYPE_CHARS]!r}, and models here read only text; send text "
+        "in its place, such as a description or a transcript",
+    )

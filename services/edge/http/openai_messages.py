@@ -18,7 +18,7 @@ from outrider.models.tools import (
     check_tools,
 )
 from services.edge.http.bodies import is_given, null
-from services.edge.http.openai_errors import refused
+from services.edge.http.openai_errors import not_text, refused
 
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 TEXT_PARTS: Final = ("text", "input_text", "output_text")
@@ -52,6 +52,12 @@ class MessageToolCall(msgspec.Struct, kw_only=True, gc=False):
     function: CalledFunction | None = None
 
 
+class SpokenReply(msgspec.Struct, kw_only=True, gc=False):
+    """An earlier reply of the assistant that was spoken; refused."""
+
+    id: str | None = None
+
+
 class ChatMessage(msgspec.Struct, kw_only=True, gc=False):
     """A message of the conversation."""
 
@@ -64,6 +70,7 @@ class ChatMessage(msgspec.Struct, kw_only=True, gc=False):
     """Id of the call that a tool message answers."""
     reasoning_content: str | None = None
     """An assistant's reasoning before its content, for chat templates that show it."""
+    audio: SpokenReply | None = None
 
 
 class FunctionDefinition(msgspec.Struct, kw_only=True, gc=False):
@@ -113,6 +120,8 @@ def _message(number: int, message: ChatMessage) -> Message:
             f"{where}.role {message.role[:_MAX_NAME_CHARS]!r} is not served; use one of "
             f"{', '.join(_ROLES)}",
         )
+    if message.audio is not None:
+        raise not_text(f"{where}.audio", "audio")
     calls = message.tool_calls or []
     check_num_calls(len(calls))
     return Message(
@@ -141,7 +150,9 @@ def text_of(
     if content is None or isinstance(content, str):
         return content or ""
     check_num_parts(where, len(content))
-    return _PART_SEPARATOR.join(_text(where, part, text_parts) for part in content)
+    return _PART_SEPARATOR.join(
+        _text(f"{where}[{number}]", part, text_parts) for number, part in enumerate(content)
+    )
 
 
 def check_num_parts(where: str, count: int) -> None:
@@ -155,10 +166,7 @@ def _text(where: str, part: ContentPart, text_parts: Sequence[str]) -> str:
         return part.text or ""
     if part.type == "refusal":
         return part.refusal or ""
-    raise refused(
-        where,
-        f"{where} has a part of type {part.type[:_MAX_NAME_CHARS]!r}; models here read only text",
-    )
+    raise not_text(where, part.type)
 
 
 def tools_of(given: Sequence[Tool]) -> tuple[str, ...]:

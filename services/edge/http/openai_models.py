@@ -36,6 +36,8 @@ class Model(msgspec.Struct, kw_only=True):
     definition gives it."""
     max_model_len: int | UnsetType = UNSET
     """The same, as vLLM calls it."""
+    default_max_tokens: int | UnsetType = UNSET
+    """Most tokens of a reply to a chat completion or a Responses request that names no limit."""
     default_sampling_params: SamplingDefaults | UnsetType = UNSET
     """The model's own settings; left out for a model that has none, and, where they are in its
     files, until this edge has loaded it once."""
@@ -78,11 +80,14 @@ def _listed(exchange: Exchange) -> list[ListedModel]:
 
 
 def _model(exchange: Exchange, listed: ListedModel) -> Model:
-    own = listed.suggested
+    own, context_tokens = listed.suggested, listed.max_context_tokens
+    most = exchange.frontend.config.default_max_tokens or context_tokens
+    writes = listed.name in exchange.frontend.context.models.names
     return Model(
         id=listed.name,
         created=exchange.frontend.started_s,
-        context_window=listed.max_context_tokens or UNSET,
-        max_model_len=listed.max_context_tokens or UNSET,
+        context_window=context_tokens or UNSET,
+        max_model_len=context_tokens or UNSET,
+        default_max_tokens=min(most, context_tokens) if writes else UNSET,
         default_sampling_params=UNSET if own is None else SamplingDefaults(**own.values()),
     )

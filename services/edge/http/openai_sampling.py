@@ -20,8 +20,7 @@ from services.edge.http.sse import Position, positions
 from services.edge.session.events import ChatRequest, ResumePoint
 from services.edge.session.request_fields import request_id, residency
 
-UNLIMITED_TOKENS: Final = 2**31 - 1
-"""The reply may be as long as the model's context lets it."""
+_UNLIMITED_TOKENS: Final = 2**31 - 1
 _MAX_METADATA: Final = 16
 _MAX_METADATA_KEY_CHARS: Final = 64
 _MAX_METADATA_CHARS: Final = 512
@@ -74,6 +73,14 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     """Ours: on, region_only or off."""
     residency: list[str] | None = None
     """Ours: the regions in which the prompt may be computed."""
+
+
+def reply_limit(max_tokens: int | None, asked: ApiRequest) -> int:
+    """Most tokens of a reply, given what the request says about it. The model's context is another
+    limit, ModelLimits."""
+    if max_tokens is not None:
+        return max_tokens
+    return asked.default_max_tokens or _UNLIMITED_TOKENS
 
 
 def sampling_params(fields: SamplingFields, max_tokens: int, seed: int = 0) -> SamplingParams:

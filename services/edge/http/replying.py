@@ -59,12 +59,13 @@ async def serve_reply(api: ChatApi, exchange: Exchange) -> None:
 
 
 async def _asked(exchange: Exchange) -> ApiRequest:
-    headers = exchange.headers
+    headers, config = exchange.headers, exchange.frontend.config
     return ApiRequest(
         body=await exchange.body(),
         now_s=int(time.time()),
         random_seed=secrets.randbits(_SEED_BITS),
-        max_choices=exchange.frontend.config.max_choices,
+        max_choices=config.max_choices,
+        default_max_tokens=config.default_max_tokens,
         idempotency_key=headers.get("idempotency-key", ""),
         last_event_id=headers.get("last-event-id", ""),
         trace=exchange.trace,

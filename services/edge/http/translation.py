@@ -24,13 +24,13 @@ from services.edge.http.api import ApiRequest
 from services.edge.http.openai_errors import refused
 from services.edge.http.openai_reply import ProvisionalText
 from services.edge.http.openai_sampling import (
-    UNLIMITED_TOKENS,
     SamplingFields,
     StreamOptions,
     chat_request,
     check_stream_options,
     first_seed,
     read_positions,
+    reply_limit,
     sampling_params,
 )
 from services.edge.http.reply_parts import (
@@ -143,9 +143,8 @@ def plan_chat(
     options = check_stream_options(fields)
     is_streamed = bool(fields.stream)
     (had,) = read_positions(asked, 1, is_streamed=is_streamed)
-    max_tokens = UNLIMITED_TOKENS if fields.max_tokens is None else fields.max_tokens
     sampling = replace(
-        sampling_params(fields, max_tokens),
+        sampling_params(fields, reply_limit(fields.max_tokens, asked)),
         grammar=_grammar(response_format, format_field),
         num_logprobs=num_logprobs,
     )

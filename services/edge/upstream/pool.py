@@ -155,7 +155,6 @@ class RouterPool:
 
     async def _ticking(self) -> None:
         while True:
-            self._discovery.tick()
             self.table.expire(self.clock())
             for router in self.table:
                 if router.is_leaving and not (router.num_sessions and router.health.is_up):

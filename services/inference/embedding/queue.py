@@ -273,5 +273,5 @@ class EmbeddingQueue:
 def _first_of(queues: Iterable[FairQueue[_Input]]) -> _Input:
     """The item with the least start in these queues, at least one of which has items; of equal
     starts, the one that arrived first."""
-    firsts = [(queue.start(), head) for queue in queues if (head := queue.peek()) is not None]
+    firsts = [head for queue in queues if (head := queue.head()) is not None]
     return min(firsts, key=lambda first: (first[0], first[1].arrived_at))[1]

@@ -15,6 +15,7 @@ _MIN_ROW_MS = 1e-4
 # CostModel
 _PRIOR_ROWS = (2.0, 64.0)
 """The first guess enters the fit as two calls of these sizes."""
+_ENOUGH_SQUARED_ROWS = sum(rows**2 for rows in _PRIOR_ROWS)
 _RIDGE = 4.0
 """Pull of the last slopes, rows^2 and attention^2: keeps them while all calls are alike."""
 _REPACKING_ROWS = 24
@@ -58,6 +59,14 @@ class CostModel:
         self._moments = _Moments()
         for rows in _PRIOR_ROWS:
             self._moments.add(rows, 0.0, fixed_ms + row_ms * rows)
+        self._squared_rows = 0.0
+        """Sum over the calls that were timed: how much they tell of the cost of a row."""
+
+    @property
+    def is_guess(self) -> bool:
+        """Whether the calls that were timed say less of row_ms than the first guess did, as at
+        first: it takes a prompt of 64 tokens, or a few shorter ones. Replies tell little of it."""
+        return self._squared_rows < _ENOUGH_SQUARED_ROWS
 
     def predict_ms(self, rows: int, attention: float = 0.0) -> float:
         """Duration of the next call; `attention` is the sum of its slices' attention_work()."""
@@ -81,7 +90,9 @@ class CostModel:
     def observe(self, rows: int, duration_ms: float, attention: float = 0.0) -> None:
         """Learn from one call with this many rows and this attention work."""
         longest_ms = _MAX_SURPRISE * self.predict_ms(rows, attention)
-        self._moments.add(self._sizing.padded(rows), attention, min(duration_ms, longest_ms))
+        padded = self._sizing.padded(rows)
+        self._moments.add(padded, attention, min(duration_ms, longest_ms))
+        self._squared_rows += padded**2
         row_ms, attention_ms = self._moments.slopes(self.row_ms, self.attention_ms, _RIDGE, _RIDGE)
         mean_rows, mean_attention, mean_ms = self._moments.means()
         self.row_ms = min(max(row_ms, _MIN_ROW_MS), max(mean_ms / max(mean_rows, 1.0), _MIN_ROW_MS))

@@ -439,6 +439,7 @@ class Scheduler:
             fixed_ms=self._cost.fixed_ms,
             row_ms=self._cost.row_ms,
             max_sessions=self.limits.max_sessions,
+            is_cost_guessed=self._cost.is_guess,
             paused_sessions=len(queues.paused),
             overload_level=self._admission.level,
             low=self._class_load(Priority.LOW),

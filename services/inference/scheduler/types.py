@@ -178,6 +178,8 @@ class SchedulerLoad:
     fixed_ms: float
     row_ms: float
     max_sessions: int
+    is_cost_guessed: bool = False
+    """Whether too few calls were timed for `fixed_ms` and `row_ms` (CostModel.is_guess)."""
     paused_sessions: int = 0
     """In the middle of a reply, taken out of the calls; their KV is kept."""
     overload_level: int = 0

@@ -343,7 +343,7 @@ def error_frame(number: int, error: OutriderError) -> inference_pb2.SessionDown:
 _STATES: Final = (
     *("running_sessions", "queued_sessions", "queued_prompt_tokens", "paused_sessions"),
     *("kv_blocks_total", "max_sessions", "draining", "low", "medium"),
-    *("overload_level", "queues_low", "refuses_sessions"),
+    *("overload_level", "queues_low", "refuses_sessions", "is_cost_guessed"),
 )
 _ESTIMATES: Final = ("fixed_ms", "row_ms", "service_ms", "peer_block_ms", "peer_first_ms")
 _LEAST_MOVE: Final = 0.1
@@ -370,6 +370,7 @@ def load_response(
         kv_blocks_free=load.kv_blocks_free,
         fixed_ms=load.fixed_ms,
         row_ms=load.row_ms,
+        is_cost_guessed=load.is_cost_guessed,
         max_sessions=load.max_sessions,
         draining=draining,
         paused_sessions=load.paused_sessions,

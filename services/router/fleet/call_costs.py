@@ -5,6 +5,9 @@ some percent, and more after few calls. Choosing the least of a thousand such fi
 everything to the replicas with the largest error in their own favour. Most replicas of one model
 run on the same kind of machine, so each gets the median of their figures, except for those that are
 clearly of another kind.
+
+A replica that has computed too little to know reports a guess. A guess counts for nothing where
+others have measured: if it is too high, its replica would get no prompts by which to know better.
 """
 
 from __future__ import annotations
@@ -26,7 +29,9 @@ CallCost: TypeAlias = tuple[float, float]
 @dataclass(slots=True)
 class _Group:
     reported: dict[str, CallCost] = field(default_factory=dict)
-    """By replica."""
+    """By replica, what it has measured."""
+    guessed: dict[str, CallCost] = field(default_factory=dict)
+    """By replica that has not measured enough, what it starts from."""
     median: CallCost = (0.0, 0.0)
     num_new: int = 0
     """Reports since the median was taken."""
@@ -48,22 +53,28 @@ class CallCosts:
         self._groups: dict[Hashable, _Group] = {}
         self._group_of: dict[str, Hashable] = {}
 
-    def report(self, name: str, group: Hashable, cost: CallCost) -> None:
-        """A replica reports what its calls take."""
+    def report(self, name: str, group: Hashable, cost: CallCost, *, is_guess: bool) -> None:
+        """A replica reports what its calls take. `is_guess`: it has not measured it yet."""
         if self._group_of.get(name, group) != group:
             self.forget(name)
         self._group_of[name] = group
         peers = self._groups.setdefault(group, _Group())
-        peers.reported[name] = cost
-        peers.refresh()
+        if is_guess:
+            peers.reported.pop(name, None)
+            peers.guessed[name] = cost
+        else:
+            peers.guessed.pop(name, None)
+            peers.reported[name] = cost
+            peers.refresh()
 
     def forget(self, name: str) -> None:
         """A replica is gone. Unknown ones are ignored."""
         group = self._group_of.pop(name, None)
         peers = self._groups.get(group)
         if peers is not None:
-            del peers.reported[name]
-            if not peers.reported:
+            peers.reported.pop(name, None)
+            peers.guessed.pop(name, None)
+            if not peers.reported and not peers.guessed:
                 del self._groups[group]
 
     def cost(self, name: str, default: CallCost) -> CallCost:
@@ -71,7 +82,9 @@ class CallCosts:
         if name not in self._group_of:
             return default
         peers = self._groups[self._group_of[name]]
-        own = peers.reported[name]
+        own = peers.reported.get(name)
+        if own is None:
+            return peers.median if peers.reported else peers.guessed[name]
         return peers.median if _is_one_kind(own, peers.median) else own
 
 

@@ -118,6 +118,8 @@ class ReplicaLoad:
     queued_prompt_tokens: int = 0
     fixed_ms: float = 0.0
     row_ms: float = 0.0
+    is_cost_guessed: bool = False
+    """Whether the replica has computed too little to know these two."""
     max_sessions: int = 0
     """Sessions that run at once, further ones wait; 0: not reported."""
     draining: bool = False

@@ -244,10 +244,9 @@ class ReplicaTable:
             block_tokens,
             self._identity_codes.add(replica.model_identity),
         )
-        if replica.load:
-            self._call_costs.report(replica.name, model, (load.fixed_ms, load.row_ms))
-        else:
-            self._call_costs.forget(replica.name)
+        is_guess = replica.load is None or load.is_cost_guessed
+        cost = (load.fixed_ms, load.row_ms)
+        self._call_costs.report(replica.name, model, cost, is_guess=is_guess)
         self._compute(row)
         return row
 

@@ -285,6 +285,7 @@ async def watch_load(
             queued_prompt_tokens=report.queued_prompt_tokens,
             fixed_ms=_cost_ms(report.fixed_ms),
             row_ms=_cost_ms(report.row_ms),
+            is_cost_guessed=report.is_cost_guessed,
             max_sessions=report.max_sessions,
             draining=report.draining,
             overload_level=report.overload_level,

@@ -107,9 +107,7 @@ class ReplicaPool:
         return [*(it.link for it in self._configured.values()), *self._links.values()]
 
     def tick(self) -> None:
-        """Do the work that only depends on time: lookups, and ending the links of replicas that
-        leave."""
-        self._discovery.tick()
+        """End the links of replicas that leave, and connect configured ones that are new."""
         self._tick_configured()
         for address, replica in self._found.items():
             is_over = not replica.sessions or not replica.health.is_up

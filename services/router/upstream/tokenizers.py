@@ -274,9 +274,7 @@ class TokenizerPool:
         await self._discovery.run()
 
     def tick(self) -> None:
-        """Do the work that only depends on time: lookups, and closing streams of tokenizers that
-        have left."""
-        self._discovery.tick()
+        """Close the streams of tokenizers that have left."""
         for address, entry in list(self._streams.items()):
             if entry.is_leaving and not entry.stream.num_waiting:
                 del self._streams[address]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-import sys
 from typing import Final
 
 import structlog
@@ -21,7 +20,7 @@ RESTARTS: Final = Family(
     "How often a worker process ended and was started again.",
 )
 
-_WORKER: Final = (sys.executable, "-m", "services.tokenizer.long_texts.local_worker")
+_WORKER: Final = children.python_module("services.tokenizer.long_texts.local_worker")
 _FIRST_BACKOFF_S: Final = 0.1
 _MAX_BACKOFF_S: Final = 5.0
 _TERMINATE_S: Final = 2.0

@@ -21,7 +21,12 @@ def asked(body: object, **options: Any) -> ApiRequest:
     """A request as it comes."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     return ApiRequest(
-        data, now_s=1_700_000_000, random_seed=77, max_choices=options.pop("most", 8), **options
+        data,
+        now_s=1_700_000_000,
+        random_seed=77,
+        max_choices=options.pop("most", 8),
+        default_max_tokens=options.pop("default_max_tokens", 2048),
+        **options,
     )
 
 

@@ -12,7 +12,6 @@ from outrider.session.client import Accepted, Committed
 from outrider.session.types import FinishReason, Priority, Speculation
 from services.edge.http import openai_errors
 from services.edge.http.openai_chat import API
-from services.edge.http.openai_sampling import UNLIMITED_TOKENS
 from tests.edge.http.asking import (
     USER,
     chat_of,
@@ -38,9 +37,17 @@ def test_a_request_becomes_a_chat_with_that_apis_defaults() -> None:
     assert (chat.model, chat.messages) == ("small", (Message("user", "hello"),))
     sampling = chat.sampling
     assert (sampling.temperature, sampling.top_p, sampling.seed) == (1.0, 1.0, 77)
-    assert sampling.max_tokens == UNLIMITED_TOKENS
+    assert sampling.max_tokens == 2048
     assert (chat.priority, chat.deadline_ms, chat.speculation) == (None, 0, Speculation.ON)
     assert not reply.is_streamed and not chat.provisional and not chat.thin
+
+
+@pytest.mark.parametrize(("default", "expected"), [(7, 7), (0, 2**31 - 1)])
+def test_a_request_without_a_limit_gets_the_edges(default: int, expected: int) -> None:
+    (chat,) = planned(API, body(), default_max_tokens=default).chats
+    assert chat.sampling.max_tokens == expected
+    (chat,) = planned(API, body(max_tokens=9), default_max_tokens=default).chats
+    assert chat.sampling.max_tokens == 9, "it may name a larger one"
 
 
 def test_every_sampling_value_arrives() -> None:
@@ -88,6 +95,10 @@ def test_every_sampling_value_arrives() -> None:
         ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
         ({"prediction": {"type": "image", "content": "x"}}, "prediction"),
         ({"prediction": {"type": "content", "content": 5}}, "prediction.content"),
+        (
+            {"prediction": {"type": "content", "content": [{"type": "image_url"}]}},
+            "prediction.content[0]",
+        ),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"functions": [{"name": "f"}]}, "functions"),
@@ -117,10 +128,6 @@ def test_every_sampling_value_arrives() -> None:
         ({"max_tokens": "5"}, "max_tokens"),
         ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
         ({"messages": [USER, {"role": "user", "content": 5}]}, "messages[1].content"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "messages[0].content",
-        ),
         (
             {"messages": [{"role": "user", "content": [{"type": "text", "text": "y"}] * 4097}]},
             "messages[0].content",

@@ -205,7 +205,8 @@ async def test_models_are_those_that_the_key_may_use(mesh: Running) -> None:
         listed = await client.models.list()
         assert [it.id for it in listed.data] == ["small", "org/large"]
         model = await client.models.retrieve("org/large")
-        assert model.model_extra is not None and model.model_extra["context_window"] > 0
+        told = model.model_extra
+        assert told is not None and 0 < told["default_max_tokens"] < told["context_window"]
         async with plain(mesh, key="") as anonymous:
             names = [it["id"] for it in (await anonymous.get("/v1/models")).json()["data"]]
             assert names == ["small"]
@@ -233,6 +234,23 @@ async def test_what_a_request_leaves_out_is_the_models_own(
         found = mesh.region.opened[-1].sampling
         assert (found.top_k, found.top_p) == pytest.approx((20, 0.9))
         assert found.temperature == pytest.approx(temperature)
+
+
+@pytest.mark.edge(http=HttpConfig(port=0, default_max_tokens=5))
+async def test_a_reply_without_a_limit_of_its_own_gets_the_edges(
+    words: Vocabulary, mesh: Running, caller: AsyncClient
+) -> None:
+    (listed,) = (await caller.get("/v1/models")).json()["data"]
+    assert listed["default_max_tokens"] == 5
+    mesh.region.reply = tuple(words.encode("a"))
+    chat = {"messages": [USER]}
+    for path, body in (
+        ("/v1/chat/completions", chat),
+        ("/v1/responses", {"model": "small", "input": "hello"}),
+        ("/v1/chat/completions", {**chat, "max_tokens": 9}),
+    ):
+        assert (await caller.post(path, json=body)).status_code == 200
+    assert [opened.sampling.max_tokens for opened in mesh.region.opened] == [5, 5, 9]
 
 
 # Failures, and limits.

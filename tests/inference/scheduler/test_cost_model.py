@@ -41,6 +41,21 @@ def test_calls_of_one_size_keep_the_slope() -> None:
     assert cost.predict_ms(2) == pytest.approx(10.4, rel=0.01)
 
 
+def test_a_cost_is_a_guess_until_a_prompt_was_computed() -> None:
+    cost, was_guess = CostModel(8.0, 1.2), list[bool]()
+    for rows in (2,) * 200 + (256,):
+        was_guess.append(cost.is_guess)
+        cost.observe(rows, 5.0)
+    assert all(was_guess), "small calls tell little of the cost of a row"
+    assert not cost.is_guess
+    short, was_guess = CostModel(8.0, 1.2), []
+    for _ in range(3):
+        was_guess.append(short.is_guess)
+        short.observe(40, 20.0)
+    assert all(was_guess)
+    assert not short.is_guess
+
+
 def test_a_first_call_that_was_held_up_is_soon_forgotten() -> None:
     cost = CostModel(8.0, 1.2)
     cost.observe(39, 500.0)

