@@ -49,7 +49,10 @@ _log = structlog.get_logger()
 class _Peer:
     channel: grpc.aio.Channel
     breaker: CircuitBreaker
-    planner: LoadPlanner = field(default_factory=LoadPlanner)
+    planners: dict[bool, LoadPlanner] = field(
+        default_factory=lambda: {False: LoadPlanner(), True: LoadPlanner()}
+    )
+    """By whether KV is inexact: it has fewer bytes."""
     num_calls: int = 0
 
 
@@ -101,13 +104,13 @@ class KvPeers(KvTier):
         num_missing = holder.num_tokens - prefix.cached_tokens
         if num_missing < self._min_tokens:
             return False
-        return self._planner(holder).pays(len(missing), block_ms)
+        return self._planner(prefix).pays(len(missing), block_ms)
 
     async def fetch(self, prefix: Prefix, missing: range, block_ms: float) -> None:
         """Fetch blocks from the replica that holds them. Ends when the prefix is computed: blocks
         that arrive later are of no use."""
         holder = _holder(prefix)
-        count = max(1, self._planner(holder).num_to_load(len(missing), block_ms))
+        count = max(1, self._planner(prefix).num_to_load(len(missing), block_ms))
         with self._loader.claim(prefix, missing[::-1][:count]) as wanted:
             if wanted:
                 await self._fetch(prefix, holder, wanted)
@@ -118,8 +121,8 @@ class KvPeers(KvTier):
         hashes = [prefix.hashes[index] for index in wanted]
         try:
             with prefix.cancelling_fetch():
-                identity = self._identities[prefix.request.takes_inexact_kv]
-                async with aclosing(self.frames(holder, hashes, identity)) as frames:
+                is_inexact = prefix.request.takes_inexact_kv
+                async with aclosing(self.frames(holder, hashes, is_inexact=is_inexact)) as frames:
                     async for place, frame in frames:
                         index = wanted[place]
                         self.counts.num_bytes += len(frame)
@@ -146,10 +149,10 @@ class KvPeers(KvTier):
             self._count("late" if prefix.is_computed else "missing", num_left)
 
     async def frames(
-        self, holder: KvHolder, hashes: Sequence[bytes], identity: bytes
+        self, holder: KvHolder, hashes: Sequence[bytes], *, is_inexact: bool = False
     ) -> AsyncGenerator[tuple[int, bytes], None]:
         """Index in `hashes` (the first 1,024) and frame of each block that it sends, unchecked.
-        `identity`: whose KV is asked for. Close the generator to have no more."""
+        `is_inexact`: which kind of KV is asked for. Close the generator to have no more."""
         peer = await self._peer(holder)
         if peer is None or not peer.breaker.allows(self._clock()):
             return
@@ -157,7 +160,7 @@ class KvPeers(KvTier):
         stub = kv_pb2_grpc.KvTransferServiceStub(peer.channel)
         wanted = hashes[:MAX_BLOCKS]
         request = kv_pb2.FetchKvRequest(
-            model_identity=identity,
+            model_identity=self._identities[is_inexact],
             vocabulary_digest=self._loader.identity.vocabulary_digest,
             block_hashes=wanted,
         )
@@ -175,12 +178,12 @@ class KvPeers(KvTier):
                     return
                 if is_first:
                     now = self._clock()
-                    self._observe_first(peer, (now - began) * 1e3)
+                    self._observe_first(peer.planners[is_inexact], (now - began) * 1e3)
                     is_first, began = False, now
                 frame = assembler.add(piece.index, piece.num_bytes, piece.data)
                 if frame is not None:
                     yield frame
-                    self._observe_block(peer, (self._clock() - began) * 1e3)
+                    self._observe_block(peer.planners[is_inexact], (self._clock() - began) * 1e3)
                     began = self._clock()
         except grpc.aio.AioRpcError as error:
             self._failed(holder, peer, from_rpc_error(error))
@@ -197,10 +200,10 @@ class KvPeers(KvTier):
             await peer.channel.close()
         self._loader.close()
 
-    def _planner(self, holder: KvHolder) -> LoadPlanner:
-        """Cost of fetching from this replica; of an unknown replica, an empty planner."""
-        peer = self._peers.peek(holder.address)
-        return LoadPlanner() if peer is None else peer.planner
+    def _planner(self, prefix: Prefix) -> LoadPlanner:
+        """Cost of fetching from the prefix's replica; of an unknown replica, an empty planner."""
+        peer = self._peers.peek(_holder(prefix).address)
+        return LoadPlanner() if peer is None else peer.planners[prefix.request.takes_inexact_kv]
 
     def _lied(self, holder: KvHolder) -> None:
         """The replica sent another block than it was asked for: count a failure."""
@@ -208,14 +211,14 @@ class KvPeers(KvTier):
         if peer is not None:
             self._failed(holder, peer, MalformedFrameError("a block is not what was asked for"))
 
-    def _observe_first(self, peer: _Peer, ms: float) -> None:
-        for planner in (peer.planner, self._latest):
-            planner.observe_round_trip(ms)
+    def _observe_first(self, planner: LoadPlanner, ms: float) -> None:
+        for one in (planner, self._latest):
+            one.observe_round_trip(ms)
         self.counts.first_ms = self._latest.cost.fixed_ms
 
-    def _observe_block(self, peer: _Peer, ms: float) -> None:
-        for planner in (peer.planner, self._latest):
-            planner.observe_load(1, ms)
+    def _observe_block(self, planner: LoadPlanner, ms: float) -> None:
+        for one in (planner, self._latest):
+            one.observe_load(1, ms)
         self.counts.block_ms = self._latest.cost.block_ms
 
     def _count(self, what: str, num_blocks: int) -> None:

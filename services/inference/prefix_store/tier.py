@@ -116,7 +116,8 @@ class PrefixStoreTier(KvTier):
         self._min_tokens = min_tokens
         self._max_tokens = max_tokens
         self._clock = clock
-        self._planner = LoadPlanner()
+        self._planners = {False: LoadPlanner(), True: LoadPlanner()}
+        """By whether KV is inexact: it has fewer bytes."""
         self._seen = Names()
         """Names of blocks that one prompt had. A second prompt with the same block makes it worth
         saving."""
@@ -138,7 +139,7 @@ class PrefixStoreTier(KvTier):
         return num_blocks if num_blocks * self._block_tokens >= self._min_tokens else 0
 
     def pays(self, prefix: Prefix, missing: range, block_ms: float) -> bool:
-        return self._planner.pays(len(missing), block_ms)
+        return self._planner(prefix).pays(len(missing), block_ms)
 
     async def fetch(self, prefix: Prefix, missing: range, block_ms: float) -> None:
         names = self._names(prefix)[missing.start : missing.stop]
@@ -148,11 +149,11 @@ class PrefixStoreTier(KvTier):
         if present is None:
             self._count("missing", len(missing))
             return
-        self._planner.observe_round_trip((self._clock() - began) * 1e3)
+        self._planner(prefix).observe_round_trip((self._clock() - began) * 1e3)
         self._note_stored(names, present)
         there = [index for index, is_there in zip(missing, present, strict=True) if is_there]
         self._count("missing", len(missing) - len(there))
-        count = max(1, self._planner.num_to_load(len(missing), block_ms))
+        count = max(1, self._planner(prefix).num_to_load(len(missing), block_ms))
         wanted = iter([index for index in there if index not in prefix.fetched][: -count - 1 : -1])
         while chunk := list(islice(wanted, _CHUNK_BLOCKS)):
             if prefix.is_computed:
@@ -203,6 +204,9 @@ class PrefixStoreTier(KvTier):
             prefix.store_names = self._sealer(prefix).names(prefix.hashes[:num_blocks])
         return prefix.store_names
 
+    def _planner(self, prefix: Prefix) -> LoadPlanner:
+        return self._planners[prefix.request.takes_inexact_kv]
+
     def _sealer(self, prefix: Prefix) -> Sealer:
         return self._sealers[prefix.request.takes_inexact_kv]
 
@@ -213,7 +217,7 @@ class PrefixStoreTier(KvTier):
         values = [None] * len(names) if answer is None else answer
         blocks = await self._loader.in_thread(self._unpack, prefix, indices, values)
         took_s = self._clock() - began
-        self._planner.observe_load(len(names), took_s * 1e3)
+        self._planner(prefix).observe_load(len(names), took_s * 1e3)
         self._seconds.record(took_s, {"direction": "load"})
         self._moved("load", sum(len(value or b"") for value in values))
         usable = {index for index, _ in blocks}

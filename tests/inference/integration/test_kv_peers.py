@@ -355,11 +355,11 @@ async def test_a_replica_that_failed_often_is_left_alone_for_a_while() -> None:
     async with bad_peer("endless") as (bad, port):
         whom = KvHolder("other", "", f"127.0.0.1:{port}", len(PROMPT))
         for _ in range(6):
-            assert [block async for block in peers.frames(whom, HASHES, IDENTITY)] == []
+            assert [block async for block in peers.frames(whom, HASHES)] == []
         assert bad.num_asked == peers.counts.num_failures == 3
         now += 1.0
         for _ in range(2):
-            assert [block async for block in peers.frames(whom, HASHES, IDENTITY)] == []
+            assert [block async for block in peers.frames(whom, HASHES)] == []
         assert bad.num_asked == 4
         await peers.close()
     metrics.close()

@@ -51,7 +51,7 @@ async def peers_of(**settings: Any) -> AsyncIterator[KvPeers]:
 async def asked(peers: KvPeers, address: str) -> None:
     """Whoever is there has nothing."""
     holder = KvHolder("r", "", address, 100)
-    assert [block async for block in peers.frames(holder, [b"h" * 16], b"i")] == []
+    assert [block async for block in peers.frames(holder, [b"h" * 16])] == []
 
 
 async def test_connections_to_other_replicas_are_bounded() -> None:
