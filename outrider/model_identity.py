@@ -45,6 +45,12 @@ def model_identity(
     return digest.digest()
 
 
+def inexact_identity(identity: bytes) -> bytes:
+    """The identity by which replicas of one model identity share inexact KV: no replica computes
+    as it, so what goes by it is never taken for exact KV."""
+    return hashlib.sha256(b"inexact KV" + identity).digest()
+
+
 def same_model(one: bytes, other: bytes) -> bool:
     """Whether two identities are known and equal: an unknown one (b"") equals none."""
     return bool(one) and one == other

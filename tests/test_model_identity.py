@@ -10,6 +10,7 @@ from outrider.errors import MalformedFrameError
 from outrider.model_identity import (
     MAX_BYTES,
     check_model_identity,
+    inexact_identity,
     model_identity,
     same_model,
     short_form,
@@ -50,6 +51,13 @@ def test_parts_do_not_run_into_each_other() -> None:
 def test_an_unknown_one_equals_none() -> None:
     assert not same_model(b"", b"")
     assert not same_model(b"", model_identity(**PARTS))
+
+
+def test_inexact_kv_goes_by_an_identity_that_no_replica_has() -> None:
+    one, other = model_identity(**PARTS), model_identity(**{**PARTS, "precision": "bf16"})
+    assert not same_model(inexact_identity(one), one)
+    assert not same_model(inexact_identity(one), inexact_identity(other))
+    assert len(inexact_identity(one)) <= MAX_BYTES
 
 
 def test_people_see_eight_digits() -> None:

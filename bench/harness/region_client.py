@@ -130,6 +130,7 @@ class RegionClient:
         deadline_ms: int = 0,
         kv_holder: inference_pb2.KvHolder | None = None,
         resume: Sequence[int] = (),
+        allows_inexact: bool = False,
         reply: Reply | None = None,
     ) -> Reply:
         """Run one session to its end, which may be its deadline. If this call is cancelled, so is
@@ -142,6 +143,7 @@ class RegionClient:
         opening.cache_salt = cache_salt
         opening.group_lasts = group_lasts
         opening.deadline_ms = deadline_ms
+        opening.allows_inexact = allows_inexact
         if kv_holder is not None:
             opening.kv_holder.CopyFrom(kv_holder)
         if resume:

@@ -61,16 +61,16 @@ def main() -> int:
     progress = _progress()
     store = ModelStore(default_root())
     vocabulary = load_vocabulary(DEFAULT_MODEL, store)
-    bf16, f32 = frames.measure(run, DEFAULT_MODEL, store, size.num_prefixes, progress)
+    packed = frames.measure(run, DEFAULT_MODEL, store, size.num_prefixes, progress)
     if size.num_of_larger:
         _of_larger(run, store, size.num_of_larger, progress)
-    exact = bf16.payloads[Payload.EXACT]
     run.setting("replica", threads=THREADS)
     asked = asyncio.run(first_token.measure(vocabulary, size.prompts, THREADS, progress))
     first_token.report(run, asked)
     run.finish()
-    num_frames = exact.num_equal + f32.payloads[Payload.EXACT].num_equal
-    return int(num_frames != 2 * size.num_prefixes or not first_token.is_exact(asked))
+    num_equal = sum(it.payloads[Payload.EXACT].num_equal for it in packed)
+    num_frames = len(packed) * size.num_prefixes
+    return int(num_equal != num_frames or not first_token.is_exact(asked))
 
 
 def _of_larger(run: Run, store: ModelStore, count: int, progress: Callable[[str], None]) -> None:

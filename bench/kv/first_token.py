@@ -2,10 +2,11 @@
 and moved from another replica, near and far; and the pause of a reply that goes on elsewhere.
 
 Of each size there are several prompts. A first replica, which stays, has each asked twice, so that
-it is stored, and once under another group, which only it has. Then, for every link to Redis and
-first replica (a distance, and what it carries a second), a new one is started on an empty cache and
-has each prompt asked once cold (under a group that has nothing), once under either of these groups,
-and once more, which finds it cached.
+it is stored, and once under another group, which only it has; and all that again for sessions that
+allow inexact text. Then, for every link to Redis and first replica (a distance, and what it carries
+a second), a new one is started on an empty cache and has each prompt asked once cold (under a group
+that has nothing), once under either of these groups, and once more, which finds it cached. Last it
+is asked under either group with KV in 8 bits.
 
 Then replies that the first replica began go on at the new one behind their first tokens: computed,
 with the KV of the first replica, and with what the Redis has of the prompt.
@@ -37,6 +38,10 @@ from outrider.v1 import inference_pb2
 SIZES = (600, 1500)
 """Tokens of a prompt."""
 WAYS = ("computed", "from the Redis", "from another replica", "cached in the process")
+IN_8_BITS = ("from the Redis, 8 bits", "from another replica, 8 bits")
+"""The second and the third of them, for sessions that allow inexact text."""
+MOVING = (*WAYS[1:3], *IN_8_BITS)
+"""Ways in which KV comes from elsewhere."""
 NUM_RESUMED = 64
 """Tokens of a reply behind which it goes on elsewhere."""
 
@@ -68,11 +73,14 @@ class Size:
 class Asked:
     """Replies to the prompts of one size, over one link: prompt by prompt, by way."""
 
-    replies: dict[str, list[Reply]] = field(default_factory=lambda: {way: [] for way in WAYS})
+    replies: dict[str, list[Reply]] = field(
+        default_factory=lambda: {way: [] for way in (*WAYS, *IN_8_BITS)}
+    )
 
     @property
     def num_equal(self) -> int:
-        rows = zip(*self.replies.values(), strict=True)
+        """Prompts that all exact ways answered alike."""
+        rows = zip(*(self.replies[way] for way in WAYS), strict=True)
         return sum(all(one.ids == row[0].ids for one in row) for row in rows)
 
     @property
@@ -124,7 +132,9 @@ async def measure(
             for prompt in (prompt for size in SIZES for prompt in work[size]):
                 for _ in range(2):
                     await replicas.ask(first, prompt, STORED)
-                num_blocks += len(prompt) // BLOCK_TOKENS
+                    await replicas.ask(first, prompt, STORED, allows_inexact=True)
+                await replicas.ask(first, prompt, MOVED, allows_inexact=True)
+                num_blocks += 2 * (len(prompt) // BLOCK_TOKENS)
                 await store.until_stored(num_blocks)
                 begun[prompt] = await replicas.ask(first, prompt, MOVED, sampling=longer)
                 progress(f"prompts stored: {len(begun)} of {how.num_nearest * len(SIZES)}")
@@ -169,9 +179,12 @@ async def _ask_all(
 ) -> None:
     for number, prompt in enumerate(work):
         alone = b"alone %d" % number
-        for way, salt in zip(WAYS, (alone, STORED, MOVED, MOVED), strict=True):
-            whose = holder(len(prompt)) if way == WAYS[2] else None
-            reply = await replicas.ask(client, prompt, salt, kv_holder=whose)
+        ways, salts = (*WAYS, *IN_8_BITS), (alone, STORED, MOVED, MOVED, STORED, MOVED)
+        for way, salt in zip(ways, salts, strict=True):
+            whose = holder(len(prompt)) if way in (WAYS[2], IN_8_BITS[1]) else None
+            reply = await replicas.ask(
+                client, prompt, salt, kv_holder=whose, allows_inexact=way in IN_8_BITS
+            )
             into.replies[way].append(reply)
 
 
@@ -199,23 +212,23 @@ async def _resume_all(
 def report(run: Run, found: Measured) -> None:
     table = run.table(
         "Time to first token of prompts whose KV is elsewhere, replica just started, ms",
-        *("tokens", "link to Redis and replica", "n", *WAYS),
-        *(f"{way}: over computed" for way in WAYS[1:3]),
-        *(f"{way}: tokens" for way in WAYS[1:3]),
+        *("tokens", "link to Redis and replica", "n", *WAYS, *IN_8_BITS),
+        *(f"{way}: over computed" for way in MOVING),
+        *(f"{way}: tokens" for way in MOVING),
     )
     for (size, over), it in found.asked.items():
         table.add(
             *(size, str(over), it.num_prompts),
-            *(table.median(it.times_ms(way)) for way in WAYS),
-            *(table.median(it.over_computed(way)) for way in WAYS[1:3]),
-            *(f"{it.loaded_share(way):.2f}" for way in WAYS[1:3]),
+            *(table.median(it.times_ms(way)) for way in it.replies),
+            *(table.median(it.over_computed(way)) for way in MOVING),
+            *(f"{it.loaded_share(way):.2f}" for way in MOVING),
         )
-        for way in WAYS:
+        for way in it.replies:
             run.samples(f"{size} tokens, {over}, {way}", it.times_ms(way), unit="ms")
     _report_pauses(run, found.pauses)
     num_asked = sum(it.num_prompts for it in found.asked.values())
     num_equal = sum(it.num_equal for it in found.asked.values())
-    table.note(f"{num_equal} of {num_asked} prompts were answered alike in all ways.")
+    table.note(f"{num_equal} of {num_asked} prompts were answered alike in all exact ways.")
 
 
 def _report_pauses(run: Run, pauses: Pauses) -> None:
@@ -232,6 +245,6 @@ def _report_pauses(run: Run, pauses: Pauses) -> None:
 
 
 def is_exact(found: Measured) -> bool:
-    """Whether all replies to every prompt are the same, and all that went on elsewhere."""
+    """Whether all exact replies to every prompt are the same, and all that went on elsewhere."""
     are_same = all(it.num_equal == it.num_prompts for it in found.asked.values())
     return are_same and found.pauses.num_equal == found.pauses.num_replies

@@ -1,4 +1,9 @@
-"""Frames of real KV: ratios, speeds on one core, and what quantisation does to the next tokens."""
+"""Frames of real KV: ratios, speeds on one core, and what 8 bits do to the next tokens.
+
+What rounding the KV does to a token shows best where nothing else rounds: in f32, without dynamic
+quantization. With it, an input that changes by its last bit may round to another step of 8 bits in
+the products of weights.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,13 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from bench.harness import Run, median
 from bench.harness.prompts import PromptSupply
-from outrider.codec.kv import KvHeader, KvLayout, Payload, decode_frame, encode_frame
+from outrider.codec.kv import KvDtype, KvHeader, KvLayout, Payload, decode_frame, encode_frame
 from outrider.engines.base import Engine, Ids, Logits, SequenceSlice
 from outrider.engines.config import EngineConfig
 from outrider.engines.openvino.loading import load_engine
@@ -22,9 +28,22 @@ from outrider.models.vocabulary import Vocabulary, load_vocabulary
 
 SIZES = (200, 320, 480, 640, 900, 1200, 1500)
 """Tokens of a prefix, cut to whole blocks."""
-PRECISIONS: tuple[Precision, Precision] = ("bf16", "f32")
-NUM_NEXT = 64
+NUM_NEXT = 192
 """Tokens behind the prefix that are scored with the KV that came through a frame."""
+
+
+class Arithmetic(NamedTuple):
+    """How an engine computes."""
+
+    precision: Precision
+    dynamic_quantization: bool
+    """Whether products of weights round their inputs to 8 bits, as replicas do by default."""
+
+    def __str__(self) -> str:
+        return self.precision + ("" if self.dynamic_quantization else ", no dynamic quantization")
+
+
+ARITHMETICS = (Arithmetic("bf16", True), Arithmetic("f32", True), Arithmetic("f32", False))
 
 
 @dataclass(slots=True)
@@ -59,6 +78,7 @@ class Measured:
     """One payload over all prefixes."""
 
     ratios: list[float] = field(default_factory=list)
+    bytes_per_token: list[float] = field(default_factory=list)
     encode_mb_s: list[float] = field(default_factory=list)
     decode_mb_s: list[float] = field(default_factory=list)
     decode_share: list[float] = field(default_factory=list)
@@ -70,20 +90,23 @@ class Measured:
 
 @dataclass(slots=True)
 class Frames:
-    """In one precision."""
+    """In one arithmetic."""
 
     payloads: dict[Payload, Measured]
+    twice: Scores = field(default_factory=Scores)
+    """With KV that has been through two frames in 8 bits."""
+    as_bf16: Scores = field(default_factory=Scores)
+    """With f32 KV rounded to bf16."""
     flipped: Scores = field(default_factory=Scores)
     """With the last bit of every number the other one: what the least of all changes does."""
 
 
 def measure(
     run: Run, model: ModelSpec, store: ModelStore, count: int, progress: Callable[[str], None]
-) -> tuple[Frames, Frames]:
-    """`count` prefixes of the model computed in bf16, and in f32; two tables."""
+) -> list[Frames]:
+    """`count` prefixes of the model in each arithmetic, and a table of each."""
     vocabulary = load_vocabulary(model, store)
-    found = [_measure(run, model, store, vocabulary, p, count, progress) for p in PRECISIONS]
-    return found[0], found[1]
+    return [_measure(run, model, store, vocabulary, it, count, progress) for it in ARITHMETICS]
 
 
 def _measure(
@@ -91,11 +114,16 @@ def _measure(
     model: ModelSpec,
     store: ModelStore,
     vocabulary: Vocabulary,
-    precision: Precision,
+    arithmetic: Arithmetic,
     count: int,
     progress: Callable[[str], None],
 ) -> Frames:
-    config = EngineConfig(num_blocks=160, precision=precision, max_fixed_rows=0)
+    config = EngineConfig(
+        num_blocks=160,
+        precision=arithmetic.precision,
+        dynamic_quantization=arithmetic.dynamic_quantization,
+        max_fixed_rows=0,
+    )
     engine = load_engine(model, store, config)
     try:
         layout = engine.info.kv_layout
@@ -103,10 +131,10 @@ def _measure(
         found = Frames({payload: Measured() for payload in Payload})
         for number, ids in enumerate(prefixes(vocabulary, layout.block_tokens, count)):
             _measure_one(engine, layout, number, ids, found)
-            progress(f"frames of {model.name} in {precision}: {number + 1} of {count}")
+            progress(f"frames of {model.name} in {arithmetic}: {number + 1} of {count}")
     finally:
         engine.close()
-    _table(run, model.name, precision, layout, found, count)
+    _table(run, model.name, arithmetic, layout, found, count)
     return found
 
 
@@ -143,6 +171,11 @@ def _measure_one(
     blocks = [data[n * size : (n + 1) * size] for n in range(num_blocks)]
     exact = _score(engine, sequence, ids, num_prefix, table)
     following = ids[num_prefix + 1 :]
+
+    def score(kv: bytes, into: Scores) -> None:
+        engine.import_blocks(table[:num_blocks].tolist(), kv)
+        into.add(_score(engine, sequence, ids, num_prefix, table), exact, following)
+
     for payload, into in found.payloads.items():
         prefix = tuple(ids[:num_prefix].tolist())
         header = KvHeader(payload, layout, engine.info.fingerprint, b"", b"", prefix)
@@ -157,10 +190,13 @@ def _measure_one(
         into.decode_mb_s.append(len(data) / decode_s / 1e6)
         into.decode_share.append(decode_s / compute_s)
         into.num_equal += out == blocks
-        engine.import_blocks(table[:num_blocks].tolist(), b"".join(out))
-        into.scores.add(_score(engine, sequence, ids, num_prefix, table), exact, following)
-    engine.import_blocks(table[:num_blocks].tolist(), _last_bits_flipped(data, layout))
-    found.flipped.add(_score(engine, sequence, ids, num_prefix, table), exact, following)
+        into.bytes_per_token.append(len(frame) / num_prefix)
+        score(b"".join(out), into.scores)
+        if payload is Payload.Q8:
+            score(b"".join(decode_frame(encode_frame(header, out)).blocks()), found.twice)
+    score(_last_bits_flipped(data, layout), found.flipped)
+    if layout.dtype is KvDtype.F32:
+        score(_as_bf16(data), found.as_bf16)
     engine.close_sequence(sequence)
 
 
@@ -169,6 +205,13 @@ def _last_bits_flipped(data: bytes, layout: KvLayout) -> bytes:
     dtype = np.dtype("<u4" if layout.dtype.num_bytes == 4 else "<u2")
     words = np.frombuffer(data, dtype)
     return (words ^ np.ones((), dtype)).tobytes()
+
+
+def _as_bf16(data: bytes) -> bytes:
+    """float32 numbers, rounded to the nearest that have 8 bits of mantissa."""
+    bits = np.frombuffer(data, np.uint32)
+    bits = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    return (bits & np.uint32(0xFFFF_0000)).tobytes()
 
 
 def _score(engine: Engine, sequence: int, ids: Ids, past: int, table: Ids) -> Logits:
@@ -185,17 +228,19 @@ def _loss(rows: Logits, following: Ids) -> float:
 
 
 def _table(
-    run: Run, model: str, precision: str, layout: KvLayout, found: Frames, count: int
+    run: Run, model: str, arithmetic: Arithmetic, layout: KvLayout, found: Frames, count: int
 ) -> None:
     table = run.table(
-        f"Frames of KV of {model} computed in {precision}: {count} prefixes of 200 to 1,500 tokens",
-        *("payload", "smaller than the engine's KV", "than f32", "encode, MB/s", "decode, MB/s"),
+        f"Frames of KV of {model} in {arithmetic}: {count} prefixes of 200 to 1,500 tokens",
+        *("payload", "bytes a token", "smaller than the engine's KV", "than f32"),
+        *("encode, MB/s", "decode, MB/s"),
         *("decode over compute, CPU", "same likeliest next token", "perplexity ratio", "bit-equal"),
     )
     to_f32 = 4 / layout.dtype.num_bytes
     for payload, it in found.payloads.items():
         table.add(
             payload.name.lower(),
+            median(it.bytes_per_token),
             median(it.ratios),
             median(it.ratios) * to_f32,
             median(it.encode_mb_s),
@@ -205,9 +250,20 @@ def _table(
             f"{it.scores.perplexity_ratio:.4f}",
             f"{it.num_equal} of {count}",
         )
-        run.samples(f"{model}, {precision}, {payload.name.lower()}, ratio", it.ratios, unit="ratio")
+        run.samples(
+            f"{model}, {arithmetic}, {payload.name.lower()}, ratio", it.ratios, unit="ratio"
+        )
+    others = {
+        "KV that went through two frames in 8 bits": found.twice,
+        "KV rounded to bf16": found.as_bf16,
+        "KV as computed, but for the last bit of every number": found.flipped,
+    }
+    told = [
+        f"{what}: {it.same_share:.4f} (perplexity ratio {it.perplexity_ratio:.4f})"
+        for what, it in others.items()
+        if it.num_scored
+    ]
     table.note(
-        "For comparison: KV as computed, but for the last bit of every number, leaves the "
-        f"likeliest next token the same in {found.flipped.same_share:.4f} of them (perplexity "
-        f"ratio {found.flipped.perplexity_ratio:.4f})."
+        f"{found.flipped.num_scored:,} next tokens. The share of the likeliest that stay the same, "
+        f"for comparison. {'. '.join(told)}."
     )

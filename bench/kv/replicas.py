@@ -65,7 +65,12 @@ class Replicas:
     def __init__(self, vocabulary: Vocabulary, threads: int) -> None:
         self._vocabulary = vocabulary
         # Prompts alone are measured: models for small calls would take a minute to compile.
-        self._settings = {"threads": threads, "max_fixed_rows": 0, "prepare_first": False}
+        self._settings = {
+            "threads": threads,
+            "max_fixed_rows": 0,
+            "prepare_first": False,
+            "inexact_kv": True,
+        }
 
     @contextlib.asynccontextmanager
     async def one(self, name: str, **values: Any) -> AsyncIterator[tuple[RegionClient, Service]]:

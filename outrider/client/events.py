@@ -116,8 +116,8 @@ class ChatResult:
     replica: str
     speculation_stats: SpeculationStats = NO_SPECULATION
     inexact: bool = False
-    """Whether replicas that compute differently wrote parts of it, one after the other; never
-    unless the region's operator allows it."""
+    """Whether replicas that compute differently wrote parts of it, one after the other, or one used
+    KV that was rounded on its way there; never unless the region's operator allows it."""
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     """Log probabilities of each of `ids`, if `num_logprobs` asked for them; None for a token whose
     values are unknown (Committed.logprobs)."""

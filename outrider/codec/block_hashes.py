@@ -13,11 +13,19 @@ from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
 HASH_BYTES = 16
+_INEXACT = b"inexact KV"
+"""Sets salts of inexact KV apart (personalization of BLAKE2b)."""
 
 
 def root_hash(salt: bytes) -> bytes:
     """The parent of all first blocks under this cache salt."""
     return blake2b(salt, digest_size=HASH_BYTES).digest()
+
+
+def inexact_salt(salt: bytes) -> bytes:
+    """The cache salt of sessions of the same trust group that may use inexact KV: neither kind ever
+    finds blocks of the other. Empty for an empty one: such a session shares nothing."""
+    return blake2b(salt, digest_size=HASH_BYTES, person=_INEXACT).digest() if salt else b""
 
 
 def block_hash(parent: bytes, ids: Sequence[int]) -> bytes:

@@ -59,6 +59,9 @@ class Commit(NamedTuple):
     for them."""
     accepted_ids: tuple[int, ...] = ()
     """The accepted drafts, where the replica says; edges know them."""
+    is_inexact: bool = False
+    """Whether the reply is inexact from here on: the replica uses KV that was rounded on its way
+    there. Only said with the first such commit of a replica."""
 
     @property
     def upto(self) -> int:

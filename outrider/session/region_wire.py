@@ -113,7 +113,7 @@ def commit_bytes(
     only counted, unless `sends_accepted_ids`. Raises BadTokenBlockError for an id outside the
     vocabulary."""
     ids = commit.ids
-    if len(ids) == 1 and not (commit.accepted or pace or commit.num_lossy or commit.logprobs):
+    if len(ids) == 1 and not (commit.accepted or pace or _has_details(commit)):
         base, epoch = commit.base, commit.epoch
         frame = b"".join(
             (
@@ -147,13 +147,18 @@ def _commit(
         if sends_accepted_ids:
             block = replace(coder.encode(commit.accepted_ids, codec), checksum=None)
             frame.accepted_ids = token_block_to_proto(block).SerializeToString()
-    if pace is not None or commit.num_lossy or commit.logprobs:
+    if pace is not None or _has_details(commit):
         frame.details = inference_pb2.CommitDetails(
             pace=None if pace is None else _pace_to_proto(pace),
             lossy_tokens=commit.num_lossy,
             logprobs=logprobs_to_proto(commit.logprobs),
+            inexact=commit.is_inexact,
         ).SerializeToString()
     return frame
+
+
+def _has_details(commit: Commit) -> bool:
+    return bool(commit.num_lossy or commit.logprobs or commit.is_inexact)
 
 
 def commit_from_proto(frame: inference_pb2.Commit, coder: TokenCoder) -> Commit:
@@ -182,6 +187,7 @@ def commit_from_proto(frame: inference_pb2.Commit, coder: TokenCoder) -> Commit:
         _pace_from_proto(details.pace) if details.HasField("pace") else None,
         details.lossy_tokens,
         logprobs_from_proto(details.logprobs, max_tokens=MAX_COMMIT_TOKENS),
+        is_inexact=details.inexact,
     )
 
 

@@ -157,6 +157,10 @@ class Metrics:
         """Count tokens that acceptance_threshold let through."""
         self.counter(names.LOSSY_TOKENS).add(count)
 
+    def record_inexact(self) -> None:
+        """Count a session whose reply is inexact from now on."""
+        self.counter(names.INEXACT_SESSIONS).add(1)
+
     def record_verification(self, drafted: int, accepted: int) -> None:
         """Count drafted and accepted tokens; drives REJECTION_RATIO. A token let through by
         acceptance_threshold is an accepted one."""

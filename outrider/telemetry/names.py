@@ -68,6 +68,10 @@ LOSSY_TOKENS: Final = Family(
     "outrider_draft_lossy_tokens",
     "Draft tokens let through by acceptance_threshold alone.",
 )
+INEXACT_SESSIONS: Final = Family(
+    "outrider_kv_inexact_sessions",
+    "Sessions whose reply was computed behind KV that came in 8 bits, on this replica.",
+)
 PROMPT_TOKENS: Final = Family("outrider_prefix_prompt_tokens", "Tokens of prompts.")
 REUSED_TOKENS: Final = Family(
     "outrider_prefix_cached_tokens",

@@ -716,8 +716,8 @@ class CommitText(_message.Message):
     commit before. Opaque, at most 64 bytes.
     """
     inexact: _builtins.bool
-    """These tokens come from a replica that computes differently from the one before it: the reply is
-    not what either of them would have written.
+    """From these tokens on, the reply is not what one replica would have written: they come from one
+    that computes differently from the one before it, or behind KV that was rounded on its way there.
     """
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...

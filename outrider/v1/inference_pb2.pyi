@@ -307,6 +307,7 @@ class OpenSession(_message.Message):
     PREDICTION_FIELD_NUMBER: _builtins.int
     KV_HOLDER_FIELD_NUMBER: _builtins.int
     SHARED_PREFIX_TOKENS_FIELD_NUMBER: _builtins.int
+    ALLOWS_INEXACT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Unique within the tenant. While it runs, the same request (prompt and sampling) opened again
     under the same id takes its place, wherever it was opened; another one is refused. Free again
@@ -355,6 +356,11 @@ class OpenSession(_message.Message):
     shared_prefix_tokens: _builtins.int
     """By a router: so many leading tokens of the prompt are cached at another replica too, or will be.
     What is wanted in several places is worth keeping in a prefix store the first time.
+    """
+    allows_inexact: _builtins.bool
+    """By a router: the tenant allows inexact text, so KV of the session may travel in 8 bits between
+    replicas that are set to use such KV. Its blocks are named by a cache_salt of their own
+    (outrider/codec/block_hashes.py).
     """
     @_builtins.property
     def ids(self) -> Global___PromptDelta: ...
@@ -429,10 +435,11 @@ class OpenSession(_message.Message):
         prediction: _common_pb2.TokenBlock | None = ...,
         kv_holder: Global___KvHolder | None = ...,
         shared_prefix_tokens: _builtins.int = ...,
+        allows_inexact: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "ids", b"ids", "kv_holder", b"kv_holder", "messages", b"messages", "prediction", b"prediction", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address_hash", b"address_hash", "alone", b"alone", "cache_salt", b"cache_salt", "codecs", b"codecs", "deadline_ms", b"deadline_ms", "draft", b"draft", "echo", b"echo", "echo_accepted", b"echo_accepted", "epoch", b"epoch", "group_lasts", b"group_lasts", "ids", b"ids", "kv_holder", b"kv_holder", "messages", b"messages", "model", b"model", "model_identity", b"model_identity", "origin_region", b"origin_region", "prediction", b"prediction", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "residency", b"residency", "resume", b"resume", "resumed", b"resumed", "sampling", b"sampling", "shared_prefix_tokens", b"shared_prefix_tokens", "speculation", b"speculation", "tenant", b"tenant", "trace", b"trace", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address_hash", b"address_hash", "allows_inexact", b"allows_inexact", "alone", b"alone", "cache_salt", b"cache_salt", "codecs", b"codecs", "deadline_ms", b"deadline_ms", "draft", b"draft", "echo", b"echo", "echo_accepted", b"echo_accepted", "epoch", b"epoch", "group_lasts", b"group_lasts", "ids", b"ids", "kv_holder", b"kv_holder", "messages", b"messages", "model", b"model", "model_identity", b"model_identity", "origin_region", b"origin_region", "prediction", b"prediction", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "residency", b"residency", "resume", b"resume", "resumed", b"resumed", "sampling", b"sampling", "shared_prefix_tokens", b"shared_prefix_tokens", "speculation", b"speculation", "tenant", b"tenant", "trace", b"trace", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["ids", "messages"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
@@ -711,8 +718,13 @@ class CommitDetails(_message.Message):
     PACE_FIELD_NUMBER: _builtins.int
     LOSSY_TOKENS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    INEXACT_FIELD_NUMBER: _builtins.int
     lossy_tokens: _builtins.int
     """How many of the tokens a lossy acceptance_threshold let through."""
+    inexact: _builtins.bool
+    """From this commit on the reply is inexact: KV before these tokens was rounded on its way here. Once
+    for each stay of the session on a replica.
+    """
     @_builtins.property
     def pace(self) -> Global___Pace:
         """Left out where the session takes no drafts of its edge, and where it is about what it was."""
@@ -727,10 +739,11 @@ class CommitDetails(_message.Message):
         pace: Global___Pace | None = ...,
         lossy_tokens: _builtins.int = ...,
         logprobs: _abc.Iterable[_common_pb2.TokenLogprobs] | None = ...,
+        inexact: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pace", b"pace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "lossy_tokens", b"lossy_tokens", "pace", b"pace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["inexact", b"inexact", "logprobs", b"logprobs", "lossy_tokens", b"lossy_tokens", "pace", b"pace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,7 +26,10 @@ class FetchKvRequest(_message.Message):
     VOCABULARY_DIGEST_FIELD_NUMBER: _builtins.int
     BLOCK_HASHES_FIELD_NUMBER: _builtins.int
     model_identity: _builtins.bytes
-    """As in GetModelResponse. Another one, or none, is refused: KV of other numbers gives other text."""
+    """As in GetModelResponse: frames are lossless, and KV that was rounded before is left out. Or the
+    identity derived from it for inexact KV (outrider/model_identity.py): frames are in 8 bits. Another
+    one, or none, is refused: KV of other numbers gives other text.
+    """
     vocabulary_digest: _builtins.bytes
     @_builtins.property
     def block_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
@@ -63,7 +66,7 @@ class FetchKvResponse(_message.Message):
     num_bytes: _builtins.int
     """Of the whole frame."""
     data: _builtins.bytes
-    """The frame's next bytes; the frame is a lossless KV frame of one block."""
+    """The frame's next bytes; the frame is a KV frame of one block."""
     def __init__(
         self,
         *,

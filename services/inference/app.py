@@ -406,6 +406,7 @@ def _contract(config: InferenceConfig, model: LoadedModel) -> Contract:
         max_lead=config.scheduler.max_lead,
         max_drafts=config.scheduler.max_draft_tokens,
         static_prefixes=model.prefixes,
+        inexact_kv=config.inexact_kv,
         prefill_limits=inference_pb2.PrefillLimits(
             max_chunk_tokens=config.scheduler.prefill_chunk_tokens,
             min_chunk_tokens=LEAST_CHUNK,

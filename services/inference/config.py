@@ -139,6 +139,10 @@ class InferenceConfig:
     """A Redis that keeps KV of prompts' beginnings over restarts, and for other replicas."""
     kv_peers: KvPeersConfig = dataclasses.field(default_factory=KvPeersConfig)
     """KV that replicas of one model identity give each other."""
+    inexact_kv: bool = False
+    """Whether KV of sessions whose tenant allows inexact text (`allow_inexact` in
+    `[[router.tenants]]`) goes to the prefix store, and comes from there and from other replicas, in
+    8 bits: half the bytes or less. Replies behind such KV are labelled `inexact`."""
     prefixes: tuple[StaticPrefixConfig, ...] = ()
     """Common beginnings of chats: computed, or loaded from the prefix store, before the replica is
     ready, and kept."""

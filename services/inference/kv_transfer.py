@@ -38,6 +38,8 @@ class LoadBlocks:
     """Index of the block in the prompt, and what an engine of the same fingerprint exported."""
     tier: str
     """The name of the KV tier that brought it."""
+    is_inexact: bool = False
+    """Whether they were rounded on their way."""
 
     @property
     def num_bytes(self) -> int:
@@ -59,6 +61,8 @@ class ExportBlocks:
     hashes: tuple[bytes, ...]
     """Theirs, the last block first; what is not cached, or of another prefix than the first that
     is, is left out."""
+    takes_inexact: bool
+    """Whether blocks that depend on rounded KV are copied, too; otherwise they are left out."""
     answer: Callable[[list[ExportedBlock]], None]
     """Called in the model thread, once all are copied."""
 
@@ -126,7 +130,9 @@ class KvTransfer:
 
     def _import(self, command: LoadBlocks) -> None:
         for index, data in command.blocks:
-            block = self._scheduler.add_loaded(command.session_id, index, command.tier)
+            block = self._scheduler.add_loaded(
+                command.session_id, index, command.tier, is_inexact=command.is_inexact
+            )
             if block is None:
                 continue
             try:
@@ -140,7 +146,9 @@ class KvTransfer:
         if len(self.exports) >= MAX_EXPORTS:
             command.answer([])
             return
-        number, blocks = self._scheduler.hold_prefix(command.hashes)
+        number, blocks = self._scheduler.hold_prefix(
+            command.hashes, takes_inexact=command.takes_inexact
+        )
         if blocks:
             self.exports.append(_Export(command.answer, number, deque(blocks), []))
         else:

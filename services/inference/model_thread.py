@@ -62,9 +62,12 @@ class ModelThread(Protocol):
         """Hand in KV for a session's prompt; False if it was dropped, which only costs speed."""
         ...
 
-    async def export_blocks(self, hashes: tuple[bytes, ...]) -> list[ExportedBlock]:
+    async def export_blocks(
+        self, hashes: tuple[bytes, ...], *, takes_inexact: bool = False
+    ) -> list[ExportedBlock]:
         """The KV of those blocks of one prefix (hashes from the last block back) that are cached,
-        copied while the engine computes; empty if the thread has ended or too much waits."""
+        without inexact ones unless it `takes_inexact`, copied while the engine computes; empty if
+        the thread has ended or too much waits."""
         ...
 
     async def pin_blocks(self, hashes: tuple[bytes, ...]) -> list[NamedBlock]:

@@ -262,8 +262,10 @@ class ModelRunner(ModelThread):
     def load_blocks(self, command: LoadBlocks) -> bool:
         return self._inbox.put(command)
 
-    async def export_blocks(self, hashes: tuple[bytes, ...]) -> list[ExportedBlock]:
-        return await self._asked(partial(ExportBlocks, hashes))
+    async def export_blocks(
+        self, hashes: tuple[bytes, ...], *, takes_inexact: bool = False
+    ) -> list[ExportedBlock]:
+        return await self._asked(partial(ExportBlocks, hashes, takes_inexact))
 
     async def pin_blocks(self, hashes: tuple[bytes, ...]) -> list[NamedBlock]:
         return await self._asked(partial(PinBlocks, hashes))

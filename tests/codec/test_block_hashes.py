@@ -7,7 +7,13 @@ from hashlib import blake2b
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.codec.block_hashes import HASH_BYTES, block_hash, block_hashes, root_hash
+from outrider.codec.block_hashes import (
+    HASH_BYTES,
+    block_hash,
+    block_hashes,
+    inexact_salt,
+    root_hash,
+)
 
 IDS = st.lists(st.integers(0, 2**32 - 1), max_size=12)
 
@@ -39,3 +45,10 @@ def test_a_chain_can_be_built_block_by_block(ids: list[int]) -> None:
     for index, expected in enumerate(block_hashes(ids, 3, b"")):
         parent = block_hash(parent, ids[3 * index : 3 * index + 3])
         assert parent == expected
+
+
+@given(st.binary(max_size=40), st.binary(max_size=40))
+def test_inexact_kv_has_names_of_its_own_in_every_group(one: bytes, other: bytes) -> None:
+    assert root_hash(inexact_salt(one)) != root_hash(other) or not one
+    assert (inexact_salt(one) == inexact_salt(other)) == (one == other)
+    assert inexact_salt(b"") == b"", "who shares nothing still shares nothing"

@@ -139,7 +139,7 @@ def router_of(
             {"name": it.name, "region": "here", "address": it.address} for it in replicas
         ),
         "failover": {"timeout_s": 2.0},
-        "tenants": ({"name": "*", "allow_inexact_failover": allows_inexact},),
+        "tenants": ({"name": "*", "allow_inexact": allows_inexact},),
     }
     return Service("router", "router", settings, folder, port)
 
@@ -206,7 +206,7 @@ async def check_two_models(mesh: SmallMesh) -> None:
     with pytest.raises(NoReplicaError) as caught:
         await mesh.ask(kills=True)
     message = caught.value.message
-    for said in (one, other, "compute differently", "allow_inexact_failover"):
+    for said in (one, other, "compute differently", "allow_inexact"):
         assert said in message
     alone = await mesh.ask()
     assert len(alone.ids) == mesh.num_tokens and not alone.inexact, "new chats go anywhere"

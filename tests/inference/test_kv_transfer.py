@@ -56,9 +56,9 @@ def test_prefixes_that_wait_to_be_copied_out_are_bounded() -> None:
     driver.finish()
     cached = [*block_hashes(PROMPT, driver.engine.info.block_tokens, b"salt")][::-1]
     answers: list[list[ExportedBlock]] = []
-    transfer.execute(ExportBlocks((b"unknown",), answers.append))
+    transfer.execute(ExportBlocks((b"unknown",), False, answers.append))
     for _ in range(MAX_EXPORTS + 3):
-        transfer.execute(ExportBlocks((b"unknown", *cached), answers.append))
+        transfer.execute(ExportBlocks((b"unknown", *cached), False, answers.append))
     assert answers == [[]] * 4, "those beyond are told at once that there is nothing"
     while transfer.exports:
         transfer.export_some()

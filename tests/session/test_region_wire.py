@@ -47,6 +47,7 @@ def commits(draw: st.DrawFn) -> Commit:
         int(bool(ids) and has_lossy),
         (LOGPROBS,) if has_logprobs else (),
         accepted_ids,
+        draw(st.booleans()),
     )
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from outrider.client import ChatResult, ClientTimings, Event
 
 INEXACT: Final = (
-    "inexact: a replica was lost, and one that computes differently continued the reply"
+    "inexact: a replica that computes differently continued the reply, or cached KV was rounded"
 )
 """Printed below a reply that is not what a single model would have written."""
 

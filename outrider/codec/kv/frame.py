@@ -26,7 +26,7 @@ import numpy as np
 
 from outrider.codec import varint
 from outrider.codec.kv.layout import KvDtype, KvLayout, PlaneGroup
-from outrider.codec.kv.payload import Payload, decode_block, encode_block, max_exact_bytes
+from outrider.codec.kv.payload import Payload, decode_block, encode_block, max_section_bytes
 from outrider.errors import MalformedFrameError
 
 MAGIC: Final = b"OKV\x01"
@@ -109,10 +109,10 @@ def encode_frame(header: KvHeader, blocks: Sequence[bytes | memoryview]) -> byte
 
 
 def max_frame_bytes(layout: KvLayout) -> int:
-    """Most bytes of a lossless frame of one block."""
+    """Most bytes of a frame of one block."""
     num_numbers = 10 + 3 * len(layout.groups) + layout.block_tokens
     header_bytes = len(MAGIC) + num_numbers * varint.MAX_BYTES + 3 * MAX_NAME_BYTES
-    return header_bytes + 2 * _CRC.size + max_exact_bytes(layout)
+    return header_bytes + 2 * _CRC.size + max_section_bytes(layout)
 
 
 def decode_frame(data: bytes | memoryview) -> KvFrame:

@@ -1,4 +1,4 @@
-"""One block's numbers as bytes: lossless, or quantised to 8, 6 or 4 bits.
+"""One block's numbers as bytes: lossless, or quantised to 8 bits.
 
 **Lossless.** A bf16 number is a sign, 8 bits of exponent and 7 of mantissa. The exponents of real
 KV take few values (2.8 bits of entropy measured), signs and mantissas are noise. So the exponents
@@ -6,10 +6,12 @@ go through zstd's entropy coder as a plane of their own, and the rest travels as
 arXiv 2411.05239, and SplitZip, arXiv 2605.01708, split by planes in the same way.) float32 and
 float16 are split likewise; the bits below their exponents are incompressible too.
 
-**Quantised.** Keys share a scale per channel and block, values one per token, since a few channels
-of keys are large and those of values are not (KIVI, arXiv 2402.02750, section 3). Levels travel as
-zigzag bytes, again through zstd, which takes less than varints do: 6.6 to 7.5 bits at 8, against
-8.3 to 9.2. Only for lossy modes: text from it is not exact.
+**Quantised to 8 bits.** Numbers become whole multiples of a step, at most 255 of them between the
+least and the largest number that share it; they are off by half a step at most, and zero stays
+zero. Keys share a step per head and channel over the tokens of a block, values one per head and
+token over its channels: a few channels of keys are large, and are so for every token, those of
+values are not (KIVI, arXiv 2402.02750, section 3; KVQuant, arXiv 2401.18079). Levels
+go through zstd. Only for whoever allows inexact text.
 
 Everything here is vectorised over a whole block and releases the GIL for most of its time.
 """
@@ -32,13 +34,23 @@ from outrider.errors import MalformedFrameError
 Words: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
 Floats: TypeAlias = npt.NDArray[np.float32]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
+Offsets: TypeAlias = npt.NDArray[np.int16]
 
 _LEVEL: Final = 1
 """Compression level of zstd: only its entropy coder matters here; higher levels look for repeats in
 vain, at a tenth of the speed."""
 _MIN_ZSTD_BYTES: Final = 4
 _LENGTH: Final = struct.Struct("<I")
-_SCALE_STEP: Final = np.uint16(1 << 6)
+_STEP_BIT: Final = np.uint32(1 << 19)
+"""Steps are float32 with four bits of mantissa, the lowest of which is this one: up to 6 % coarser,
+and few different ones, so they take half the room."""
+_MAX_LEVELS: Final = np.float32(254)
+"""Steps between the least and the largest number of a scale; rounding them adds one at most."""
+_MAX_OFFSET: Final = np.float32(32_000)
+"""Most steps between zero and a number: it fits 16 bits."""
+_MAX_NUMBER: Final = np.float32(1e38)
+_MIN_STEP: Final = np.finfo(np.float32).tiny
+"""Of numbers that are all zero, too."""
 _EXPONENT: Final = {
     KvDtype.BF16: (np.uint16, 7, 8),
     KvDtype.F32: (np.uint32, 23, 8),
@@ -57,25 +69,20 @@ class Payload(IntEnum):
 
     EXACT = 0
     Q8 = 1
-    Q6 = 2
-    Q4 = 3
-
-    @property
-    def max_level(self) -> int:
-        """Largest magnitude of a quantised number."""
-        return {Payload.Q8: 127, Payload.Q6: 31, Payload.Q4: 7}[self]
 
 
 def encode_block(block: memoryview, layout: KvLayout, payload: Payload) -> bytes:
     """The section of one block of `layout.block_bytes` bytes."""
     if payload is Payload.EXACT:
         return _encode_exact(block, layout)
-    return _encode_quantised(block, layout, payload)
+    return _encode_quantised(block, layout)
 
 
-def max_exact_bytes(layout: KvLayout) -> int:
-    """Most bytes of a lossless section: exponents that zstd cannot pack, and the rest."""
-    return _max_packed_bytes(layout.block_values) + _rest_bytes(layout)
+def max_section_bytes(layout: KvLayout) -> int:
+    """Most bytes of a section of any payload, if zstd cannot pack anything."""
+    num_scale_bytes = 4 * sum(prod(shape) for shape in _scale_shapes(layout))
+    quantised = _LENGTH.size + _max_packed_bytes(num_scale_bytes)
+    return _max_packed_bytes(layout.block_values) + max(_rest_bytes(layout), quantised)
 
 
 def decode_block(section: memoryview, layout: KvLayout, payload: Payload) -> bytes:
@@ -83,7 +90,7 @@ def decode_block(section: memoryview, layout: KvLayout, payload: Payload) -> byt
     block is ever allocated."""
     if payload is Payload.EXACT:
         return _decode_exact(section, layout)
-    return _decode_quantised(section, layout, payload)
+    return _decode_quantised(section, layout)
 
 
 def _encode_exact(block: memoryview, layout: KvLayout) -> bytes:
@@ -136,18 +143,28 @@ def _decode_exact(section: memoryview, layout: KvLayout) -> bytes:
     return bytes(exponents.data)
 
 
-def _encode_quantised(block: memoryview, layout: KvLayout, payload: Payload) -> bytes:
+def _encode_quantised(block: memoryview, layout: KvLayout) -> bytes:
     numbers = _to_float(block, layout.dtype)
-    scales: list[Words] = []
+    steps: list[Words] = []
+    offsets: list[Offsets] = []
     levels: list[Bytes] = []
     # All keys, then all values: zstd's entropy coder makes its tables anew every 128 KiB.
+    for part, axis in _scaled_parts(numbers, layout):
+        step, offset, level = _quantise(part, axis)
+        steps.append(step.ravel())
+        offsets.append(offset.ravel())
+        levels.append(level.ravel())
+    scales = np.stack([np.concatenate(steps), np.concatenate(offsets).view(np.uint16)])
+    packed = _compress(_byte_planes(scales))
+    return b"".join((_LENGTH.pack(len(packed)), packed, _compress(np.concatenate(levels))))
+
+
+def _scaled_parts(numbers: Floats, layout: KvLayout) -> Iterator[tuple[Floats, int]]:
+    """Views of each group's keys, then of each group's values, [planes, heads, tokens, head size],
+    and the axis along which they share a scale."""
     for first, axis in _KEYS_AND_VALUES:
         for part in _planes(numbers, layout):
-            raw, stored = _quantise(part[first::2], axis, payload.max_level)
-            levels.append(raw.ravel())
-            scales.append(stored.ravel())
-    packed = _compress(_byte_planes(np.concatenate(scales)))
-    return b"".join((_LENGTH.pack(len(packed)), packed, _compress(np.concatenate(levels))))
+            yield part[first::2], axis
 
 
 def _planes(numbers: Floats, layout: KvLayout) -> Iterator[Floats]:
@@ -160,45 +177,60 @@ def _planes(numbers: Floats, layout: KvLayout) -> Iterator[Floats]:
         begin = end
 
 
-def _quantise(numbers: Floats, axis: int, max_level: int) -> tuple[Bytes, Words]:
-    """Zigzag levels, and the bits of the float16 scales: one for all numbers along `axis`."""
-    largest = np.abs(numbers).max(axis=axis, keepdims=True) / np.float32(max_level)
-    # Rounded up to four bits of mantissa: levels are up to 6 % coarser, scales take half the room.
-    bits = (largest.astype("<f2").view(np.uint16) + _SCALE_STEP) & ~(_SCALE_STEP - np.uint16(1))
-    scaled = numbers * (np.float32(1) / bits.view("<f2").astype(np.float32))
-    level = np.rint(scaled, out=scaled).astype(np.int8)
-    # Zigzag (Protocol Buffers, encoding, signed integers).
-    return ((level << 1) ^ (level >> 7)).view(np.uint8), bits
+def _scale_shapes(layout: KvLayout) -> list[tuple[int, ...]]:
+    """Shapes of the scales, in the order of `_scaled_parts`."""
+    sizes = [(it.num_planes // 2, it.num_heads, it.head_size) for it in layout.groups]
+    keys = ((planes, heads, 1, size) for planes, heads, size in sizes)
+    values = ((planes, heads, layout.block_tokens, 1) for planes, heads, _ in sizes)
+    return [*keys, *values]
 
 
-def _byte_planes(bits: Words) -> Bytes:
-    """All low bytes, then all high ones: each kind has few values."""
-    return np.ascontiguousarray(bits.astype("<u2").view(np.uint8).reshape(-1, 2).T).ravel()
+def _quantise(numbers: Floats, axis: int) -> tuple[Words, Offsets, Bytes]:
+    """The upper halves of the float32 steps and the offsets, one for all numbers along `axis`, and
+    the levels: a number is about step x (offset + level)."""
+    low, high = numbers.min(axis, keepdims=True), numbers.max(axis, keepdims=True)
+    largest = np.maximum(high, -low)
+    if not (largest <= _MAX_NUMBER).all():  # no model's
+        return _quantise(np.clip(np.nan_to_num(numbers), -_MAX_NUMBER, _MAX_NUMBER), axis)
+    step = np.maximum((high - low) / _MAX_LEVELS, largest / _MAX_OFFSET)
+    # Rounded up.
+    low_bits = _STEP_BIT - np.uint32(1)
+    bits = (np.maximum(step, _MIN_STEP).view(np.uint32) + low_bits) & ~low_bits
+    scaled = numbers / bits.view(np.float32)
+    whole = np.rint(scaled, out=scaled).astype(np.int16)
+    offset = whole.min(axis, keepdims=True)
+    return (bits >> np.uint32(16)).astype(np.uint16), offset, (whole - offset).astype(np.uint8)
 
 
-def _decode_quantised(section: memoryview, layout: KvLayout, payload: Payload) -> bytes:
+def _byte_planes(words: Words) -> Bytes:
+    """All low bytes, then all high ones, of each row: each kind has few values."""
+    return np.ascontiguousarray(words.astype("<u2").view(np.uint8).reshape(-1, 2).T).ravel()
+
+
+def _decode_quantised(section: memoryview, layout: KvLayout) -> bytes:
     out = np.empty(layout.block_values, np.float32)
-    parts = [
-        (part[first::2], axis) for first, axis in _KEYS_AND_VALUES for part in _planes(out, layout)
-    ]
-    shapes = [tuple(1 if it == axis else n for it, n in enumerate(p.shape)) for p, axis in parts]
+    shapes = _scale_shapes(layout)
+    count = sum(prod(shape) for shape in shapes)
     if len(section) < _LENGTH.size:
         raise MalformedFrameError("a section of KV is too short for its scales")
     end = _LENGTH.size + _LENGTH.unpack(section[: _LENGTH.size])[0]
-    planes = _decompress(section[_LENGTH.size : end], 2 * sum(prod(shape) for shape in shapes))
-    scales = np.ascontiguousarray(planes.reshape(2, -1).T).view("<f2").ravel().astype(np.float32)
-    if not np.isfinite(scales).all():
+    planes = _decompress(section[_LENGTH.size : end], 4 * count)
+    words = np.ascontiguousarray(planes.reshape(2, -1).T).view("<u2").ravel()
+    steps = (words[:count].astype(np.uint32) << np.uint32(16)).view(np.float32)
+    if not (np.isfinite(steps) & (steps >= 0)).all():
         raise MalformedFrameError("a scale of quantised KV is no number")
+    offsets = words[count:].view(np.int16).astype(np.float32)
     levels = _decompress(section[end:], layout.block_values)
-    if levels.size and int(levels.max()) > 2 * payload.max_level:
-        raise MalformedFrameError("a level of quantised KV is beyond its bits")
-    # Zigzag: 0, -1, 1, -2, 2, ...
-    signed = (levels >> np.uint8(1)).view(np.int8) ^ -(levels & np.uint8(1)).view(np.int8)
     at = begin = 0
-    for (part, _), shape in zip(parts, shapes, strict=True):
-        scale = scales[at : at + prod(shape)].reshape(shape)
-        np.multiply(signed[begin : begin + part.size].reshape(part.shape), scale, out=part)
-        at, begin = at + prod(shape), begin + part.size
+    for (part, _), shape in zip(_scaled_parts(out, layout), shapes, strict=True):
+        span = slice(at, at + prod(shape))
+        np.add(
+            levels[begin : begin + part.size].reshape(part.shape),
+            offsets[span].reshape(shape),
+            out=part,
+        )
+        part *= steps[span].reshape(shape)
+        at, begin = span.stop, begin + part.size
     return _from_float(out, layout.dtype)
 
 
@@ -214,7 +246,8 @@ def _from_float(numbers: Floats, dtype: KvDtype) -> bytes:
     if dtype is KvDtype.F32:
         return numbers.tobytes()
     if dtype is KvDtype.F16:
-        return numbers.astype(np.float16).tobytes()
+        limit = np.finfo(np.float16).max
+        return numbers.clip(-limit, limit).astype(np.float16).tobytes()
     bits = numbers.view(np.uint32)
     # Round to nearest even, as conversions to bfloat16 do.
     bits = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))

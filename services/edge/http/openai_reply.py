@@ -84,7 +84,8 @@ class ChoiceDetails(msgspec.Struct, kw_only=True, omit_defaults=True):
     finish_reason: str | UnsetType = UNSET
     """A finish reason for which the API has no word: deadline."""
     inexact: bool | UnsetType = UNSET
-    """Whether a replica of another model identity continued the reply."""
+    """Whether a replica of another model identity continued the reply, or one used KV that was
+    rounded on its way there."""
 
 
 class ProvisionalText(msgspec.Struct, kw_only=True):

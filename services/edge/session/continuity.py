@@ -1,4 +1,5 @@
-"""Which model computed the tokens of a reply, and whether another one went on with them."""
+"""Which model computed the tokens of a reply, and whether they are what it alone would have
+written."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ class CommitOrigin(NamedTuple):
     identity: bytes | None = None
     """Identity of the replica's model; None: the same as for the commit before."""
     is_inexact: bool = False
-    """Another model computed the tokens before them."""
+    """Another model computed the tokens before them, or their replica calls them inexact."""
 
 
 SAME_ORIGIN = CommitOrigin()
@@ -29,7 +30,8 @@ class ModelContinuity:
         """Identity of the model that computed the last token; empty: unknown, or no token
         exists."""
         self.is_inexact = False
-        """Whether one model continued what another one had begun."""
+        """Whether one model continued what another one had begun, or a replica used inexact
+        KV."""
         self._has_tokens = has_tokens
         self._on_replica: bytes | None = None
         """Model identity of a replica that has not committed yet; None: the present replica has
@@ -39,12 +41,14 @@ class ModelContinuity:
         """A replica of this model identity has the reply now."""
         self._on_replica = identity
 
-    def committed(self) -> CommitOrigin:
-        """That replica commits tokens."""
-        if self._on_replica is None:
-            return SAME_ORIGIN
-        before, self.identity, self._on_replica = self.identity, self._on_replica, None
-        is_inexact = self._has_tokens and not same_model(before, self.identity)
-        self._has_tokens = True
+    def committed(self, *, is_inexact: bool = False) -> CommitOrigin:
+        """That replica commits tokens, and says whether they are inexact."""
         self.is_inexact = self.is_inexact or is_inexact
-        return CommitOrigin(None if self.identity == before else self.identity, is_inexact)
+        if self._on_replica is None:
+            return CommitOrigin(is_inexact=True) if is_inexact else SAME_ORIGIN
+        before, self.identity, self._on_replica = self.identity, self._on_replica, None
+        is_other = self._has_tokens and not same_model(before, self.identity)
+        self._has_tokens = True
+        self.is_inexact = self.is_inexact or is_other
+        identity = None if self.identity == before else self.identity
+        return CommitOrigin(identity, is_inexact or is_other)

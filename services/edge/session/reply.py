@@ -219,7 +219,7 @@ class ReplyFlow:
             self.refresh_at = None
         elif self.controller.lead or self.chain.num_unlearned >= _LEARN_TOKENS:
             self._schedule_refresh(now + self._policy.coalesce_s)
-        origin = self.model.committed()
+        origin = self.model.committed(is_inexact=commit.is_inexact)
         committed = Committed(
             text,
             ids,

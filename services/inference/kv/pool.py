@@ -55,6 +55,8 @@ class LoadedBlock(NamedTuple):
     block: int
     tier: str
     """The KV tier that brought it."""
+    is_inexact: bool
+    """Whether it was rounded on its way."""
 
 
 @dataclass(slots=True)
@@ -72,6 +74,8 @@ class _Table:
     """`blocks` as it was handed out; None once it has changed."""
     loaded: dict[int, LoadedBlock] = field(default_factory=dict)
     """Loaded blocks that wait, by their index in the table; all behind the shared ones."""
+    has_inexact_copy: bool = False
+    """Whether a private block began as a copy of an inexact one: then what follows is inexact."""
 
     @property
     def num_shared(self) -> int:
@@ -171,11 +175,14 @@ class KvPool:
         num_computed = max(num_computed, table.num_shared * self.block_tokens)
         return self._copy_beginning(sequence, ids, num_computed)
 
-    def add_loaded(self, sequence: int, index: int, ids: Sequence[int], tier: str) -> int | None:
+    def add_loaded(
+        self, sequence: int, index: int, ids: Sequence[int], tier: str, *, is_inexact: bool = False
+    ) -> int | None:
         """A physical block for the KV of block `index` of `ids`, loaded from a KV tier, to be
         written before the next engine call; None where it is of no use (that block is computed,
         published or loaded already, or is not one that can be reused), where no block is free, and
-        while copies wait to be made: the block might be the source of one."""
+        while copies wait to be made: the block might be the source of one. `is_inexact`: it was
+        rounded on its way, so it is never held for a reader of exact KV."""
         if self._copies:
             return None
         table = self._tables[sequence]
@@ -183,7 +190,7 @@ class KvPool:
         if not table.num_shared <= index < reusable or index in table.loaded or not self.num_free:
             return None
         block = self._take_block()
-        table.loaded[index] = LoadedBlock(block, tier)
+        table.loaded[index] = LoadedBlock(block, tier, is_inexact)
         return block
 
     def drop_loaded(self, sequence: int, index: int) -> None:
@@ -199,14 +206,22 @@ class KvPool:
         begins = [index * self.block_tokens for index in loaded]
         return min((begin for begin in begins if begin > num_computed), default=None)
 
-    def hold(self, sequence: int, hashes: Sequence[bytes]) -> list[NamedBlock]:
-        """For a reader, the prefix that ends with the first of these hashes that is published: its
-        blocks stay as they are until release(). Returns those of them that are named, in the order
-        of the names. Empty, and nothing is held, if none is published. `sequence` is a number of
-        its own, and computes nothing."""
+    def is_inexact(self, sequence: int) -> bool:
+        """Whether what the sequence computes next depends on KV that was rounded on its way
+        here."""
+        table = self._tables[sequence]
+        return table.has_inexact_copy or table.path[-1].is_inexact
+
+    def hold(
+        self, sequence: int, hashes: Sequence[bytes], *, takes_inexact: bool = False
+    ) -> list[NamedBlock]:
+        """For a reader, the prefix that ends with the first of these hashes that is published, and
+        exact unless it `takes_inexact`: its blocks stay as they are until release(). Returns those
+        of them that are named, in the order of the names. Empty, and nothing is held, if there is
+        no such prefix. `sequence` is a number of its own, and computes nothing."""
         if sequence in self._tables:
             raise RuntimeError(f"sequence {sequence} already has a KV table")
-        path = self._tree.path_to(hashes)
+        path = self._tree.path_to(hashes, takes_inexact=takes_inexact)
         if not path:
             return []
         table = self._tables[sequence] = _Table([self._tree.enter(path[0].salt)])
@@ -288,7 +303,10 @@ class KvPool:
         for index in range(table.num_shared, num_tokens // self.block_tokens):
             key = self._key(ids, index)
             if not self._share(table, key):
-                table.follow(self._tree.publish(table.path[-1], key, table.blocks[index]))
+                node = self._tree.publish(
+                    table.path[-1], key, table.blocks[index], is_inexact=table.has_inexact_copy
+                )
+                table.follow(node)
                 self._drop_loaded(table, index)
 
     def truncate(self, sequence: int, num_tokens: int) -> None:
@@ -331,6 +349,7 @@ class KvPool:
                 return num_computed
             table.append(self._take_block())
         target = table.blocks[table.num_shared]
+        table.has_inexact_copy = table.has_inexact_copy or node.is_inexact
         # Equal if no other block was idle: then the source was evicted and given to us.
         if target != node.block:
             self._copies.append(BlockCopy(sequence, node.block, target))
@@ -355,7 +374,8 @@ class KvPool:
         if loaded is None:
             return False
         self.loaded_tokens[loaded.tier] += self.block_tokens
-        table.follow(self._tree.publish(table.path[-1], key, loaded.block))
+        node = self._tree.publish(table.path[-1], key, loaded.block, is_inexact=loaded.is_inexact)
+        table.follow(node)
         self._put(table, index, loaded.block)
         return True
 

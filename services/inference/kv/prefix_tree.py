@@ -32,6 +32,7 @@ class Node:
         "children",
         "hash",
         "is_alias",
+        "is_inexact",
         "key",
         "num_users",
         "ordered",
@@ -40,10 +41,19 @@ class Node:
     )
 
     def __init__(
-        self, parent: Node | None, key: Key, block: int, salt: bytes, *, is_alias: bool = False
+        self,
+        parent: Node | None,
+        key: Key,
+        block: int,
+        salt: bytes,
+        *,
+        is_alias: bool = False,
+        is_inexact: bool = False,
     ) -> None:
         self.is_alias = is_alias
         """Whether the block belongs to a pinned node of another salt."""
+        self.is_inexact: bool = is_inexact or (parent is not None and parent.is_inexact)
+        """Whether its KV, or any before it, was rounded on its way to this replica."""
         self.parent = parent
         self.key = key
         self.block = block
@@ -120,10 +130,11 @@ class PrefixTree:
         if node in self._idle:
             self._idle.move_to_end(node)
 
-    def path_to(self, hashes: Sequence[bytes]) -> list[Node]:
-        """Nodes from the first block to the one with the first of these hashes that is published;
-        empty if none is. Adds no reference."""
-        node = next((self._named[name] for name in hashes if name in self._named), None)
+    def path_to(self, hashes: Sequence[bytes], *, takes_inexact: bool = False) -> list[Node]:
+        """Nodes from the first block to the one with the first of these hashes that is published,
+        and exact unless the caller `takes_inexact`; empty if none is. Adds no reference."""
+        found = (self._named[name] for name in hashes if name in self._named)
+        node = next((it for it in found if takes_inexact or not it.is_inexact), None)
         path: list[Node] = []
         while node is not None and node.parent is not None:
             path.append(node)
@@ -147,9 +158,9 @@ class PrefixTree:
             self._allocator.retain(child.block)
         return child
 
-    def publish(self, node: Node, key: Key, block: int) -> Node:
+    def publish(self, node: Node, key: Key, block: int, *, is_inexact: bool = False) -> Node:
         """Add a child of `node` for a block of the caller, who is its first user."""
-        return self._add(Node(node, key, block, node.salt))
+        return self._add(Node(node, key, block, node.salt, is_inexact=is_inexact))
 
     def alias(self, node: Node, pinned: Node) -> Node:
         """A new child of `node` with the key and the block of a node of another salt, whose users
@@ -233,6 +244,7 @@ class PrefixTree:
         assert idle == set(self._idle)
         order = {node: place for place, node in enumerate(self._idle)}
         for node in nodes:
+            assert node.is_inexact or not (node.parent and node.parent.is_inexact)
             assert self._allocator.ref_count(node.block) == num_references[node.block]
             if node.is_alias:
                 assert node.num_users or node.children, "an alias was kept in vain"

@@ -20,6 +20,7 @@ from outrider.circuit_breaker import CircuitBreaker, CircuitBreakerPolicy
 from outrider.codec.kv import max_frame_bytes
 from outrider.errors import ConfigError, MalformedFrameError, OutriderError, OverloadedError
 from outrider.lru_map import LruMap
+from outrider.model_identity import inexact_identity
 from outrider.rpc import end_call, from_rpc_error, make_channel
 from outrider.telemetry.metrics import Metrics
 from outrider.tls import PLAINTEXT, Role, Tls
@@ -48,7 +49,10 @@ _log = structlog.get_logger()
 class _Peer:
     channel: grpc.aio.Channel
     breaker: CircuitBreaker
-    planner: LoadPlanner = field(default_factory=LoadPlanner)
+    planners: dict[bool, LoadPlanner] = field(
+        default_factory=lambda: {False: LoadPlanner(), True: LoadPlanner()}
+    )
+    """By whether KV is inexact: it has fewer bytes."""
     num_calls: int = 0
 
 
@@ -72,7 +76,8 @@ class KvPeers(KvTier):
         super().__init__()
         self._min_tokens = config.min_tokens
         self._timeout_s = config.timeout_ms / 1e3
-        self._model_identity = model_identity
+        self._identities = {False: model_identity, True: inexact_identity(model_identity)}
+        """Whose KV is asked for, by whether it is inexact."""
         self._loader = loader
         self._block_tokens = loader.identity.layout.block_tokens
         self._max_frame_bytes = max_frame_bytes(loader.identity.layout)
@@ -99,13 +104,13 @@ class KvPeers(KvTier):
         num_missing = holder.num_tokens - prefix.cached_tokens
         if num_missing < self._min_tokens:
             return False
-        return self._planner(holder).pays(len(missing), block_ms)
+        return self._planner(prefix).pays(len(missing), block_ms)
 
     async def fetch(self, prefix: Prefix, missing: range, block_ms: float) -> None:
         """Fetch blocks from the replica that holds them. Ends when the prefix is computed: blocks
         that arrive later are of no use."""
         holder = _holder(prefix)
-        count = max(1, self._planner(holder).num_to_load(len(missing), block_ms))
+        count = max(1, self._planner(prefix).num_to_load(len(missing), block_ms))
         with self._loader.claim(prefix, missing[::-1][:count]) as wanted:
             if wanted:
                 await self._fetch(prefix, holder, wanted)
@@ -116,7 +121,8 @@ class KvPeers(KvTier):
         hashes = [prefix.hashes[index] for index in wanted]
         try:
             with prefix.cancelling_fetch():
-                async with aclosing(self.frames(holder, hashes)) as frames:
+                is_inexact = prefix.request.takes_inexact_kv
+                async with aclosing(self.frames(holder, hashes, is_inexact=is_inexact)) as frames:
                     async for place, frame in frames:
                         index = wanted[place]
                         self.counts.num_bytes += len(frame)
@@ -143,10 +149,10 @@ class KvPeers(KvTier):
             self._count("late" if prefix.is_computed else "missing", num_left)
 
     async def frames(
-        self, holder: KvHolder, hashes: Sequence[bytes]
+        self, holder: KvHolder, hashes: Sequence[bytes], *, is_inexact: bool = False
     ) -> AsyncGenerator[tuple[int, bytes], None]:
         """Index in `hashes` (the first 1,024) and frame of each block that it sends, unchecked.
-        Close the generator to have no more."""
+        `is_inexact`: which kind of KV is asked for. Close the generator to have no more."""
         peer = await self._peer(holder)
         if peer is None or not peer.breaker.allows(self._clock()):
             return
@@ -154,7 +160,7 @@ class KvPeers(KvTier):
         stub = kv_pb2_grpc.KvTransferServiceStub(peer.channel)
         wanted = hashes[:MAX_BLOCKS]
         request = kv_pb2.FetchKvRequest(
-            model_identity=self._model_identity,
+            model_identity=self._identities[is_inexact],
             vocabulary_digest=self._loader.identity.vocabulary_digest,
             block_hashes=wanted,
         )
@@ -172,12 +178,12 @@ class KvPeers(KvTier):
                     return
                 if is_first:
                     now = self._clock()
-                    self._observe_first(peer, (now - began) * 1e3)
+                    self._observe_first(peer.planners[is_inexact], (now - began) * 1e3)
                     is_first, began = False, now
                 frame = assembler.add(piece.index, piece.num_bytes, piece.data)
                 if frame is not None:
                     yield frame
-                    self._observe_block(peer, (self._clock() - began) * 1e3)
+                    self._observe_block(peer.planners[is_inexact], (self._clock() - began) * 1e3)
                     began = self._clock()
         except grpc.aio.AioRpcError as error:
             self._failed(holder, peer, from_rpc_error(error))
@@ -194,10 +200,10 @@ class KvPeers(KvTier):
             await peer.channel.close()
         self._loader.close()
 
-    def _planner(self, holder: KvHolder) -> LoadPlanner:
-        """Cost of fetching from this replica; of an unknown replica, an empty planner."""
-        peer = self._peers.peek(holder.address)
-        return LoadPlanner() if peer is None else peer.planner
+    def _planner(self, prefix: Prefix) -> LoadPlanner:
+        """Cost of fetching from the prefix's replica; of an unknown replica, an empty planner."""
+        peer = self._peers.peek(_holder(prefix).address)
+        return LoadPlanner() if peer is None else peer.planners[prefix.request.takes_inexact_kv]
 
     def _lied(self, holder: KvHolder) -> None:
         """The replica sent another block than it was asked for: count a failure."""
@@ -205,14 +211,14 @@ class KvPeers(KvTier):
         if peer is not None:
             self._failed(holder, peer, MalformedFrameError("a block is not what was asked for"))
 
-    def _observe_first(self, peer: _Peer, ms: float) -> None:
-        for planner in (peer.planner, self._latest):
-            planner.observe_round_trip(ms)
+    def _observe_first(self, planner: LoadPlanner, ms: float) -> None:
+        for one in (planner, self._latest):
+            one.observe_round_trip(ms)
         self.counts.first_ms = self._latest.cost.fixed_ms
 
-    def _observe_block(self, peer: _Peer, ms: float) -> None:
-        for planner in (peer.planner, self._latest):
-            planner.observe_load(1, ms)
+    def _observe_block(self, planner: LoadPlanner, ms: float) -> None:
+        for one in (planner, self._latest):
+            one.observe_load(1, ms)
         self.counts.block_ms = self._latest.cost.block_ms
 
     def _count(self, what: str, num_blocks: int) -> None:

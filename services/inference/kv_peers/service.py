@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ import structlog
 
 from outrider.codec.block_hashes import HASH_BYTES
 from outrider.errors import InvalidRequestError, OutriderError, UnavailableError
-from outrider.model_identity import same_model, short_form
+from outrider.model_identity import inexact_identity, same_model, short_form
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.refusals import RefusalLog
 from outrider.v1 import kv_pb2
@@ -27,7 +28,7 @@ from services.inference.kv_peers.config import KvPeersConfig
 from services.inference.kv_peers.pieces import MAX_BLOCKS, cut
 from services.inference.kv_peers.serving_limits import ServingLimits
 from services.inference.kv_peers.telemetry import PEER_BLOCKS
-from services.inference.kv_tiers.blocks import TRANSFERRED, KvIdentity
+from services.inference.kv_tiers.blocks import TRANSFERRED, KvIdentity, payload_of
 from services.inference.model_thread import ModelThread
 
 _QUIET_S: Final = 0.3
@@ -50,6 +51,7 @@ class KvTransferService(KvTransferServiceServicer):
         """`model_identity`: the identity that a replica must have to ask."""
         self._identity = identity
         self._model_identity = model_identity
+        self._inexact_identity = inexact_identity(model_identity)
         self._model = model
         self._limits = ServingLimits(config, identity.layout.block_bytes)
         self._blocks = metrics.counter(PEER_BLOCKS)
@@ -69,11 +71,12 @@ class KvTransferService(KvTransferServiceServicer):
         self, request: kv_pb2.FetchKvRequest, context: Any
     ) -> AsyncIterator[kv_pb2.FetchKvResponse]:
         try:
-            self._check(request)
+            is_inexact = self._check(request)
             with self._limits.serving(_host(context.peer())):
                 self._wake()
                 try:
-                    async for response in self._answer(tuple(request.block_hashes)):
+                    hashes = tuple(request.block_hashes)
+                    async for response in self._answer(hashes, is_inexact=is_inexact):
                         yield response
                 finally:
                     self._wake()
@@ -106,9 +109,10 @@ class KvTransferService(KvTransferServiceServicer):
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _check(self, request: kv_pb2.FetchKvRequest) -> None:
-        """Raises UnavailableError and InvalidRequestError."""
-        if not same_model(request.model_identity, self._model_identity):
+    def _check(self, request: kv_pb2.FetchKvRequest) -> bool:
+        """Whether inexact KV is asked for. Raises UnavailableError and InvalidRequestError."""
+        is_inexact = same_model(request.model_identity, self._inexact_identity)
+        if not is_inexact and not same_model(request.model_identity, self._model_identity):
             raise UnavailableError(
                 f"this replica computes as {short_form(self._model_identity)}, not as "
                 f"{short_form(request.model_identity[:64])}; compute the KV",
@@ -120,14 +124,18 @@ class KvTransferService(KvTransferServiceServicer):
             raise InvalidRequestError(f"{len(hashes)} blocks are asked for; ask for 1 to 1,024")
         if any(len(name) != HASH_BYTES for name in hashes):
             raise InvalidRequestError(f"a block's hash has to have {HASH_BYTES} bytes")
+        return is_inexact
 
-    async def _answer(self, hashes: tuple[bytes, ...]) -> AsyncIterator[kv_pb2.FetchKvResponse]:
+    async def _answer(
+        self, hashes: tuple[bytes, ...], *, is_inexact: bool
+    ) -> AsyncIterator[kv_pb2.FetchKvResponse]:
+        pack = partial(self._identity.pack, payload=payload_of(is_inexact=is_inexact))
         places = {name: index for index, name in enumerate(hashes)}
         left = iter(hashes)
         loop = asyncio.get_running_loop()
         while turn := tuple(islice(left, self._limits.turn_blocks)):
-            for block in await self._model.export_blocks(turn):
-                frame = await loop.run_in_executor(self._threads, self._identity.pack, block)
+            for block in await self._model.export_blocks(turn, takes_inexact=is_inexact):
+                frame = await loop.run_in_executor(self._threads, pack, block)
                 index = places[block.named.name]
                 for piece in cut(frame):
                     yield kv_pb2.FetchKvResponse(

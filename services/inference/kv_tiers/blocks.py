@@ -45,32 +45,39 @@ class KvIdentity:
     fingerprint: bytes
     vocabulary_digest: bytes
 
-    def pack(self, block: ExportedBlock) -> bytes:
-        """The exact frame of a block."""
-        header = self._header(block.named.parent, block.named.ids)
+    def pack(self, block: ExportedBlock, payload: Payload) -> bytes:
+        """The frame of a block."""
+        header = self._header(block.named.parent, block.named.ids, payload)
         return encode_frame(header, [block.data])
 
-    def unpack(self, frame: bytes, parent: bytes, ids: tuple[int, ...]) -> bytes | None:
-        """The block, as an engine exported it; None if the frame is not the exact one of the block
-        with these ids behind that one."""
+    def unpack(
+        self, frame: bytes, parent: bytes, ids: tuple[int, ...], payload: Payload
+    ) -> bytes | None:
+        """The block, as an engine exported it, or rounded; None if the frame is not the one of this
+        payload of the block with these ids behind that one."""
         try:
             opened = decode_frame(frame)
-            if opened.header == self._header(parent, ids):
+            if opened.header == self._header(parent, ids, payload):
                 (block,) = opened.blocks()
                 return block
         except MalformedFrameError as error:
             _log.warning("kv_frame_refused", reason=error.message)
         return None
 
-    def _header(self, parent: bytes, ids: tuple[int, ...]) -> KvHeader:
+    def _header(self, parent: bytes, ids: tuple[int, ...], payload: Payload) -> KvHeader:
         return KvHeader(
-            payload=Payload.EXACT,
+            payload=payload,
             layout=self.layout,
             fingerprint=self.fingerprint,
             vocabulary_digest=self.vocabulary_digest,
             parent_hash=parent,
             ids=ids,
         )
+
+
+def payload_of(*, is_inexact: bool) -> Payload:
+    """The payload of frames of exact KV, or of inexact KV."""
+    return Payload.Q8 if is_inexact else Payload.EXACT
 
 
 def kv_identity(info: EngineInfo, vocabulary_digest: bytes) -> KvIdentity | None:
@@ -112,14 +119,16 @@ class BlockLoader:
     def unpack(self, prefix: Prefix, index: int, frame: bytes) -> bytes | None:
         """Called in the thread: the block, if the frame is valid and the one expected; otherwise
         None."""
-        return self.identity.unpack(frame, prefix.parent(index), prefix.block_ids(index))
+        payload = payload_of(is_inexact=prefix.request.takes_inexact_kv)
+        return self.identity.unpack(frame, prefix.parent(index), prefix.block_ids(index), payload)
 
     def load(self, prefix: Prefix, blocks: tuple[tuple[int, bytes], ...], tier: str) -> bool:
         """Hand the engine blocks, each with its index, that the tier of this name has brought;
         False if the engine was sooner, or too much waits for it."""
         if prefix.is_computed:
             return False
-        command = LoadBlocks(prefix.request.session_id, blocks, tier)
+        request = prefix.request
+        command = LoadBlocks(request.session_id, blocks, tier, request.takes_inexact_kv)
         if not self.model.load_blocks(command):
             return False
         prefix.fetched.update(index for index, _ in blocks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 from outrider.codec.kv import max_frame_bytes
+from outrider.model_identity import inexact_identity
 from outrider.redis_settings import RedisAddress, needs_client, sealing_key, secret
 from outrider.telemetry.metrics import Metrics
 from services.inference.kv_tiers.blocks import BlockLoader
@@ -34,6 +35,7 @@ def open_prefix_store(
     return PrefixStoreTier(
         store,
         Sealer(key, model_identity),
+        Sealer(key, inexact_identity(model_identity)),
         loader,
         metrics,
         min_tokens=config.min_tokens,

@@ -22,6 +22,7 @@ from services.inference.kv_tiers.blocks import (
     TRANSFER_SECONDS,
     TRANSFERRED,
     BlockLoader,
+    payload_of,
 )
 from services.inference.kv_tiers.planning import LoadPlanner
 from services.inference.kv_tiers.tiers import KvTier, Prefix
@@ -93,6 +94,7 @@ class PrefixStoreTier(KvTier):
         self,
         store: RedisStore,
         sealer: Sealer,
+        inexact_sealer: Sealer,
         loader: BlockLoader,
         metrics: Metrics,
         *,
@@ -102,17 +104,20 @@ class PrefixStoreTier(KvTier):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prompts with at least `min_tokens` tokens in full blocks have their first `max_tokens`
-        loaded from the store and saved there. Entries expire `ttl_s` seconds after they were last
+        loaded from the store and saved there, sealed by the first of the sealers, or by the other
+        one if KV is inexact. Entries expire `ttl_s` seconds after they were last
         asked for."""
         super().__init__()
         self._store = store
-        self._sealer = sealer
+        self._sealers = {False: sealer, True: inexact_sealer}
+        """By whether KV is inexact."""
         self._loader = loader
         self._block_tokens = loader.identity.layout.block_tokens
         self._min_tokens = min_tokens
         self._max_tokens = max_tokens
         self._clock = clock
-        self._planner = LoadPlanner()
+        self._planners = {False: LoadPlanner(), True: LoadPlanner()}
+        """By whether KV is inexact: it has fewer bytes."""
         self._seen = Names()
         """Names of blocks that one prompt had. A second prompt with the same block makes it worth
         saving."""
@@ -134,7 +139,7 @@ class PrefixStoreTier(KvTier):
         return num_blocks if num_blocks * self._block_tokens >= self._min_tokens else 0
 
     def pays(self, prefix: Prefix, missing: range, block_ms: float) -> bool:
-        return self._planner.pays(len(missing), block_ms)
+        return self._planner(prefix).pays(len(missing), block_ms)
 
     async def fetch(self, prefix: Prefix, missing: range, block_ms: float) -> None:
         names = self._names(prefix)[missing.start : missing.stop]
@@ -144,11 +149,11 @@ class PrefixStoreTier(KvTier):
         if present is None:
             self._count("missing", len(missing))
             return
-        self._planner.observe_round_trip((self._clock() - began) * 1e3)
+        self._planner(prefix).observe_round_trip((self._clock() - began) * 1e3)
         self._note_stored(names, present)
         there = [index for index, is_there in zip(missing, present, strict=True) if is_there]
         self._count("missing", len(missing) - len(there))
-        count = max(1, self._planner.num_to_load(len(missing), block_ms))
+        count = max(1, self._planner(prefix).num_to_load(len(missing), block_ms))
         wanted = iter([index for index in there if index not in prefix.fetched][: -count - 1 : -1])
         while chunk := list(islice(wanted, _CHUNK_BLOCKS)):
             if prefix.is_computed:
@@ -196,8 +201,14 @@ class PrefixStoreTier(KvTier):
         """Names of the blocks that may be stored; empty for a prefix that only other tiers have."""
         if not prefix.store_names:
             num_blocks = self.num_blocks(prefix.request)
-            prefix.store_names = self._sealer.names(prefix.hashes[:num_blocks])
+            prefix.store_names = self._sealer(prefix).names(prefix.hashes[:num_blocks])
         return prefix.store_names
+
+    def _planner(self, prefix: Prefix) -> LoadPlanner:
+        return self._planners[prefix.request.takes_inexact_kv]
+
+    def _sealer(self, prefix: Prefix) -> Sealer:
+        return self._sealers[prefix.request.takes_inexact_kv]
 
     async def _fetch(self, prefix: Prefix, indices: Sequence[int]) -> None:
         names = [prefix.store_names[index] for index in indices]
@@ -206,7 +217,7 @@ class PrefixStoreTier(KvTier):
         values = [None] * len(names) if answer is None else answer
         blocks = await self._loader.in_thread(self._unpack, prefix, indices, values)
         took_s = self._clock() - began
-        self._planner.observe_load(len(names), took_s * 1e3)
+        self._planner(prefix).observe_load(len(names), took_s * 1e3)
         self._seconds.record(took_s, {"direction": "load"})
         self._moved("load", sum(len(value or b"") for value in values))
         usable = {index for index, _ in blocks}
@@ -228,9 +239,9 @@ class PrefixStoreTier(KvTier):
         self, prefix: Prefix, indices: Sequence[int], values: Sequence[bytes | None]
     ) -> tuple[tuple[int, bytes], ...]:
         """Called in the thread: the blocks whose values are valid."""
-        blocks = []
+        blocks, sealer = [], self._sealer(prefix)
         for index, value in zip(indices, values, strict=True):
-            frame = None if value is None else self._sealer.open(prefix.store_names[index], value)
+            frame = None if value is None else sealer.open(prefix.store_names[index], value)
             block = None if frame is None else self._loader.unpack(prefix, index, frame)
             if block is not None:
                 blocks.append((index, block))
@@ -247,11 +258,14 @@ class PrefixStoreTier(KvTier):
 
     async def _save(self, prefix: Prefix, chunk: Sequence[int]) -> None:
         names = {prefix.hashes[index]: prefix.store_names[index] for index in chunk}
-        blocks = await self._loader.model.export_blocks(tuple(names)[::-1])
+        is_inexact = prefix.request.takes_inexact_kv
+        blocks = await self._loader.model.export_blocks(
+            tuple(names)[::-1], takes_inexact=is_inexact
+        )
         if not blocks:
             return
         began = self._clock()
-        entries = await self._loader.in_thread(self._pack, names, blocks)
+        entries = await self._loader.in_thread(self._pack, names, blocks, is_inexact=is_inexact)
         is_stored = await self._store.put(entries)
         self._seconds.record(self._clock() - began, {"direction": "save"})
         self._count("saved" if is_stored else "failed", len(entries))
@@ -263,13 +277,13 @@ class PrefixStoreTier(KvTier):
                 self._unusable.discard(name)
 
     def _pack(
-        self, names: Mapping[bytes, bytes], blocks: Sequence[ExportedBlock]
+        self, names: Mapping[bytes, bytes], blocks: Sequence[ExportedBlock], *, is_inexact: bool
     ) -> list[tuple[bytes, bytes]]:
         """In the thread: names and values."""
-        entries = []
+        entries, payload = [], payload_of(is_inexact=is_inexact)
         for block in reversed(blocks):  # the first one first, as it is of most use
-            name = names[block.named.name]
-            entries.append((name, self._sealer.seal(name, self._loader.identity.pack(block))))
+            name, frame = names[block.named.name], self._loader.identity.pack(block, payload)
+            entries.append((name, self._sealers[is_inexact].seal(name, frame)))
         return entries
 
     def _moved(self, direction: str, num_bytes: int) -> None:

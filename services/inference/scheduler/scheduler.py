@@ -207,6 +207,8 @@ class Scheduler:
         except OutriderError as error:
             events.append(self._fail(session, error))
             return
+        if self._pool.is_inexact(session.sequence):
+            commit = session.mark_inexact(commit)
         if one.attempt is not None:
             session.sources.backoff.observe(one.attempt, commit.upto - commit.base)
         num_computed = session.num_computed
@@ -306,14 +308,18 @@ class Scheduler:
         live = self._queues.sessions.get(session)
         return live is not None and live.state is SchedulingState.WAITING
 
-    def add_loaded(self, session: int, index: int, tier: str) -> int | None:
+    def add_loaded(
+        self, session: int, index: int, tier: str, *, is_inexact: bool = False
+    ) -> int | None:
         """The physical block for the KV of the session's block `index`, which must be written
-        before the next call; None if it is not needed or there is no room. It counts as computed
-        once all tokens before it are."""
+        before the next call; None if it is not needed, there is no room, or it `is_inexact` and the
+        session takes exact KV alone. It counts as computed once all tokens before it are."""
         live = self._queues.sessions.get(session)
         if live is None or live.state is not SchedulingState.PREFILLING:
             return None
-        return self._pool.add_loaded(live.sequence, index, live.ids, tier)
+        if is_inexact and not live.request.takes_inexact_kv:
+            return None
+        return self._pool.add_loaded(live.sequence, index, live.ids, tier, is_inexact=is_inexact)
 
     def drop_loaded(self, session: int, index: int) -> None:
         """The block of add_loaded() could not be written."""
@@ -321,13 +327,15 @@ class Scheduler:
         if live is not None and live.state is SchedulingState.PREFILLING:
             self._pool.drop_loaded(live.sequence, index)
 
-    def hold_prefix(self, hashes: Sequence[bytes]) -> tuple[int, list[NamedBlock]]:
+    def hold_prefix(
+        self, hashes: Sequence[bytes], *, takes_inexact: bool = False
+    ) -> tuple[int, list[NamedBlock]]:
         """A number for release_prefix(), and the named blocks of the prefix that ends with the
-        first of these hashes that is cached: until then they stay as they are, to be copied out.
-        With no block nothing is held."""
+        first of these hashes that is cached, without inexact ones unless it `takes_inexact`: until
+        then they stay as they are, to be copied out. With no block nothing is held."""
         self._num_held += 1
-        # The queues number sequences from 1.
-        return -self._num_held, self._pool.hold(-self._num_held, hashes)
+        number = -self._num_held  # the queues number sequences from 1
+        return number, self._pool.hold(number, hashes, takes_inexact=takes_inexact)
 
     def release_prefix(self, number: int) -> None:
         """The copies are made. A prefix that is never released is pinned."""

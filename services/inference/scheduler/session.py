@@ -157,6 +157,8 @@ class Session:
         """Whether it has taken part in a call."""
         self.sources = sources
         self.finished: FinishReason | None = None
+        self._is_marked = False
+        """Whether a commit said that the reply is inexact."""
         self._num_prompt = len(request.prompt)
         self._epoch = request.epoch
         self._context_limit = context_limit
@@ -306,6 +308,11 @@ class Session:
             verdict.logprobs,
             ids[:from_edge],
         )
+
+    def mark_inexact(self, commit: Commit) -> Commit:
+        """A commit behind inexact KV: the first one says so."""
+        is_first, self._is_marked = not self._is_marked, True
+        return commit._replace(is_inexact=is_first)
 
     def committed(
         self,

@@ -59,6 +59,9 @@ class OpenRequest:
     """Whether the region drafts for itself."""
     cache_salt: bytes = b""
     """The trust group: equal salts share cached prefixes and drafting statistics."""
+    takes_inexact_kv: bool = False
+    """Whether KV that was rounded on its way here may be used: its tenant and this replica's
+    operator allow it. `cache_salt` is then none of an exact session."""
     static_salts: tuple[bytes, ...] = ()
     """Salts of the static prefixes that the session may use."""
     warms_up: bool = False

@@ -54,6 +54,8 @@ class SessionTelemetry:
         self._last_at = now
         if commit.num_lossy:
             self._metrics.record_lossy(commit.num_lossy)
+        if commit.is_inexact:
+            self._metrics.record_inexact()
 
     def finished(self, event: Finished) -> None:
         """The session ended by itself, by a cancel or by its deadline."""

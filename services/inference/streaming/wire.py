@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Final, TypeAlias
 
+from outrider.codec.block_hashes import inexact_salt
 from outrider.codec.tokens import TokenCodec, TokenCoder, negotiate
 from outrider.engine_calls import EngineCall, request_key
 from outrider.errors import (
@@ -97,6 +98,8 @@ class Contract:
     tokens_digest: bytes = b""
     """Digest of the vocabulary's ids, independent of its chat template."""
     static_prefixes: tuple[StaticPrefix, ...] = ()
+    inexact_kv: bool = False
+    """Whether KV for sessions whose tenant allows inexact text may travel in 8 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +174,7 @@ def open_request(
     edge_drafts, region_drafts = _SPECULATION[speculation]
     prompt = _prompt(frame, contract)
     drafts = draft_of(frame.draft, contract) if frame.HasField("draft") else None
+    salt = inexact_salt(frame.cache_salt) if frame.allows_inexact else frame.cache_salt
     request = OpenRequest(
         session_id=number,
         prompt=prompt,
@@ -183,7 +187,8 @@ def open_request(
         edge_drafts=edge_drafts,
         region_drafts=region_drafts,
         # A session without a salt belongs to no trust group and shares nothing with any other.
-        cache_salt=frame.cache_salt or secrets.token_bytes(_OWN_SALT_BYTES),
+        cache_salt=salt or secrets.token_bytes(_OWN_SALT_BYTES),
+        takes_inexact_kv=frame.allows_inexact and contract.inexact_kv,
         group_lasts=frame.group_lasts and bool(frame.cache_salt),
         shared_prefix_tokens=frame.shared_prefix_tokens,
         # What is longer than a reply can be is of no use, and no reason to refuse.

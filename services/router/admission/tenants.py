@@ -48,10 +48,11 @@ class TenantPolicy:
     session reserves prompt + max_tokens and returns what it did not use; 0: no limit."""
     weight: float = 1.0
     """Share of the turns in the queue, relative to other tenants that wait in the same class."""
-    allow_inexact_failover: bool = False
-    """Whether a reply whose replica is lost continues on a replica that computes differently if
-    none that computes the same is in service; the client is informed. Otherwise the chat waits for
-    one, and fails if none appears."""
+    allow_inexact: bool = False
+    """Whether replies may be inexact, labelled for the client. A reply whose replica is lost then
+    continues on a replica that computes differently if none that computes the same is in service;
+    otherwise the chat waits for one, and fails if none appears. And replicas with
+    `inference.inexact_kv` may load KV for it that travelled in 8 bits."""
 
     def __post_init__(self) -> None:
         if not self.name:

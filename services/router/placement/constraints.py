@@ -119,7 +119,7 @@ def _other_identities(request: SessionRequest, others: list[Replica]) -> Outride
         f"the reply was begun by a replica of model {request.model} that computes as "
         f"{short_form(request.identity or b'')} and is not in service, and the others compute "
         f"differently ({listed}), so their text would not continue it; ask again for a new reply, "
-        "or set allow_inexact_failover in [[router.tenants]]",
+        "or set allow_inexact in [[router.tenants]]",
         retry_delay_ms=RETRY_DELAY_MS,
         metadata={"cause": _OTHER_IDENTITY},
     )

@@ -49,7 +49,7 @@ class PromptCache:
             if ids is None or session.num_committed:
                 found = self._read(opening, frames.committed_blocks(session))
             else:
-                found = self._index.prompt(ids, opening.cache_salt)
+                found = self._index.prompt(ids, frames.kv_salt(opening))
             self._prompts.put(key, found)
         return found
 
@@ -66,7 +66,7 @@ class PromptCache:
             ids += found
             if count and not found:
                 break  # what follows is not behind what came before
-        return self._index.prompt(ids, opening.cache_salt)
+        return self._index.prompt(ids, frames.kv_salt(opening))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from typing import Final, TypeAlias
 
 from google.protobuf.message import DecodeError
 
+from outrider.codec.block_hashes import inexact_salt
 from outrider.codec.tokens import TokenCodec
 from outrider.cost import Cost
 from outrider.engine_calls import request_key
@@ -62,6 +63,12 @@ def read_request(
         chat_digest=chat_key(opening),
         call_key=request_key(opening.tenant, opening.request_id),
     )
+
+
+def kv_salt(opening: inference_pb2.OpenSession) -> bytes:
+    """The salt by which replicas name the session's KV blocks."""
+    salt = opening.cache_salt
+    return inexact_salt(salt) if opening.allows_inexact else salt
 
 
 def with_prompt(request: SessionRequest, opening: inference_pb2.OpenSession) -> SessionRequest:

@@ -132,7 +132,8 @@ class Intake:
         if self._is_draining:
             raise DrainingError("this router is stopping; use another", retry_delay_ms=1000)
         tenant = self._admission.tenants.policy(frame.open.tenant)
-        request = frames.read_request(frame.open, now, allows_inexact=tenant.allow_inexact_failover)
+        frame.open.allows_inexact = tenant.allow_inexact  # whatever the edge says
+        request = frames.read_request(frame.open, now, allows_inexact=tenant.allow_inexact)
         return self._table.open(edge_stream, edge_session_id, request, frame, frame.ByteSize(), now)
 
     def place(self, session: RelayedSession, now: float, ids: bytes | None = None) -> list[Ending]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import pytest
@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.errors import EngineError, OutriderError
-from outrider.session.client import Accepted, Committed, Provisional, Retracted
+from outrider.session.client import Accepted, Committed, Done, Provisional, Retracted
 from services.edge.http import anthropic_messages, openai_chat, openai_completions, responses
 from services.edge.http.api import ChatApi
 from tests.edge.http.asking import USER, asked, chat_of, data_of, events_of, planned, refusal, told
@@ -209,6 +209,17 @@ def test_a_stream_that_fails_says_so(it: Shape) -> None:
     (failed,) = data_of(writer.failed(EngineError("the engine failed")))
     error = (failed.get("response") or failed)["error"]
     assert error["message"] == "the engine failed"
+
+
+@over_all
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "stream"])
+def test_every_reply_says_whether_it_is_inexact(it: Shape, streams: bool) -> None:
+    for inexact in (False, True):
+        *events, end = chat_of("a", "b")
+        assert isinstance(end, Done)
+        events.append(replace(end, inexact=inexact))
+        answer = told(planned(it.api, it.body | {"stream": streams}), events)
+        assert (b'"inexact":true' in answer) is inexact
 
 
 @over_all

@@ -77,6 +77,19 @@ def test_a_reply_that_goes_on_at_another_model_is_inexact(is_reopened: bool) -> 
     assert done(chat.handle(RegionDone(FinishReason.STOP, 3), 0.9)).inexact
 
 
+def test_a_replica_that_uses_inexact_kv_says_so_once_and_the_reply_stays_inexact() -> None:
+    chat = in_state(SessionState.STREAMING)
+    assert not commit(chat, 0).inexact
+    (first,) = chat.handle(Commit(0, 1, 0, (1,), is_inexact=True), 0.1)
+    assert isinstance(first, Committed)
+    assert (first.model_identity, first.inexact) == (None, True)
+    assert not commit(chat, 2).inexact, "it was told"
+    chat.handle(LOST, 0.5)
+    chat.handle(OPENED, 0.6)
+    assert not commit(chat, 3).inexact, "the next replica has exact KV"
+    assert done(chat.handle(RegionDone(FinishReason.STOP, 4), 0.9)).inexact
+
+
 def test_a_move_before_the_first_token_changes_no_model() -> None:
     chat = in_state(SessionState.STREAMING)
     chat.handle(RegionMoved("replica-2", "us-west", 0, OTHER), 0.1)

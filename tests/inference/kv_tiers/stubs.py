@@ -51,7 +51,9 @@ class StubThread(ModelThread):
             self.loaded.append(command)
         return self.has_room
 
-    async def export_blocks(self, hashes: tuple[bytes, ...]) -> list[ExportedBlock]:
+    async def export_blocks(
+        self, hashes: tuple[bytes, ...], *, takes_inexact: bool = False
+    ) -> list[ExportedBlock]:
         self.num_exports += 1
         return [self.cached[it] for it in hashes if it in self.cached] if self.has_room else []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from outrider.codec.kv import Payload
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
 from services.inference.kv_tiers.tiers import KvTier, KvTiers, Prefix
@@ -147,12 +148,14 @@ async def test_a_frame_of_another_block_or_group_is_no_block() -> None:
     tiers.opened(request(2, cache_salt=b"another group"), len(PROMPT), 1.0)
     prefix, stranger = tiers._prefixes.values()
     (block,) = await model.export_blocks((prefix.hashes[0],))
-    frame = loader.identity.pack(block)
+    frame = loader.identity.pack(block, Payload.EXACT)
     assert loader.unpack(prefix, 0, frame) == BLOCK
     assert loader.unpack(prefix, 1, frame) is None
     assert loader.unpack(stranger, 0, frame) is None
     assert other.unpack(prefix, 0, frame) is None
     assert loader.unpack(prefix, 0, frame[:-1]) is None
+    rounded = loader.identity.pack(block, Payload.Q8)
+    assert loader.unpack(prefix, 0, rounded) is None, "its session takes exact KV"
     loader.close()
     other.close()
     await tiers.close()

@@ -74,6 +74,7 @@ def tiers_of(store: Any, model: StubThread, metrics: Metrics, **settings: Any) -
     tier = PrefixStoreTier(
         store,
         Sealer("k" * 32, b"identity"),
+        Sealer("k" * 32, b"inexact identity"),
         loader_to(model),
         metrics,
         min_tokens=INFO.block_tokens,

@@ -125,7 +125,7 @@ def test_a_reply_that_nobody_here_can_go_on_with_is_refused_with_what_to_do(
     others = [computing("b", B), computing("c", B), computing("d", b"")]
     with pytest.raises(NoReplicaError) as caught:
         choose(replace(BEGUN, identity=identity), *others)
-    for said in ("2 as 0b0b0b0b, 1 as unknown", "allow_inexact_failover", "[[router.tenants]]"):
+    for said in ("2 as 0b0b0b0b, 1 as unknown", "allow_inexact", "[[router.tenants]]"):
         assert said in caught.value.message
     assert is_other_identity(caught.value)
 

@@ -114,7 +114,7 @@ class World:
         or a later one, is computed; `identities`: what each replica computes; `max_running`:
         sessions that it computes at once, others wait there; `is_patient`: nobody is given up,
         however long replicas stay away."""
-        tenants = (TenantPolicy("*", allow_inexact_failover=allows_inexact),)
+        tenants = (TenantPolicy("*", allow_inexact=allows_inexact),)
         if is_patient:
             failover_policy = FailoverPolicy(timeout_s=1e6)
         self._new_mesh = partial(

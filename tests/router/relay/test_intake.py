@@ -168,7 +168,7 @@ async def test_a_session_spills_over_and_returns(mesh: Mesh) -> None:
 async def test_what_clients_write_gives_nobody_more_turns() -> None:
     """Whom the same replicas can serve share the turns: regions that there are not, and what a
     tenant allows only replies that have begun, make no queue of their own."""
-    mesh = Mesh(names=("near",), tenants=(TenantPolicy("bold", allow_inexact_failover=True),))
+    mesh = Mesh(names=("near",), tenants=(TenantPolicy("bold", allow_inexact=True),))
     edge = mesh.edge()
     report(mesh, "near", FULL)
     tenants = ["greedy", "bold", "plain"]

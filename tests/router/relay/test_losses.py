@@ -148,7 +148,7 @@ async def test_a_resumed_reply_goes_alone_while_a_replica_that_could_have_had_it
     fields: dict[str, Any], goes_alone: bool
 ) -> None:
     """It may have crashed it, which is not reported yet. Crashes count for ten minutes."""
-    mesh = Mesh(tenants=(TenantPolicy("bold", allow_inexact_failover=True),))
+    mesh = Mesh(tenants=(TenantPolicy("bold", allow_inexact=True),))
     edge, numbers = mesh.edge(), count(1)
 
     async def is_alone() -> bool:

@@ -257,7 +257,7 @@ async def test_tokens_of_another_model_are_refused(identity: bytes, reason: str)
 
 
 async def test_tokens_of_another_model_are_taken_where_the_tenant_allows_it() -> None:
-    mesh = Mesh(tenants=(TenantPolicy("bold", allow_inexact_failover=True),))
+    mesh = Mesh(tenants=(TenantPolicy("bold", allow_inexact=True),))
     edge = mesh.edge()
     mesh.send(edge, resuming(model_identity=B, tenant="bold"))
     (sent,) = await mesh.at_replica("near")
