@@ -86,7 +86,7 @@ class Size:
 
 
 FULL = Size(
-    num_prompts=50,
+    num_prompts=54,
     max_tokens=32,
     conditions=(
         *(Condition(rtt_ms, token_ms) for token_ms in (10, 20, 30) for rtt_ms in (80, 250)),
