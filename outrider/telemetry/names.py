@@ -133,7 +133,7 @@ TOKENIZATION_CACHE_BYTES: Final = Family(
 TOKENIZATION_CACHE_ENTRIES: Final = Family("outrider_tokenization_cache_entries", "Texts kept.")
 TOKENIZATION_BACKEND: Final = Family(
     "outrider_tokenization_backend",
-    "1 for each backend in use, and why.",
+    "1 for the backend that each loaded model's texts are tokenized by, and why that one.",
 )
 SHARED_CACHE_TEXTS: Final = Family(
     "outrider_tokenization_shared_cache_texts",

@@ -117,7 +117,7 @@ async def _parts(
         else:
             models = ServedModels.of(vocabularies)
         tokenization = TokenizationMetrics(
-            metrics.registry, lambda: [served.encoder for served in models.loaded()]
+            metrics.registry, lambda: [(served.model, served.encoder) for served in models.loaded()]
         )
         models.on_unload = tokenization.retire
         long_texts = await stack.enter_async_context(LongTexts.opened(config, models, metrics))

@@ -12,6 +12,7 @@ from dataclasses import asdict
 import pytest
 
 from outrider.children import start_piped
+from outrider.cli.local.admin_page import tokenizer_backends
 from outrider.cli.local.status_view import lines
 from outrider.cli.local.supervisor import LastEnd, ending
 from outrider.errors import ConfigError, UnavailableError
@@ -129,9 +130,15 @@ KV = {
 }
 REPLICA["kv"] = dict.fromkeys(KV, 0)
 
+TOKENIZER = {
+    **{"service": "here-0", "model": "m", "backend": "splintr-rs"},
+    "reason": "equal on 5 texts",
+}
+
 
 def _shown(**state: object) -> str:
     empty: dict[str, object] = {"host": "h", "services": [], "models": [], "replicas": []}
+    empty["tokenizers"] = []
     return "\n".join(lines(empty | state))
 
 
@@ -168,6 +175,7 @@ def test_a_replica_that_has_any_says_where_prompts_kv_came_from() -> None:
 @pytest.mark.parametrize("max_chars", range(50, 200, 25))
 def test_on_a_narrow_terminal_no_column_is_lost_and_no_line_too_long(max_chars: int) -> None:
     state = {"host": "h", "services": [SERVICE], "models": [MODEL], "replicas": [REPLICA] * 2}
+    state["tokenizers"] = [TOKENIZER]
     whole, shown = (list(lines(state, limit)) for limit in (None, max_chars))
     tables = shown[:-2]
     assert max(map(len, tables)) <= max_chars
@@ -185,6 +193,16 @@ def test_services_are_shown_where_the_mesh_is_on_this_machine() -> None:
     assert "SERVICES" not in _shown()
     _, row = _section(_shown(services=[SERVICE]), "SERVICES")
     assert row.split() == ["here-0", "inference", "1", "2", "http://h:3/metrics", "up"]
+
+
+def test_a_service_that_tokenizes_says_by_which_package_and_why() -> None:
+    assert "TOKENIZERS" not in _shown()
+    _, row = _section(_shown(tokenizers=[TOKENIZER]), "TOKENIZERS")
+    assert row.split(maxsplit=3) == ["here-0", "m", "splintr-rs", TOKENIZER["reason"]]
+
+
+def test_a_process_that_does_not_answer_has_no_tokenizer_to_tell() -> None:
+    assert tokenizer_backends("127.0.0.1", free_tcp_port()) == []
 
 
 def test_a_service_says_how_it_last_ended() -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from bench.harness.local_mesh import LocalMesh, local_mesh, outrider
 from outrider.cli.local import development_key
+from outrider.models.catalog import DEFAULT_MODEL
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -116,6 +117,9 @@ def test_status_lists_the_services(mesh: LocalMesh) -> None:
     state = json.loads(outrider("status", "--json", "--state-dir", str(mesh.state_dir)).stdout)
     roles = sorted(row["role"] for row in state["services"])
     assert roles == ["edge", *["inference"] * 4, "router", "tokenizer"]
+    tokenizers = {(row["service"], row["model"]): row for row in state["tokenizers"]}
+    assert tokenizers.keys() == {(name, DEFAULT_MODEL.name) for name in ("edge", "tokenizer")}
+    assert all(row["backend"] and row["reason"] for row in tokenizers.values())
 
 
 @pytest.mark.model

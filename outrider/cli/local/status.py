@@ -17,12 +17,14 @@ import typer
 
 from outrider.cli import operator, router_choice
 from outrider.cli.local import status_view
-from outrider.cli.local.state import StateDir, default_state_dir
+from outrider.cli.local.admin_page import tokenizer_backends
+from outrider.cli.local.state import RunningMesh, StateDir, default_state_dir
 from outrider.cli.router_choice import ChosenRouter, mesh_here, router_of
 from outrider.cli.router_state import State, ask
 from outrider.errors import UnavailableError
 
 _MIN_INTERVAL_S: Final = 0.1
+_TOKENIZING_ROLES: Final = ("edge", "tokenizer")
 
 _Show: TypeAlias = Callable[[str], None]
 
@@ -48,7 +50,8 @@ def status(
     """Show the services, models and replicas of a running mesh.
 
     For each model and region: replicas, queue, and the last minute's time to first token (TTFT),
-    tokens and accepted drafts. For each replica: state, round trip, load and KV cache.
+    tokens and accepted drafts. For each replica: state, round trip, load and KV cache. For each
+    service here that tokenizes: the tokenizer package that serves each model, and why that one.
     """
     folder = (state_dir or default_state_dir()).resolve()
     flags = (certificate, private_key, ca, trust_domain, plaintext)
@@ -69,8 +72,19 @@ def _look(folder: Path, asked: ChosenRouter) -> State:
     return {
         "host": mesh.host if mesh else "",
         "services": mesh.services if mesh else [],
+        "tokenizers": _tokenizers(mesh) if mesh else [],
         **state,
     }
+
+
+def _tokenizers(mesh: RunningMesh) -> list[State]:
+    """The tokenizer backend of each model at each service that tokenizes."""
+    return [
+        {"service": row["name"], **backend}
+        for row in mesh.services
+        if row["role"] in _TOKENIZING_ROLES and row["is_up"]
+        for backend in tokenizer_backends(mesh.host, row["admin_port"])
+    ]
 
 
 def _text(state: State, *, as_json: bool) -> str:

@@ -15,8 +15,8 @@ _NONE: Final = "-"
 
 
 def lines(state: Mapping[str, Any], max_chars: int | None = None) -> Iterator[str]:
-    """All lines: services of this machine (if any), models by region, replicas. Tables wider than
-    `max_chars` continue below."""
+    """All lines: services of this machine (if any), models by region, replicas, tokenizers of this
+    machine (if any). Tables wider than `max_chars` continue below."""
     services, models, replicas = state["services"], state["models"], state["replicas"]
     if services:
         yield from _section("SERVICES", _services(services, state["host"]), 6, 1, max_chars)
@@ -24,6 +24,8 @@ def lines(state: Mapping[str, Any], max_chars: int | None = None) -> Iterator[st
     yield from _section("REPLICAS", _replicas(replicas), 4, 1, max_chars)
     if any(map(_has_kv, replicas)):
         yield from _section("KV", _kv(replicas), 1, 1, max_chars)
+    if state["tokenizers"]:
+        yield from _section("TOKENIZERS", _tokenizers(state["tokenizers"]), 4, 2, max_chars)
     yield from map(_warning, filter(_is_inconsistent, replicas))
 
 
@@ -154,6 +156,13 @@ def _kv_of(it: Mapping[str, Any]) -> Sequence[str]:
         str(kv["peer_failures"]),
         str(kv["store_failures"]),
     )
+
+
+def _tokenizers(rows: Iterable[Mapping[str, str]]) -> list[Sequence[str]]:
+    """The package that tokenizes each model's texts at each service, and why that one."""
+    keys = ("service", "model", "backend", "reason")
+    head = ("NAME", "MODEL", "BACKEND", "WHY")
+    return [head, *(tuple(row[key] for key in keys) for row in rows)]
 
 
 def _state(it: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter as Counts
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -26,6 +26,8 @@ _LOOKUP_FIELDS: Final = {
     names.TOKENIZATION_CHARS: "num_chars",
     names.TOKENIZATION_HIT_CHARS: "num_hit_chars",
 }
+ModelEncoder: TypeAlias = tuple[str, CachingEncoder]
+"""A model's name, and what tokenizes for it."""
 _LOOP_TIERS: Final = frozenset({Tier.CACHE, Tier.INLINE, Tier.FALLBACK})
 
 
@@ -34,7 +36,7 @@ class TokenizationMetrics(Collector):
     Prometheus scrapes."""
 
     def __init__(
-        self, registry: CollectorRegistry, encoders: Callable[[], Sequence[CachingEncoder]]
+        self, registry: CollectorRegistry, encoders: Callable[[], Sequence[ModelEncoder]]
     ) -> None:
         """`encoders` gives those in use, which may change."""
         self._encoders = encoders
@@ -94,16 +96,18 @@ class TokenizationMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The metrics of one scrape."""
-        encoders = self._encoders()
+        by_model = self._encoders()
+        encoders = [encoder for _, encoder in by_model]
         yield from self._cache(encoders)
         in_use = GaugeMetricFamily(
             names.TOKENIZATION_BACKEND,
             names.TOKENIZATION_BACKEND.help,
-            labels=["backend", "reason"],
+            labels=["model", "backend", "reason"],
         )
         backends = [encoder.backend for encoder in encoders]
-        for name, reason in sorted({(backend.name, backend.reason) for backend in backends}):
-            in_use.add_metric([name, reason], 1)
+        rows = {(model, it.backend.name, it.backend.reason) for model, it in by_model}
+        for row in sorted(rows):
+            in_use.add_metric(row, 1)
         yield in_use
         checks = [backend.checks for backend in backends]
         retired = self._retired

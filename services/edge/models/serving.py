@@ -14,8 +14,7 @@ from outrider.load_table import Grant, Load, LoadAction, LoadTable, Refuse, Unlo
 from outrider.models.definitions import ModelSpec
 from outrider.models.suggested_sampling import SuggestedSampling
 from outrider.telemetry.metrics import Metrics
-from outrider.tokenization.encoder import CachingEncoder
-from outrider.tokenization.pool.metrics import TokenizationMetrics
+from outrider.tokenization.pool.metrics import ModelEncoder, TokenizationMetrics
 from services.edge.models.embedders import Embedders
 from services.edge.models.keys import EdgeModel, ModelKey
 from services.edge.models.refusals import refusal_error
@@ -257,8 +256,8 @@ class EdgeModels:
         self._ended(key)
         self._perform(self._table.closed(key, self._loop.time()))
 
-    def _encoders(self) -> list[CachingEncoder]:
-        return [model.encoder for model in list(self._loaded.values())]
+    def _encoders(self) -> list[ModelEncoder]:
+        return [(model.limits.model, model.encoder) for model in list(self._loaded.values())]
 
     def _ended(self, key: ModelKey) -> None:
         """A model's task is about to end."""

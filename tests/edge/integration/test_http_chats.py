@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import ssl
 from dataclasses import replace
 from functools import partial
@@ -16,6 +17,7 @@ from httpx2 import AsyncClient
 
 from outrider.errors import OverloadedError
 from outrider.models.catalog import ModelCatalog
+from outrider.models.chat import Message
 from outrider.models.suggested_sampling import SuggestedSampling
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
@@ -187,6 +189,39 @@ async def test_completions_go_on_a_prompt_as_it_is(
     beyond = await caller.post(COMPLETION.path, json={**COMPLETION.body, "prompt": [10**6]})
     assert beyond.status_code == 400
     assert "outside the vocabulary" in beyond.json()["error"]["message"]
+
+
+@pytest.mark.model
+async def test_a_client_may_tokenize_a_chat_itself(vocabulary: Vocabulary, tmp_path: Path) -> None:
+    """Ids that it made with the model's own tokenizer, sent as a completion, are the prompt that
+    the edge makes of the same messages, and what `/tokenize` says; none can be of no token."""
+    rng = random.Random(7)
+    pieces = ("word ", "é", "猫", "🚂", "\r\n", "  ", "\u0301", "\u200d", "<|im_end|>", "7", "'re")
+    chats = [
+        [
+            Message(role, "".join(rng.choices(pieces, k=rng.randint(1, 60))))
+            for role in ("system", "user", "assistant", "user")[: rng.choice((2, 4))]
+        ]
+        for _ in range(24)
+    ]
+    async with serving_http(vocabulary, tmp_path) as mesh, plain(mesh) as client:
+        for chat in chats:
+            messages = [{"role": it.role, "content": it.content} for it in chat]
+            ids = vocabulary.encode_chat(chat)
+            told = await client.post("/tokenize", json={"messages": messages})
+            assert told.json()["tokens"] == ids
+            by_text = await client.post(CHAT.path, json={"messages": messages, "seed": 1})
+            by_ids = await client.post(COMPLETION.path, json={"prompt": ids, "seed": 1})
+            assert (by_text.status_code, by_ids.status_code) == (200, 200)
+            assert [mesh.region.prompt(it) for it in mesh.region.opened[-2:]] == [tuple(ids)] * 2
+        num_opened = len(mesh.region.opened)
+        size, most = vocabulary.size, mesh.model.limits.max_context_tokens
+        for bad in ([size], [-1], [1.5], [True], [2**70], ["a", 1], [1] * most):
+            refused = await client.post(COMPLETION.path, json={"prompt": bad})
+            assert refused.status_code == 400, bad[:2]
+            assert refused.json()["error"]["message"]
+        assert len(mesh.region.opened) == num_opened, "no region is asked"
+        await mesh.settled()
 
 
 async def test_a_response_is_gone_on_with_by_sending_it_again(caller: AsyncClient) -> None:

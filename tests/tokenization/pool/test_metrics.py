@@ -32,9 +32,10 @@ def encoder(words: Vocabulary) -> CachingEncoder:
 
 def test_lookups_backends_and_shadow_checks_are_read_at_a_scrape(encoder: CachingEncoder) -> None:
     registry = CollectorRegistry()
-    TokenizationMetrics(registry, lambda: [encoder])
+    TokenizationMetrics(registry, lambda: [("m", encoder)])
     value = registry.get_sample_value
-    assert value("outrider_tokenization_backend", {"backend": "wrong", "reason": "test"}) == 1
+    labels = {"model": "m", "backend": "wrong", "reason": "test"}
+    assert value("outrider_tokenization_backend", labels) == 1
     for text in ("fine", "fine"):
         encoder.encode(text, ContentClass.DOCUMENT, b"me")
     assert value("outrider_tokenization_cache_entries") == encoder.size[0] > 0
@@ -47,13 +48,13 @@ def test_lookups_backends_and_shadow_checks_are_read_at_a_scrape(encoder: Cachin
     assert value("outrider_tokenization_cache_hit_chars_total", labels) == 4
     assert value("outrider_tokenization_shadow_texts_total") == 2
     assert value("outrider_tokenization_shadow_mismatches_total") == 1
-    labels = {"backend": REFERENCE, "reason": encoder.backend.reason}
+    labels = {"model": "m", "backend": REFERENCE, "reason": encoder.backend.reason}
     assert value("outrider_tokenization_backend", labels) == 1
 
 
 def test_counters_do_not_go_back_when_a_vocabulary_is_unloaded(encoder: CachingEncoder) -> None:
     registry = CollectorRegistry()
-    encoders = [encoder]
+    encoders = [("m", encoder)]
     metrics = TokenizationMetrics(registry, lambda: encoders)
     encoder.encode("bad Z", ContentClass.DOCUMENT, b"me")
     value = registry.get_sample_value
@@ -78,7 +79,7 @@ def test_counters_do_not_go_back_when_a_vocabulary_is_unloaded(encoder: CachingE
 
 def test_chats_are_timed_by_tier_and_what_was_left_out_is_summed(encoder: CachingEncoder) -> None:
     registry = CollectorRegistry()
-    metrics = TokenizationMetrics(registry, lambda: [encoder])
+    metrics = TokenizationMetrics(registry, lambda: [("m", encoder)])
     metrics.record(Tier.CACHE, 0.2)
     metrics.record(Tier.THREAD, 7.0)
     metrics.record(Tier.THREAD, 3.0)
