@@ -54,6 +54,8 @@ class Http2(H2Protocol):
         self._pushing = pushing
         self._has_pushed = False
         """Whether frames wait for the end of this turn of the event loop."""
+        self._flushing: set[asyncio.Task[None]] = set()
+        """Tasks that send them once there is room."""
 
     @property
     def is_leaving(self) -> bool:
@@ -108,7 +110,10 @@ class Http2(H2Protocol):
         if self.closed:
             return
         if not self._pushing.may_push:
-            self.task_group.spawn(self._flush)
+            # By asyncio: anyio begins no task from a callback of the event loop.
+            task = asyncio.get_running_loop().create_task(self._flush())
+            self._flushing.add(task)
+            task.add_done_callback(self._flushing.discard)
         elif data := self.connection.data_to_send():
             self._pushing.push(data)
 

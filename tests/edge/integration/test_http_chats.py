@@ -22,8 +22,10 @@ from outrider.models.suggested_sampling import SuggestedSampling
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from services.edge.access.identity import TenantConfig
+from services.edge.http import paced_stream
 from services.edge.http.config import HttpConfig
 from services.edge.http.exchange import Exchange
+from services.edge.http.http2 import Http2
 from services.edge.http.stream import RunningReply
 from tests.edge.http.asking import events_of
 from tests.edge.integration.access_matrix import DOORS, as_bearer
@@ -114,6 +116,47 @@ async def test_the_tokens_of_a_stream_wake_no_task(
                     region.hold(region.hold_at + 3)  # ...to here
     assert CHAT.text_of(had) == REPLY and num_stops > 3
     assert num_writes <= 3, "the first, the last, and what says that it was the last"
+
+
+@pytest.mark.edge(http=HttpConfig(port=0, tls="on", comment_s=600.0))
+async def test_tokens_that_find_no_room_at_the_end_of_their_turn_are_sent_all_the_same(
+    mesh: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over HTTP/2 they wait until then for those of other streams, which may fill the socket."""
+    num_pushed = 0
+    push, room = Http2.push, paced_stream._MAX_WAITING_BYTES
+
+    def crowded(self: Http2, stream_id: int, data: bytes) -> bool:
+        nonlocal num_pushed
+        is_sent = push(self, stream_id, data)
+        if is_sent:
+            num_pushed += 1
+            _set_room(-1)
+            asyncio.get_running_loop().call_soon(_set_room, room)  # behind Http2's own
+        return is_sent
+
+    def _set_room(num_bytes: int) -> None:
+        monkeypatch.setattr(paced_stream, "_MAX_WAITING_BYTES", num_bytes)
+
+    monkeypatch.setattr(Http2, "push", crowded)
+    region = mesh.region
+    region.hold(3)
+    trusted = ssl.create_default_context(cafile=str(mesh.ca))
+    had = b""
+    async with (
+        plain(mesh, verify=trusted, http2=True, http1=False) as client,
+        client.stream("POST", CHAT.path, json=CHAT.streamed) as answer,
+    ):
+        async for piece in answer.aiter_bytes():
+            had += piece
+            if len(CHAT.text_of(had)) >= region.hold_at and not region.gate.is_set():
+                (reply,) = mesh.http._frontend.replies
+                await eventually(partial(_waits, reply))
+                region.gate.set()  # nothing follows what comes now...
+                if region.hold_at + 3 < len(REPLY):
+                    region.hold(region.hold_at + 3)  # ...until it has arrived
+    assert CHAT.text_of(had) == REPLY and num_pushed > 3
+    await mesh.settled()
 
 
 def _waits(reply: RunningReply) -> bool:
