@@ -18,7 +18,7 @@ CHECKS := types lint imports protos-check
 PROMISES := not instrument and not soak
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check collect lint types imports protos-check deploy-check trace-check bench bench-core bench-check protos dist format exactness clean
+.PHONY: help setup demo test test-all check collect lint types imports protos-check deploy-check trace-check bench bench-core bench-check protos docs dist format exactness clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20

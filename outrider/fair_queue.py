@@ -55,18 +55,14 @@ class FairClock:
     def __init__(self) -> None:
         self.now = 0.0
         """The latest start of an item that was served."""
-        self._finishes: dict[str, float] = {}
-        """Virtual time at which the last item of each flow finished."""
+        self.finishes: dict[str, float] = {}
+        """Virtual time at which the last item of each remembered flow finished; read-only."""
         self._waiting: Counter[str] = Counter()
         """Number of waiting items of flows that have any."""
 
     def __len__(self) -> int:
         """Number of flows remembered."""
-        return len(self._finishes)
-
-    def finish(self, flow: str) -> float:
-        """Virtual time at which a flow's last item finished."""
-        return self._finishes.get(flow, 0.0)
+        return len(self.finishes)
 
     def num_waiting(self, flow: str) -> int:
         """Number of waiting items of a flow."""
@@ -75,7 +71,7 @@ class FairClock:
     def served(self, flow: str, start: float, cost: float) -> None:
         """Record that an item of a flow was served."""
         self.now = max(self.now, start)
-        self._finishes[flow] = start + cost
+        self.finishes[flow] = start + cost
 
     def joined(self, flow: str) -> None:
         """Record that an item of a flow waits."""
@@ -89,15 +85,15 @@ class FairClock:
             del self._waiting[flow]
         if not self._waiting:
             self.now = 0.0
-            self._finishes = {}
-        elif len(self._finishes) - len(self._waiting) > MAX_IDLE_FLOWS:
+            self.finishes.clear()
+        elif len(self.finishes) - len(self._waiting) > MAX_IDLE_FLOWS:
             idle = sorted(
-                (finish, key) for key, finish in self._finishes.items() if key not in self._waiting
+                (finish, key) for key, finish in self.finishes.items() if key not in self._waiting
             )
             num_excess = len(idle) - MAX_IDLE_FLOWS // 2
             for count, (finish, key) in enumerate(idle):
                 if count < num_excess or finish <= self.now:
-                    del self._finishes[key]
+                    del self.finishes[key]
 
 
 class FairQueue(Generic[ItemT]):
@@ -151,7 +147,8 @@ class FairQueue(Generic[ItemT]):
         flow = self._flows.get(item.flow)
         if flow is None:
             now = min(self._clock.now, self.start())
-            flow = self._flows[item.flow] = _Flow(max(now, self._clock.finish(item.flow)))
+            finish = self._clock.finishes.get(item.flow, 0.0)
+            flow = self._flows[item.flow] = _Flow(max(now, finish))
             insort(self._starts, (flow.start, item.flow))
         self._clock.joined(item.flow)
         self._next += 1
@@ -160,25 +157,31 @@ class FairQueue(Generic[ItemT]):
 
     def start(self) -> float:
         """Virtual time at which the next item starts; infinite without one."""
-        while self._starts:
-            start, key = self._starts[0]
-            finish = self._clock.finish(key)
-            if finish <= start:
-                return start
-            del self._starts[0]
-            self._flows[key].start = finish
-            insort(self._starts, (finish, key))
-        return math.inf
+        head = self.head()
+        return math.inf if head is None else head[0]
 
     def peek(self) -> ItemT | None:
         """The item to serve next; None if the queue is empty."""
-        if self.start() == math.inf:
-            return None
-        return self._flows[self._starts[0][1]].waiting[0][2]
+        head = self.head()
+        return None if head is None else head[1]
+
+    def head(self) -> tuple[float, ItemT] | None:
+        """The item to serve next, and the virtual time at which it starts; None if the queue is
+        empty."""
+        starts, finishes = self._starts, self._clock.finishes
+        while starts:
+            start, key = starts[0]
+            finish = finishes.get(key, 0.0)
+            if finish <= start:
+                return start, self._flows[key].waiting[0][2]
+            del starts[0]
+            self._flows[key].start = finish
+            insort(starts, (finish, key))
+        return None
 
     def pop(self, item: ItemT) -> None:
         """Remove the item that `peek` returned, and charge its flow for it."""
-        start = max(self._flows[item.flow].start, self._clock.finish(item.flow))
+        start = max(self._flows[item.flow].start, self._clock.finishes.get(item.flow, 0.0))
         self._clock.served(item.flow, start, item.cost)
         self.remove(item)
 

@@ -213,7 +213,7 @@ class LoadTable(Generic[KeyT, WaiterT]):
             wait_s = hold_off.until - now
             return [Refuse(waiter, name, Refusal.FAILED, wait_s, hold_off.reason)]
         if self.num_waiting >= self._limits.max_waiting:
-            return [Refuse(waiter, name, Refusal.TOO_MANY_WAITING)]
+            return [*self._fill(now, key), Refuse(waiter, name, Refusal.TOO_MANY_WAITING)]
         longest_s = self._limits.max_wait_s
         is_deadline = patience_s is not None and patience_s < longest_s
         wait_s = patience_s if patience_s is not None and is_deadline else longest_s
@@ -398,12 +398,13 @@ class LoadTable(Generic[KeyT, WaiterT]):
             if place.is_idle
         ]
 
-    def _fill(self, now: float) -> list[LoadAction[KeyT, WaiterT]]:
-        """Begin the loads for which there is room, or for which others can be evicted."""
+    def _fill(self, now: float, *more: KeyT) -> list[LoadAction[KeyT, WaiterT]]:
+        """Begin the loads for which there is room, or for which others can be evicted: those that
+        are waited for, then `more`."""
         actions: list[LoadAction[KeyT, WaiterT]] = []
         while self._num_served_places() > self._max_loaded and (idle := self._evictable()):
             actions.append(self._close(idle[0][0], is_eviction=True))
-        for key in self._wanting():
+        for key in (*self._wanting(), *(key for key in more if key not in self._places)):
             if len(self._places) >= 2 * self._max_loaded:
                 break
             if self._num_served_places() >= self._max_loaded:

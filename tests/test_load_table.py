@@ -112,6 +112,16 @@ def test_as_many_wait_as_may() -> None:
     assert refusals(table.ask("a", "more", 0)) == {}
 
 
+def test_a_load_begins_however_many_wait_for_another() -> None:
+    table = table_of("abc", max_loaded=2)
+    load(table, "b")
+    for number in range(LIMITS.max_waiting):
+        table.ask("a", str(number), 5)
+    refused = Refuse("more", "c", Refusal.TOO_MANY_WAITING)
+    assert table.ask("c", "more", 5) == [Unload(Key("b"), True), Load(Key("c")), refused]
+    assert table.ask("c", "more", 5) == [refused]
+
+
 def test_nobody_waits_for_ever() -> None:
     table = table_of("ab")
     load(table, "a")

@@ -18,7 +18,7 @@ generated from the protos; a call is a call of a Python function, or the resumpt
     python -m tools.trace_chat --json     and one line of JSON at the end
     python -m tools.trace_chat --check    fails if a module is entered that trace_chat.modules does
                                           not name, the file beside this one (in `make check`)
-    python -m tools.trace_chat --record   writes that file anew, from three traces
+    python -m tools.trace_chat --record   writes that file anew, from five traces
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _LEAST_EXCESS: Final = 0.5
 _ROOT: Final = Path(__file__).resolve().parent.parent
 RECORDED: Final = Path(__file__).with_suffix(".modules")
 """Modules that an opening and a commit may enter: a line for each, `open` or `commit` before it."""
-_NUM_TRACES: Final = 3
+_NUM_TRACES: Final = 5
 """Traces to compare. The functions that timers enter beside a chat differ from trace to trace, on a
 busy machine above all. Everything entered in any trace is recorded; only functions entered in all
 of them count as new."""

@@ -121,7 +121,7 @@ class PacedEngine(FakeEngine):
             [part.num_rows for part in asked],
         )
         ids = iter(np.split(self._choose(last, position, salt), _ends(asked)))
-        return [_rows(next(ids)) if part.num_rows else _none() for part in slices]
+        return [rows_of(next(ids)) if part.num_rows else _none() for part in slices]
 
     def _choose(
         self,
@@ -149,7 +149,8 @@ def _ends(asked: Sequence[SequenceSlice]) -> npt.NDArray[np.int64]:
     return np.cumsum([part.num_rows for part in asked])[:-1]
 
 
-def _rows(ids: npt.NDArray[np.int32]) -> LogitsRows:
+def rows_of(ids: npt.NDArray[np.int32]) -> LogitsRows:
+    """Rows of these candidates, [n, candidates], the likeliest first."""
     return LogitsRows(np.repeat(_SCORES, len(ids), axis=0), ids)
 
 

@@ -2,9 +2,10 @@
 
     python -m bench.harness.paced_replica --config FILE --ready-file FILE --control PORT
 
-Its other settings are the inference service's. At the control port it takes lines of JSON: what
-they name of `fixed_ms`, `row_ms` and `repetition` is set, and each is answered with what the engine
-has done so far; with `calls` N, once N more of its calls have ended.
+With `--replies FILE` it gives the replies recorded there (bench.harness.recorded_engine). Its other
+settings are the inference service's. At the control port it takes lines of JSON: what they name of
+`fixed_ms`, `row_ms` and `repetition` is set, and each is answered with what the engine has done so
+far; with `calls` N, once N more of its calls have ended.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 import uvloop
 
 from bench.harness.paced_engine import PacedEngine
+from bench.harness.recorded_engine import RecordedEngine, read_replies
 from bench.harness.replica import coder_of
 from outrider.config import load
 from outrider.engines.fake import FakeOptions
@@ -40,7 +42,7 @@ _NUM_BLOCKS = 400_000
 """Unless the settings say how many. They are numbers, and hold nothing."""
 
 
-def program(control_port: int, **flags: float) -> tuple[str, ...]:
+def program(control_port: int, **flags: float | Path) -> tuple[str, ...]:
     """Command to run in place of `outrider serve inference` (bench.harness.mesh.Service)."""
     given = (word for name, value in flags.items() for word in (f"--{name}", str(value)))
     module = ("-m", "bench.harness.paced_replica")
@@ -154,6 +156,7 @@ def main() -> int:
     flags.add_argument("--row-ms", type=float, default=0.0)
     flags.add_argument("--block-tokens", type=int, default=16)
     flags.add_argument("--min-rows", type=int, default=1)
+    flags.add_argument("--replies", type=Path)
     given = flags.parse_args()
     config = load(InferenceConfig, "inference", file=given.config)
     configure_logging("inference", config.log_level)
@@ -165,7 +168,13 @@ def main() -> int:
         max_context_tokens=CONTEXT_TOKENS,
         min_rows=given.min_rows,
     )
-    engine = PacedEngine(ordinary_ids(vocabulary), options, config.num_blocks or _NUM_BLOCKS)
+    num_blocks = config.num_blocks or _NUM_BLOCKS
+    ordinary = ordinary_ids(vocabulary)
+    engine = (
+        RecordedEngine(read_replies(given.replies), ordinary, options, num_blocks)
+        if given.replies
+        else PacedEngine(ordinary, options, num_blocks)
+    )
     engine.fixed_ms, engine.row_ms = given.fixed_ms, given.row_ms
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(config, vocabulary, engine, given.ready_file, given.control))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -12,6 +13,10 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
+_SEGMENT_BYTES = 1448
+"""Payload of a TCP segment over Ethernet, with timestamps."""
+_LEAST_TIMEOUT_MS = 200.0
+"""What Linux adds to the round trip before it sends a TCP segment again, at least (TCP_RTO_MIN)."""
 _LATENESS_BIN_MS = 0.05
 _LAST_BIN = 2000
 """100 ms: whatever is later counts there."""
@@ -23,12 +28,29 @@ class Conditions:
 
     delay_ms: float = 0.0
     """One way."""
+    jitter_ms: float = 0.0
+    """Each packet takes up to so much longer, drawn evenly from 0 to this."""
+    in_order: bool = False
+    """Whether a datagram that jitter would let overtake others waits for them."""
+    loss: float = 0.0
+    """Share of packets that are lost, each drawn on its own: of datagrams, or of the segments of a
+    byte stream."""
     rate_mbit_s: float = 0.0
     """What it carries at most, 10^6 bits a second; packets wait for those before them. 0: any."""
 
     def __post_init__(self) -> None:
-        if min(self.delay_ms, self.rate_mbit_s) < 0:
-            raise ValueError(f"{self} is no link: times and rates are not negative")
+        if min(self.delay_ms, self.jitter_ms, self.rate_mbit_s) < 0 or not 0 <= self.loss < 1:
+            raise ValueError(
+                f"{self} is no link: times and rates are not negative, loss is 0 to below 1"
+            )
+
+    @property
+    def retransmission_ms(self) -> float:
+        """How much later a segment of a byte stream arrives of which the first copy was lost: TCP's
+        timeout, a mean round trip and 200 ms (RFC 6298, with the minimum of Linux). The last
+        segment in flight takes so long; others are repaired sooner, once later ones are
+        acknowledged (RFC 8985), so this is an upper bound."""
+        return 2 * self.delay_ms + self.jitter_ms + _LEAST_TIMEOUT_MS
 
 
 @dataclass(slots=True)
@@ -39,6 +61,8 @@ class Traffic:
     """Datagrams, or reads from a TCP socket."""
     num_bytes: int = 0
     """Payload of UDP or TCP."""
+    lost: int = 0
+    """Datagrams lost on purpose, and reads from a TCP socket that came late in place of that."""
     dropped: int = 0
     """Datagrams for which the queue was full."""
     lateness: Counter[int] = field(default_factory=Counter)
@@ -52,6 +76,7 @@ class Traffic:
         """Count what went through another lane too."""
         self.packets += other.packets
         self.num_bytes += other.num_bytes
+        self.lost += other.lost
         self.dropped += other.dropped
         self.lateness += other.lateness
 
@@ -79,11 +104,15 @@ class Traffic:
 class Lane(Generic[T]):
     """Packets under way. `send` puts one in, `due` takes out what has arrived by `now`."""
 
-    def __init__(self, *, ordered: bool, max_bytes: int = 1 << 23, slack_s: float = 0.0) -> None:
-        """An `ordered` lane delivers in the order of sending and drops nothing: a byte stream.
-        Others overtake one another where the delay falls, and are dropped where too many are under
-        way, as datagrams are. A packet up to `slack_s` before its time is taken out with the
+    def __init__(
+        self, seed: int = 0, *, ordered: bool, max_bytes: int = 1 << 23, slack_s: float = 0.0
+    ) -> None:
+        """An `ordered` lane delivers in the order of sending and drops nothing: a byte stream, of
+        which a loss holds up what follows. Others lose packets, overtake one another where jitter
+        has it or the delay falls, and drop where too many are under way, as datagrams do. `seed`
+        decides on jitter and losses. A packet up to `slack_s` before its time is taken out with the
         others."""
+        self._rng = random.Random(seed)
         self._ordered = ordered
         self._max_bytes = max_bytes
         self._slack_s = slack_s
@@ -102,10 +131,15 @@ class Lane(Generic[T]):
         return self.queued_bytes >= self._max_bytes
 
     def send(self, packet: T, num_bytes: int, now: float) -> bool:
-        """Put a packet on its way at `now`, seconds; False if it was dropped."""
+        """Put a packet on its way at `now`, seconds; False if it was lost or dropped."""
         traffic, how = self.traffic, self.conditions
         traffic.packets += 1
         traffic.num_bytes += num_bytes
+        repairs_ms = self._repairs_ms(num_bytes)
+        if repairs_ms:
+            traffic.lost += 1
+            if not self._ordered:
+                return False
         if not self._ordered and self.full:
             traffic.dropped += 1
             return False
@@ -113,13 +147,27 @@ class Lane(Generic[T]):
         if how.rate_mbit_s:
             left_at = max(now, self._free_at) + num_bytes * 8e-6 / how.rate_mbit_s
             self._free_at = left_at
-        due = left_at + how.delay_ms / 1000
-        if self._ordered:
-            due = self._last_due = max(due, self._last_due)
+        due = left_at + (how.delay_ms + repairs_ms + self._rng.random() * how.jitter_ms) / 1000
+        if self._ordered or how.in_order:
+            due = max(due, self._last_due)
+        self._last_due = max(due, self._last_due)
         self._num_sent += 1
         heapq.heappush(self._queue, (due, self._num_sent, num_bytes, packet))
         self.queued_bytes += num_bytes
         return True
+
+    def _repairs_ms(self, num_bytes: int) -> float:
+        """What losses add to the time of a packet, or of a byte stream's slowest segment: the
+        timeout of TCP, which doubles as often as a retransmission is lost too. 0: nothing is
+        lost."""
+        how, slowest_ms = self.conditions, 0.0
+        for _ in range(-(-num_bytes // _SEGMENT_BYTES) if self._ordered else 1):
+            repairs_ms, timeout_ms = 0.0, how.retransmission_ms
+            while self._rng.random() < how.loss:
+                repairs_ms += timeout_ms
+                timeout_ms *= 2
+            slowest_ms = max(slowest_ms, repairs_ms)
+        return slowest_ms
 
     def due(self, now: float) -> list[T]:
         """Take out what has arrived by `now`, first to last."""
@@ -148,8 +196,8 @@ _SLACK_S = 50e-6
 class Pump(Generic[T]):
     """Feeds a lane and empties it on time: one timer, armed for the next packet."""
 
-    def __init__(self, deliver: Callable[[T], None], *, ordered: bool) -> None:
-        self.lane: Lane[T] = Lane(ordered=ordered, slack_s=_SLACK_S)
+    def __init__(self, deliver: Callable[[T], None], seed: int = 0, *, ordered: bool) -> None:
+        self.lane: Lane[T] = Lane(seed, ordered=ordered, slack_s=_SLACK_S)
         self._deliver = deliver
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None

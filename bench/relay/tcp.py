@@ -84,10 +84,10 @@ class _Connection:
         self._front = front
         self._back = back
         self._drained = asyncio.Event()
-        self.up = self._pump(back[1])
-        self.down = self._pump(front[1])
+        self.up = self._pump(back[1], 0)
+        self.down = self._pump(front[1], 1)
 
-    def _pump(self, writer: asyncio.StreamWriter) -> Pump[bytes]:
+    def _pump(self, writer: asyncio.StreamWriter, seed: int) -> Pump[bytes]:
         def deliver(data: bytes) -> None:
             self._drained.set()
             if writer.is_closing():
@@ -98,7 +98,7 @@ class _Connection:
                 with contextlib.suppress(OSError):  # the receiver may be gone by then
                     writer.write_eof()
 
-        return Pump(deliver, ordered=True)
+        return Pump(deliver, seed, ordered=True)
 
     def set(self, up: Conditions, down: Conditions) -> None:
         self.up.lane.conditions, self.down.lane.conditions = up, down

@@ -21,7 +21,7 @@ class UdpLink:
         self._front: asyncio.DatagramTransport | None = None
         self._flows: OrderedDict[Address, asyncio.DatagramTransport] = OrderedDict()
         self._up: Pump[tuple[bytes, Address]] = Pump(self._to_server, ordered=False)
-        self._down: Pump[tuple[bytes, Address]] = Pump(self._to_client, ordered=False)
+        self._down: Pump[tuple[bytes, Address]] = Pump(self._to_client, 1, ordered=False)
         self._opening: dict[Address, asyncio.Task[None]] = {}
 
     async def start(self) -> int:

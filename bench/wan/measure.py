@@ -21,7 +21,8 @@ from bench.wan.samples import Batch, CpuSpent, ask
 from bench.wan.testbed import Placement, Testbed
 from outrider.client import Client, connect
 
-_WARM_UP = Prompt("warm-up", "", "Say a few words about the weather.")
+WARM_UP = Prompt("warm-up", "", "Say a few words about the weather.")
+"""Asked before what is measured: every connection of the way is up then."""
 _WARM_UP_TOKENS = 6
 _HANDSHAKE_S = 10.0
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -67,7 +68,7 @@ async def _round(bed: Testbed, size: Size, turn: int, measured: Measured) -> Non
         await bed.set_distance(size.schemes, rtt_ms)
         async with connected(bed, size.schemes) as clients:
             for scheme in size.schemes:  # every connection of the way is up and knows its RTT
-                await ask(clients[scheme.gateway], scheme, _WARM_UP, 0.0, 0, _WARM_UP_TOKENS)
+                await ask(clients[scheme.gateway], scheme, WARM_UP, 0.0, 0, _WARM_UP_TOKENS)
             for _, part in steps:
                 shift = turn + size.rtts_ms.index(rtt_ms)
                 for scheme, first, count in _asked(part, shift):

@@ -15,6 +15,8 @@ from bench.relay.lane import Conditions
 from bench.wan.plan import Scheme
 from services.edge.drafter.metrics import STATE, DrafterState
 
+STEADY = Conditions()
+"""A link that loses nothing and always takes the same time."""
 _POLL_S = 0.2
 _LOAD_LIMIT_S = 300.0
 _GATEWAYS: Mapping[str, Mapping[str, object]] = {
@@ -39,6 +41,8 @@ class RegionEngine:
     """The target's name; "": the default model."""
     definitions: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """What names of models stand for besides the shipped ones, as tables of a service's file."""
+    program: Sequence[str] = ()
+    """What is run in place of `outrider serve inference` (bench.harness.mesh.Service)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +87,15 @@ class Testbed:
     at a region that has all cores), and whatever further ones were asked for."""
     placements: tuple[Placement, ...]
 
-    async def set_distance(self, schemes: Collection[Scheme], rtt_ms: float) -> None:
-        """How far the region is from the clients of these schemes."""
+    async def set_distance(
+        self, schemes: Collection[Scheme], rtt_ms: float, long_way: Conditions = STEADY
+    ) -> None:
+        """How far the region is from the clients of these schemes, and how the long way behaves
+        apart from its delay; last miles are steady."""
         for scheme in schemes:
             for link, link_rtt_ms in scheme.rtts_ms(rtt_ms).items():
-                await self.relay.set(link, Conditions(link_rtt_ms / 2))
+                how = long_way if link == scheme.long_link else STEADY
+                await self.relay.set(link, replace(how, delay_ms=link_rtt_ms / 2))
 
 
 @contextlib.asynccontextmanager
@@ -162,6 +170,7 @@ class _Starter:
             region="region",
             cores=cores,
             models=engine.definitions,
+            program=engine.program,
         )
         rows = {"replicas": replica_rows([replica])}
         router = self._mesh.service(

@@ -341,7 +341,8 @@ class TokenizerWorkServiceServicer:
 
     def Work(self, request_iterator, context):
         """The worker says hello, then gets a part for each free slot, and frees the slot by a result. One
-        that leaves gets no further part; the service ends the stream once it has the last result.
+        that leaves gets no further part; the service ends the stream once it has the last result. Once a
+        worker is let in, the service sends the initial metadata outrider-worker: let-in.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

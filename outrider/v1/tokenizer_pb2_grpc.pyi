@@ -123,7 +123,8 @@ class TokenizerWorkServiceStub:
     def __new__(cls, channel: _aio.Channel) -> TokenizerWorkServiceAsyncStub: ...
     Work: _grpc.StreamStreamMultiCallable[_tokenizer_pb2.WorkRequest, _tokenizer_pb2.WorkResponse]
     """The worker says hello, then gets a part for each free slot, and frees the slot by a result. One
-    that leaves gets no further part; the service ends the stream once it has the last result.
+    that leaves gets no further part; the service ends the stream once it has the last result. Once a
+    worker is let in, the service sends the initial metadata outrider-worker: let-in.
     """
 
 @_typing.type_check_only
@@ -133,7 +134,8 @@ class TokenizerWorkServiceAsyncStub(TokenizerWorkServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Work: _aio.StreamStreamMultiCallable[_tokenizer_pb2.WorkRequest, _tokenizer_pb2.WorkResponse]  # type: ignore[assignment]
     """The worker says hello, then gets a part for each free slot, and frees the slot by a result. One
-    that leaves gets no further part; the service ends the stream once it has the last result.
+    that leaves gets no further part; the service ends the stream once it has the last result. Once a
+    worker is let in, the service sends the initial metadata outrider-worker: let-in.
     """
 
 class TokenizerWorkServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -146,7 +148,8 @@ class TokenizerWorkServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_tokenizer_pb2.WorkResponse], _abc.AsyncIterator[_tokenizer_pb2.WorkResponse]]:
         """The worker says hello, then gets a part for each free slot, and frees the slot by a result. One
-        that leaves gets no further part; the service ends the stream once it has the last result.
+        that leaves gets no further part; the service ends the stream once it has the last result. Once a
+        worker is let in, the service sends the initial metadata outrider-worker: let-in.
         """
 
 def add_TokenizerWorkServiceServicer_to_server(servicer: TokenizerWorkServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

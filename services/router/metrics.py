@@ -101,11 +101,12 @@ SERVING: Final = Family(
 )
 LATE_SHARE: Final = Family(
     "outrider_router_late_ratio",
-    "Share of the requests of the window whose first token was late, 0 to 1.",
+    "Share of the requests of the window that were late by router.autoscale, or found no room, "
+    "0 to 1.",
 )
 WINDOW_REQUESTS: Final = Family(
     "outrider_router_window_requests",
-    "Requests that had their first token within the window.",
+    "Requests that had their first token, or found no room, within the window.",
 )
 UTILIZATION: Final = Family(
     "outrider_router_utilization_ratio",

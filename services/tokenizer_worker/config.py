@@ -25,7 +25,8 @@ class TokenizerWorkerConfig:
     discovery: DiscoveryPolicy = field(default_factory=DiscoveryPolicy)
     """How the names in `services` are looked up."""
     name: str = ""
-    """The name that services log, unique among their workers; empty: host name and process id."""
+    """The name that services log, unique among their workers with the same certificate; empty: host
+    name and process id."""
     threads: Annotated[int, between(1, MAX_THREADS)] = 1
     """Threads that tokenize. Each service gives it one part for each, and one more."""
     max_reconnect_s: PositiveFloat = 5.0

@@ -39,6 +39,7 @@ REASONS: Final = frozenset(
     {
         "a GPU",
         "a cluster",
+        "a container engine",
         "a curl with HTTP/3",
         "another machine",
         "another model",

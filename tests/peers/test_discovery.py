@@ -39,9 +39,7 @@ class Notes:
 
 
 @asynccontextmanager
-async def looking(
-    server: NameServer, *targets: str, grace_s: float = 0.0
-) -> AsyncIterator[tuple[Discovery, Notes]]:
+async def looking(server: NameServer, *targets: str, grace_s: float = 0.0) -> AsyncIterator[Notes]:
     notes = Notes()
     discovery = Discovery(
         [parse_target(text, "a target") for text in targets],
@@ -53,7 +51,7 @@ async def looking(
     running = asyncio.create_task(discovery.run())
     try:
         await eventually(lambda: discovery.is_settled)
-        yield discovery, notes
+        yield notes
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -68,7 +66,7 @@ async def asked_again(server: NameServer) -> None:
 async def test_peers_join_leave_and_return() -> None:
     async with leak_check(), running_name_server() as server:
         server.records["x.test", "A"] = ["10.0.0.1", "10.0.0.2"]
-        async with looking(server, "here:1", "dns:x.test:7") as (_, notes):
+        async with looking(server, "here:1", "dns:x.test:7") as notes:
             source = "dns:x.test:7"
             assert notes.there == {"here:1": "here:1", "10.0.0.1:7": source, "10.0.0.2:7": source}
             server.records["x.test", "A"] = ["10.0.0.2", "10.0.0.3"]
@@ -81,7 +79,7 @@ async def test_peers_join_leave_and_return() -> None:
 async def test_name_servers_that_fail_or_find_nothing_cost_no_peer() -> None:
     async with leak_check(), running_name_server() as server:
         server.records["x.test", "A"] = ["10.0.0.1"]
-        async with looking(server, "dns:x.test:7") as (_, notes):
+        async with looking(server, "dns:x.test:7") as notes:
             for rcode in (dns.rcode.SERVFAIL, dns.rcode.NXDOMAIN, dns.rcode.REFUSED):
                 server.rcode = rcode
                 await asked_again(server)

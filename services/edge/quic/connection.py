@@ -29,6 +29,7 @@ from services.edge.limits.quotas import Count, Rate, too_many
 from services.edge.quic.aioquic_shim import BoundedConnection, ConnectionProtocol
 from services.edge.quic.alpn import ApplicationService, StreamService
 from services.edge.quic.early_data import STREAM_BYTES, EarlyStreams
+from services.edge.quic.ids_question import IdsQuestion
 from services.edge.quic.server import Routes
 from services.edge.quic.streams import EdgeStream
 from services.edge.session.events import ClientFailed, ClientGone
@@ -219,6 +220,11 @@ class EdgeConnection(ConnectionProtocol):
             self.context.telemetry.refused(rate.value)
             return False
         return True
+
+    @property
+    def has_questions(self) -> bool:
+        """Whether its client waits for the ids of a text."""
+        return any(isinstance(it.handler, IdsQuestion) for it in self._streams.values())
 
     def stop_typing(self) -> None:
         """End the streams of typed text: the prompt was sent, and nothing is left to prefill."""

@@ -39,7 +39,7 @@ _RESIDENT_AGE_S: Final = 0.05
 _DELIVERY_S: Final = 10.0
 """How long, and no longer than it drains, an edge that stops waits for clients to acknowledge the
 ends of their replies: beyond, they are gone, and did not say so."""
-_DELIVERY_POLL_S: Final = 0.01
+_DRAIN_POLL_S: Final = 0.01
 
 
 def _ticket_store() -> TicketStore[SessionTicket]:
@@ -225,6 +225,8 @@ class Listener:
     async def _idle(self) -> None:
         """Return when nothing is under way."""
         await self.context.telemetry.idle.wait()
+        while any(it.has_questions for it in self.connections):  # noqa: ASYNC110 (as below)
+            await asyncio.sleep(_DRAIN_POLL_S)
         for service in self.services.values():
             await service.idle()
 
@@ -238,4 +240,4 @@ class Listener:
                 while not all(  # noqa: ASYNC110
                     it.quic.is_delivered for it in self.connections if it.is_admitted
                 ):
-                    await asyncio.sleep(_DELIVERY_POLL_S)
+                    await asyncio.sleep(_DRAIN_POLL_S)

@@ -46,6 +46,8 @@ class _Input:
     deadline_at: float | None
     num_bytes: int
     ids: Ids | None = None
+    padded_tokens: int = 0
+    """Length of its row in an engine call; 0: not tokenized yet."""
 
     @property
     def estimated_tokens(self) -> int:
@@ -217,7 +219,7 @@ class EmbeddingQueue:
         if found in texts:
             texts.remove(found)
         elif found.ids is not None:
-            ready = self._ready[found.priority].get(padded_tokens(len(found.ids)))
+            ready = self._ready[found.priority].get(found.padded_tokens)
             if ready is not None and found in ready:
                 ready.remove(found)
                 self._unbuffered(found)
@@ -233,9 +235,9 @@ class EmbeddingQueue:
         ]
 
     def _buffer(self, found: _Input, ids: Ids) -> None:
-        found.ids = ids
+        found.ids, found.padded_tokens = ids, padded_tokens(len(ids))
         self.num_buffered_tokens += len(ids)
-        ready, padded = self._ready[found.priority], padded_tokens(len(ids))
+        ready, padded = self._ready[found.priority], found.padded_tokens
         if padded not in ready:
             ready[padded] = FairQueue(self._clocks[found.priority])
         ready[padded].push(found)
@@ -244,7 +246,7 @@ class EmbeddingQueue:
         """It left the token buffer."""
         assert found.ids is not None, "it was in the token buffer"
         self.num_buffered_tokens -= len(found.ids)
-        ready, padded = self._ready[found.priority], padded_tokens(len(found.ids))
+        ready, padded = self._ready[found.priority], found.padded_tokens
         if not len(ready[padded]):
             del ready[padded]
 
@@ -256,8 +258,7 @@ class EmbeddingQueue:
             return None
         if (now - first.arrived_at) * 1e3 < self._limits.max_wait_ms:
             return first.priority, max(self._ready[first.priority])
-        assert first.ids is not None, "it is in the token buffer"
-        return first.priority, padded_tokens(len(first.ids))
+        return first.priority, first.padded_tokens
 
     def _first(self, firsts: list[_Input], turns: _StarvationTurns, now: float) -> _Input | None:
         """The input to serve now: the first one of the highest class, or in some turns one that
@@ -273,5 +274,5 @@ class EmbeddingQueue:
 def _first_of(queues: Iterable[FairQueue[_Input]]) -> _Input:
     """The item with the least start in these queues, at least one of which has items; of equal
     starts, the one that arrived first."""
-    firsts = [(queue.start(), head) for queue in queues if (head := queue.peek()) is not None]
+    firsts = [head for queue in queues if (head := queue.head()) is not None]
     return min(firsts, key=lambda first: (first[0], first[1].arrived_at))[1]

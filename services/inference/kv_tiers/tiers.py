@@ -96,6 +96,8 @@ class KvTier:
 
     name: ClassVar[str]
     """The tier in metrics; reports to routers have fields for `redis` and `peer`."""
+    brings_blocks: ClassVar[bool] = True
+    """Whether it fetches blocks, which count under its name; others only name `salts`."""
 
     def __init__(self) -> None:
         self.counts = TierCounts()
@@ -141,6 +143,8 @@ class KvTiers:
     def __init__(self, tiers: Sequence[KvTier], block_tokens: int) -> None:
         self.counts: Mapping[str, TierCounts] = {tier.name: tier.counts for tier in tiers}
         """Counts by tier name."""
+        self.sources = tuple(tier.name for tier in tiers if tier.brings_blocks)
+        """Names of the tiers that blocks come from."""
         self._tiers = tuple(tiers)
         self._block_tokens = block_tokens
         self._prefixes: dict[int, Prefix] = {}

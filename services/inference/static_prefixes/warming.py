@@ -63,6 +63,7 @@ class StaticPrefixTier(KvTier):
     """
 
     name = "static"
+    brings_blocks = False
 
     def __init__(self, static: StaticPrefixes, model: ModelThread, block_tokens: int) -> None:
         super().__init__()

@@ -216,8 +216,10 @@ class SessionTable:
         self._free_blocks_gauge = metrics.gauge(FREE_BLOCKS)
         self._kv_tokens = metrics.counter(KV_TOKENS)
         self._kv_hits = NO_HITS
-        self._counted_tokens = NO_HITS.tiers()
+        self._counted_tokens = {**NO_HITS.tiers(), **dict.fromkeys(tiers.sources, 0)}
         """For each tier, the value already counted."""
+        for tier in self._counted_tokens:
+            self._kv_tokens.add(0, {"tier": tier})
         self._max_sessions = max_sessions
         self._live: dict[int, LiveSession] = {}
         self._awaiting_usage: dict[int, SessionTelemetry] = {}

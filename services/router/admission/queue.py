@@ -86,11 +86,11 @@ class SubQueue:
         if aged is not None:
             yield Head(aged, QueuePriority.RESUMED, (0.0, aged.arrived_at))
         for priority, queue in self.queues.items():
-            head = queue.peek()
-            if head is not None and head is not aged:
+            head = queue.head()
+            if head is not None and (session := head[1]) is not aged:
                 is_late = priority is QueuePriority.RESUMED and self.turns.was_resumed
                 rank = 0.0 if is_late else float(-priority)
-                yield Head(head, priority, (1.0, rank, queue.start(), head.expires_at))
+                yield Head(session, priority, (1.0, rank, head[0], session.expires_at))
 
     def _aged(self, now: float) -> AdmittedSession | None:
         """The next session of the class that has waited longer than `ageing_s`, if it is due."""

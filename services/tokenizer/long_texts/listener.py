@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
@@ -17,7 +18,8 @@ from outrider.tls import PLAINTEXT, Tls
 from outrider.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from services.tokenizer.config import TokenizerConfig
 from services.tokenizer.long_texts.texts import LongTexts
-from services.tokenizer.long_texts.worker_pool import WorkerPool
+from services.tokenizer.long_texts.worker import LET_IN
+from services.tokenizer.long_texts.worker_pool import OF_THIS_NODE, WorkerPool
 from services.tokenizer.served_models import ServedModels
 from services.tokenizer.vocabulary_sending import send_vocabulary
 
@@ -32,8 +34,10 @@ _log = structlog.get_logger()
 class TokenizerWorkService(tokenizer_pb2_grpc.TokenizerWorkServiceServicer):
     """Gives workers the parts of long texts."""
 
-    def __init__(self, workers: WorkerPool) -> None:
+    def __init__(self, workers: WorkerPool, *, is_local: bool) -> None:
+        """`is_local`: whether only processes of this node can call it."""
         self._workers = workers
+        self._is_local = is_local
 
     async def Work(
         self,
@@ -42,11 +46,12 @@ class TokenizerWorkService(tokenizer_pb2_grpc.TokenizerWorkServiceServicer):
     ) -> AsyncIterator[tokenizer_pb2.WorkResponse]:
         """One worker's parts, from its hello until it leaves. The metadata that are sent first say
         that it was let in."""
+        owner = OF_THIS_NODE if self._is_local else _owner(context)
 
         async def let_in() -> None:
-            await context.send_initial_metadata(())
+            await context.send_initial_metadata((LET_IN,))
 
-        async with aclosing(self._workers.work(request_iterator, let_in)) as parts:
+        async with aclosing(self._workers.work(request_iterator, owner, let_in)) as parts:
             async for part in parts:
                 yield part
 
@@ -62,23 +67,29 @@ async def worker_listeners(
             # as much as this process.
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="outrider-"))
             address = f"unix:{Path(folder) / 'workers'}"
-            server = _server(config, texts, models, PLAINTEXT)
+            server = _server(config, texts, models, PLAINTEXT, is_local=True)
             bind(server, address, 0)
             await _serve(stack, server)
             texts.processes.address = address
         if config.worker_port is not None:
-            server = _server(config, texts, models, tls)
+            server = _server(config, texts, models, tls, is_local=False)
             port = bind(server, config.host, config.worker_port, tls)
             await _serve(stack, server)
             _log.info("workers_may_join", port=port)
         yield
 
 
+def _owner(context: grpc.aio.ServicerContext[Any, Any]) -> str:
+    """Digest of a caller's certificate; without certificates the same for all."""
+    certificate = b"".join(context.auth_context().get("x509_pem_cert", ()))
+    return hashlib.sha256(certificate).hexdigest()
+
+
 def _server(
-    config: TokenizerConfig, texts: LongTexts, models: ServedModels, tls: Tls
+    config: TokenizerConfig, texts: LongTexts, models: ServedModels, tls: Tls, *, is_local: bool
 ) -> grpc.aio.Server:
     server = make_server(tls, max_message_bytes=config.max_message_bytes, max_calls=_MAX_CALLS)
-    work = TokenizerWorkService(texts.workers)
+    work = TokenizerWorkService(texts.workers, is_local=is_local)
     tokenizer_pb2_grpc.add_TokenizerWorkServiceServicer_to_server(work, server)
     server.add_generic_rpc_handlers((_vocabulary_handler(models, config.vocabulary_timeout_s),))
     return server

@@ -6,16 +6,18 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Final
 
 import grpc.aio
 import structlog
 
 from outrider.codec.tokens import TokenCodec
-from outrider.errors import OutriderError, VocabularyMismatchError
+from outrider.errors import OutriderError, UnknownModelError, VocabularyMismatchError
 from outrider.lru_map import LruMap
 from outrider.models.chat import check_text
 from outrider.rpc import Outbox, from_rpc_error, make_channel, until_distrusted
+from outrider.shared_calls import SharedCalls
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.tokenization.backends.base import REFERENCE
 from outrider.tokenization.backends.packages import installed_version
@@ -23,6 +25,8 @@ from outrider.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
 from outrider.wire import error_to_proto, token_block_to_proto
 from services.tokenizer.vocabularies import ServedVocabulary, received_vocabulary
 
+LET_IN: Final = ("outrider-worker", "let-in")
+"""Initial metadata with which a service says that it has let a worker in."""
 HEARTBEAT_S: Final = 1.0
 """Between two heartbeats."""
 _MAX_MESSAGE_BYTES: Final = 64 << 20
@@ -104,8 +108,7 @@ class PartWorker:
         stub = tokenizer_pb2_grpc.TokenizerWorkServiceStub(channel)
         slots = asyncio.Semaphore(self._num_slots)
         call = stub.Work(outbox)
-        await call.initial_metadata()  # that of a call that is refused is empty
-        if not call.done():
+        if LET_IN in tuple(await call.initial_metadata()):
             joined()
         async with _first_failure(), asyncio.TaskGroup() as group:
             watching = group.create_task(
@@ -180,23 +183,25 @@ def _encode(served: ServedVocabulary, part: tokenizer_pb2.WorkResponse) -> commo
 
 
 class _Vocabularies:
-    """By digest, fetched from the service whose part needs it first."""
+    """By digest, fetched from the service whose part needs it. Parts of one service share a fetch;
+    a service that is slow, or is lost, holds up no part of another."""
 
     def __init__(self, threads: ThreadPoolExecutor) -> None:
         self._threads = threads
         self._by_digest: LruMap[bytes, ServedVocabulary] = LruMap(_MAX_VOCABULARIES)
-        self._fetching = asyncio.Lock()
+        self._fetches: SharedCalls[tuple[grpc.aio.Channel, bytes], ServedVocabulary] = SharedCalls()
 
     async def find(
         self, channel: grpc.aio.Channel, part: tokenizer_pb2.WorkResponse
     ) -> ServedVocabulary:
-        """The vocabulary of a part. Raises VocabularyMismatchError if the service no longer has
-        it, or sends another one, and what gRPC raises."""
-        async with self._fetching:
-            found = self._by_digest.get(part.vocabulary_digest)
-            if found is None:
-                found = await self._fetched(channel, part)
-                self._by_digest.put(part.vocabulary_digest, found)
+        """The vocabulary of a part. Raises VocabularyMismatchError or UnknownModelError if the
+        service no longer has it, or sends another one, and what gRPC raises."""
+        digest = part.vocabulary_digest
+        found = self._by_digest.get(digest)
+        if found is None:
+            fetched = partial(self._fetched, channel, part)
+            found = await self._fetches.result((channel, digest), fetched)
+            self._by_digest.put(digest, found)
         return found
 
     async def _fetched(
@@ -211,7 +216,7 @@ class _Vocabularies:
             answers = [answer async for answer in stub.GetVocabulary(request)]
         except grpc.aio.AioRpcError as error:
             reason = from_rpc_error(error)
-            if isinstance(reason, VocabularyMismatchError):
+            if isinstance(reason, VocabularyMismatchError | UnknownModelError):
                 raise reason from error
             raise
         loop = asyncio.get_running_loop()

@@ -12,7 +12,7 @@ from bench.relay.control import relay
 from bench.relay.lane import Conditions
 from bench.relay.tcp import TcpLink
 from bench.relay.udp import UdpLink
-from outrider.testing import leak_check
+from outrider.testing import eventually, leak_check
 
 SLOW = Conditions(delay_ms=30)
 
@@ -99,6 +99,44 @@ async def test_a_byte_stream_arrives_whole_and_late() -> None:
         writer.close()
         up, down = link.take_traffic()
         assert up.num_bytes == down.num_bytes == len(data)
+        await link.stop()
+
+
+async def test_a_byte_stream_over_a_lossy_link_arrives_whole_and_in_order() -> None:
+    data = bytes(range(256)) * 512
+    async with leak_check(), tcp_server() as port:
+        link = TcpLink(("127.0.0.1", port))
+        front = await link.start()
+        link.set(Conditions(jitter_ms=5, loss=0.02), Conditions(jitter_ms=5, loss=0.02))
+        reader, writer = await asyncio.open_connection("127.0.0.1", front)
+        writer.write(data)
+        writer.write_eof()
+        assert await asyncio.wait_for(reader.read(-1), 60) == data
+        writer.close()
+        up, down = link.take_traffic()
+        assert up.lost + down.lost > 0
+        await link.stop()
+
+
+async def test_a_lossy_link_loses_datagrams_and_says_so() -> None:
+    async with udp_server() as (server, port):
+        link = UdpLink(("127.0.0.1", port))
+        front = await link.start()
+        async with udp_client(front) as client:
+            client.transport.sendto(b"open")
+            assert await asyncio.wait_for(client.got.get(), 30) == b"open"
+            link.set(Conditions(loss=0.5), Conditions())
+            for _ in range(100):
+                client.transport.sendto(b"x")
+            lost = 0
+
+            def all_seen() -> bool:
+                nonlocal lost
+                lost += link.take_traffic()[0].lost
+                return lost + server.got.qsize() == 101
+
+            await eventually(all_seen)
+            assert 25 <= lost <= 75
         await link.stop()
 
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from outrider.errors import InvalidRequestError, PromptTooLongError, UnknownModelError
+from outrider.errors import (
+    DrainingError,
+    InvalidRequestError,
+    PromptTooLongError,
+    UnknownModelError,
+)
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually, free_tcp_port
 from outrider.tokenizer_client import LONG_TEXTS, LongTextsConfig
@@ -154,3 +159,26 @@ async def test_a_client_that_leaves_gives_its_question_up(tmp_path: Path) -> Non
                 services = mesh.edge._long_texts._services
                 await eventually(lambda: services[address].num_in_flight == 0)
                 assert mesh.edge.telemetry.num_chats == 0
+
+
+async def test_an_edge_that_stops_answers_what_was_asked_before(tmp_path: Path) -> None:
+    """As it does over HTTP, and as chats end."""
+    vocabulary = small_vocabulary()
+    async with AsyncExitStack() as slow:
+        service, address = await slow.enter_async_context(hanging())
+        settings: dict[str, Any] = {"long_texts": handed(address), "max_context_tokens": 1 << 14}
+        settings["drain_s"] = 60.0
+        async with (
+            running(vocabulary, tmp_path, REPLY, **settings) as mesh,
+            mesh.client() as client,
+        ):
+            await eventually(lambda: mesh.edge._long_texts.takes(1_000))
+            question = asyncio.create_task(client.tokenize(TEXT))
+            await eventually(lambda: service.num_texts == 1)
+            stopping = asyncio.create_task(mesh.edge.stop())
+            await eventually(lambda: mesh.edge.listener.is_draining)
+            with pytest.raises(DrainingError):
+                await client.tokenize("a")
+            await slow.aclose()  # the edge tokenizes the text itself
+            assert list((await question).ids) == vocabulary.encode(TEXT)
+            await stopping

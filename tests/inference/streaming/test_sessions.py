@@ -123,6 +123,16 @@ async def test_a_session_number_is_used_once() -> None:
         await eventually(it.is_clean)
 
 
+async def test_every_source_of_kv_is_shown_before_anything_comes_from_it() -> None:
+    async with running() as it:
+        shown = [
+            it.value("outrider_kv_tokens_total", tier=tier) for tier in it.replica.tiers.sources
+        ]
+        assert shown == [0.0] and it.replica.tiers.sources == ("peer",)
+        for tier in ("device", "computed"):
+            assert it.value("outrider_kv_tokens_total", tier=tier) == 0.0
+
+
 async def test_prompt_tokens_are_counted_once_though_what_is_loaded_is_known_first() -> None:
     async with running() as it:
         await eventually(lambda: it.replica.table.load is not None)

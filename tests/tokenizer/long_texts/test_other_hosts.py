@@ -18,6 +18,7 @@ from outrider.errors import ConfigError
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import free_tcp_port
 from outrider.tls import Role
+from services.tokenizer.long_texts.worker_pool import WORKERS
 from services.tokenizer_worker.app import PARTS, SERVICES, TOKENS
 from services.tokenizer_worker.app import serve as serve_worker
 from services.tokenizer_worker.config import TokenizerWorkerConfig
@@ -92,6 +93,37 @@ async def test_a_worker_joins_with_its_certificate_and_leaves_in_order(
         await eventually_ready(ports.admin, ready=False)
         async with running_tokenizer(vocabulary, **service_settings) as service:
             await once_not_refused(service, "UNAVAILABLE")  # it came back by itself
+
+
+@pytest.mark.model
+async def test_a_worker_cannot_take_the_place_of_one_with_another_certificate(
+    vocabulary: Vocabulary, tmp_path: Path
+) -> None:
+    """Whatever it calls itself."""
+    issuer, port = Issuer(tmp_path), free_tcp_port()
+    first, second = [
+        TokenizerWorkerConfig(
+            services=(f"127.0.0.1:{port}",),
+            name="same",
+            tls=issuer.config(Role.TOKENIZER_WORKER, "here", number),
+            log_level="critical",
+        )
+        for number in ("1", "2")
+    ]
+    service_settings: dict[str, Any] = {
+        "worker_processes": 0,
+        "worker_port": port,
+        "tls": issuer.config(Role.TOKENIZER),
+        "caller": issuer.tls(Role.ROUTER),
+    }
+    async with (
+        running_tokenizer(vocabulary, **service_settings) as service,
+        running_service(serve_worker, first),
+        running_service(serve_worker, second),
+    ):
+        async with asyncio.timeout(60):
+            while f"{WORKERS} 2.0" not in await service.admin("/metrics"):
+                await asyncio.sleep(0.02)
 
 
 async def page(port: int, path: str) -> str:

@@ -187,6 +187,58 @@ async def test_a_worker_with_another_vocabulary_is_refused_by_name() -> None:
     metrics.close()
 
 
+async def test_what_a_worker_says_of_itself_touches_no_worker_of_another_owner() -> None:
+    """Not if it uses another's name, falls silent under it, or is refused under it."""
+    metrics = Metrics("tokenizer")
+    ended: list[str] = []
+    crew = WorkerPool(DispatcherLimits(worker_timeout_s=0.01), metrics, ended.append)
+    job = crew.open()
+    crew.add(job, PartPayload(MODEL, b"ours", 0, "text"))
+    outboxes = [Outbox[tokenizer_pb2.WorkRequest](2) for _ in range(2)]
+    for outbox in outboxes:
+        outbox.put_nowait(hello("local-1"))
+    stranger = crew.work(outboxes[0], "a certificate")
+    part = await anext(stranger)
+    own = asyncio.create_task(anext(crew.work(outboxes[1])))
+    await eventually(lambda: crew.num_workers == 2)
+    outboxes[0].put_nowait(result(part, b"theirs"))
+    with pytest.raises(VocabularyMismatchError):
+        await anext(stranger)
+    assert (await own).text == "text"
+    crew.close(job)
+    again: Outbox[tokenizer_pb2.WorkRequest] = Outbox(1)
+    again.put_nowait(hello("local-1"))
+    silent = asyncio.create_task(anext(crew.work(again, "another certificate")))
+    await eventually(lambda: crew.num_workers == 2)
+    watching = asyncio.create_task(crew.watch())
+    with pytest.raises(UnavailableError, match="given up"):
+        await silent
+    await eventually(lambda: crew.num_workers == 0)
+    assert ended == ["local-1"], "once, for the one of this node"
+    watching.cancel()
+    metrics.close()
+
+
+async def test_a_worker_that_answers_what_it_has_not_read_costs_no_text() -> None:
+    metrics = Metrics("tokenizer")
+    crew = WorkerPool(DispatcherLimits(), metrics, lambda name: None)
+    job = crew.open()
+    outbox: Outbox[tokenizer_pb2.WorkRequest] = Outbox(3)
+    outbox.put_nowait(hello(slots=1))
+    parts = crew.work(outbox)
+    crew.add(job, PartPayload(MODEL, b"", 0, "first"))
+    crew.add(job, PartPayload(MODEL, b"", 0, "unread"))
+    first = await anext(parts)
+    for sequence in (0, 1):
+        first.sequence = sequence
+        outbox.put_nowait(result(first))
+    await eventually(lambda: not job.state.parts)
+    crew.add(job, PartPayload(MODEL, b"", 0, "next"))
+    assert crew.num_workers == 0 and job.state.num_queued == 1 and job.state.error is None
+    await parts.aclose()
+    metrics.close()
+
+
 async def test_a_worker_with_another_version_of_the_reference_is_refused_by_name() -> None:
     metrics = Metrics("tokenizer")
     crew = WorkerPool(DispatcherLimits(), metrics, lambda name: None)
