@@ -15,7 +15,9 @@ from statistics import fmean
 import bench.scale
 from bench.harness import TOO_FEW, Cell, Run, interval, parser, start
 from bench.harness.statistics import num_needed
+from bench.scale.bound import most_of_linear
 from bench.scale.demand import GROUPS_PER_REPLICA
+from bench.scale.regions import REGIONS
 from bench.scale.study import (
     DAY_S,
     MET_SHARE,
@@ -142,6 +144,7 @@ def _efficiency(run: Run, plan: Plan, rows: Rows) -> None:
         "regions",
         "requests/s per replica",
         "share of linear",
+        "the most that any placement could reach",
         "aim",
         "share of lone replicas, same day",
         "reports every, ms",
@@ -162,10 +165,21 @@ def _efficiency(run: Run, plan: Plan, rows: Rows) -> None:
             NUM_REGIONS[name] if isinstance(name, int) else 1,
             _spread(rates),
             _spread(linear),
+            _most(plan.searches[name][0].case),
             AIMS[name] if isinstance(name, int) else "-",
             _spread(over_same),
             reports_ms,
         )
+
+
+def _most(case: Case) -> float:
+    """Of linear, on the day of a case."""
+    if not case.diurnal:
+        return 1.0
+    regions = REGIONS[: NUM_REGIONS[case.num_replicas]]
+    return most_of_linear(
+        regions, case.seconds, objective_s=OBJECTIVE_MS / 1e3, met_share=MET_SHARE
+    )
 
 
 def _nearest(rows: Sequence[CaseResult]) -> CaseResult:

@@ -68,6 +68,7 @@ class Report:
                 queued_prompt_tokens=load.queued_prompt_tokens,
                 fixed_ms=load.fixed_ms,
                 row_ms=load.row_ms,
+                is_cost_guessed=load.is_cost_guessed,
                 max_sessions=load.max_sessions,
                 overload_level=load.overload_level,
                 low=_part(load.low),

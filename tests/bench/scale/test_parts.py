@@ -12,6 +12,7 @@ import pytest
 from bench.harness import Run
 from bench.scale import study
 from bench.scale.__main__ import FLAT, SAME_DAY, Plan, report
+from bench.scale.bound import most_of_linear
 from bench.scale.calls import SHARES, SIZES, CallTimes, recorded
 from bench.scale.clock import Clock
 from bench.scale.demand import BLOCK_TOKENS, Demand, Shape
@@ -48,6 +49,17 @@ def test_a_region_has_one_evening_a_day_and_an_average_of_one() -> None:
         hours = [region.demand(hour / 24) for hour in range(24)]
         assert sum(hours) / 24 == pytest.approx(1.0)
         assert max(hours) / min(hours) == pytest.approx(5.0, rel=0.05)
+
+
+def test_no_placement_passes_the_peak_of_its_day() -> None:
+    def most(count: int, day_s: float) -> float:
+        regions = REGIONS[:count]
+        return most_of_linear(regions, day_s, objective_s=1.0, met_share=0.95)
+
+    peak = max(REGIONS[0].demand(part / 96) for part in range(96))
+    assert most(1, 86_400.0) == pytest.approx(1 / peak, abs=0.01), "a second's wait is nothing"
+    assert most(1, 24.0) > most(1, 240.0) > 1 / peak, "a short evening is over before it is felt"
+    assert most(1, 24.0) < most(2, 24.0) < most(6, 24.0), "evenings at different hours"
 
 
 def test_demand_is_what_was_asked_for() -> None:
@@ -147,13 +159,15 @@ def test_fleets_are_held_against_the_strongest_lone_replica_of_their_seed() -> N
     assert run.figures["failed"] == 0
     rows_of = {row[0]: row for row in run.tables[0].rows}
     linear, same_day = (
-        {name: float(str(row[at]).split()[0]) for name, row in rows_of.items()} for at in (3, 5)
+        {name: float(str(row[at]).split()[0]) for name, row in rows_of.items()} for at in (3, 6)
     )
     assert linear["10 replicas"] == pytest.approx(0.5, abs=0.01)
     assert linear["100 replicas"] == pytest.approx(0.75, abs=0.01)
     assert same_day["10 replicas"] == pytest.approx(0.75, abs=0.02)
     assert same_day["100 replicas"] == pytest.approx(1.125, abs=0.02)
     assert len(rows_of) == 4
+    assert rows_of[FLAT][4] == 1.0
+    assert rows_of["10 replicas"][4] == pytest.approx(0.777, abs=0.01)
 
 
 def test_capacity_lies_where_the_objective_ceases_to_be_met() -> None:
