@@ -23,10 +23,10 @@ def tail(number: int, count: int = 20) -> list[int]:
 
 def test_one_that_never_computed_is_not_passed_over_for_its_guess() -> None:
     """Else those that were asked first would have all prompts for good."""
-    known, guess = replace(LOAD, row_ms=0.5), replace(LOAD, row_ms=1.2, is_cost_guessed=True)
+    known, guess = replace(LOAD, row_ms=0.5), replace(LOAD, row_ms=5.0, is_cost_guessed=True)
     town = Town(
-        *(replica(name, load=known) for name in "ab"),
-        *(replica(name, load=guess) for name in "cd"),
+        *(replica(name, load=known) for name in "abc"),
+        replica("d", load=guess),
     )
     assert Counter(town.send() for _ in range(20)) == dict.fromkeys("abcd", 5)
 
