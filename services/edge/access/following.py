@@ -134,7 +134,7 @@ def _verifier(config: JwtConfig, want: Callable[[], None]) -> TokenVerifier:
         from services.edge.access.key_set import ALGORITHMS
         from services.edge.access.tokens import TokenPolicy, TokenVerifier
     except ImportError as error:
-        raise ConfigError(f"jwt.issuer: {advice_for(error.name)}") from error
+        raise ConfigError(f"jwt.issuer: {advice_for(error.name) or error}") from error
     for name in set(config.algorithms) - set(ALGORITHMS):
         raise ConfigError(
             f"jwt.algorithms: {name!r} is none of {', '.join(ALGORITHMS)}, which verify with a "
