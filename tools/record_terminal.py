@@ -88,11 +88,12 @@ RECORDINGS: Final = {
             "outrider down",
         )
     ),
-    "demo-wan": Recording(("outrider demo wan --rtt 150",)),
+    "demo-wan": Recording(("outrider demo wan",)),
     "demo-kill": Recording(("outrider demo kill",)),
     "status-watch": Recording(
         ("outrider up --detach", "outrider status --watch --interval 1"),
         columns=150,
+        rows=33,
         load="outrider chat --prompt-file {prompts} --parallel 4 --max-tokens 100 --json",
         ctrl_c_after_s=15.0,
         unseen_end="outrider down",
