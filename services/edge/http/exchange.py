@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final, TypeVar
 from uuid import uuid4
 
 from starlette.datastructures import Headers
@@ -30,6 +30,8 @@ from services.edge.http.frontend import HttpFrontend
 from services.edge.http.proxies import FORWARDED_FOR, is_forwarded
 from services.edge.limits.listener import MemoryBudget
 from services.edge.session.request_fields import MAX_ID_CHARS, trace
+
+_T = TypeVar("_T")
 
 CONNECTION: Final = "outrider-connection"
 """ASGI extension: what the server says of the connection. All of it is optional: `secret`, 16
@@ -207,6 +209,21 @@ class Exchange:
         """Return when the client closes the request. To be awaited once its body was read."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
+
+    async def while_there(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """The result of `work`, which is cancelled if the client leaves: nobody is computed for who
+        is gone. To be awaited once the body was read. Raises ClientLeft, and what `work` raises."""
+        task = asyncio.ensure_future(work)
+        watch = asyncio.ensure_future(self.left())
+        try:
+            await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise ClientLeft
+            return task.result()
+        finally:
+            for each in (task, watch):
+                each.cancel()
+            await asyncio.gather(task, watch, return_exceptions=True)
 
     def begin_chat(self, client: bytes) -> Callable[[], None]:
         """Count a chat; call the result at its end. Raises DrainingError, OverloadedError. See
