@@ -147,8 +147,12 @@ class Exchange:
         self._check_media_type()
         limit = self.frontend.config.max_body_bytes
         stated = self.headers.get("content-length", "")
-        if stated.isdecimal() and int(stated[:19]) > limit:
+        length = int(stated[:19]) if stated.isdecimal() else 0
+        if length > limit:
             raise _too_large(limit)
+        # All of it at once: bodies that come beside each other, each in part, would fill the memory
+        # with none of them whole.
+        self._hold(length)
         patience_s = self.frontend.config.body_timeout_s
         try:
             async with asyncio.timeout(patience_s):
@@ -169,22 +173,31 @@ class Exchange:
 
     async def _read(self, limit: int) -> bytes:
         pieces: list[bytes] = []
+        num_read = 0
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise ClientLeft
             piece: bytes = message.get("body", b"")
-            if self._held_bytes + len(piece) > limit:
+            num_read += len(piece)
+            if num_read > limit:
                 raise _too_large(limit)
-            if self._budget is not None and not self._budget.take(len(piece)):
-                raise OverloadedError(
-                    "this edge has no memory for more incomplete requests; send fewer at once"
-                )
-            self._held_bytes += len(piece)
+            self._hold(num_read)
             pieces.append(piece)
             if not message.get("more_body", False):
                 self._is_read = True
                 return b"".join(pieces)
+
+    def _hold(self, num_bytes: int) -> None:
+        """Have memory for so many bytes of the body in all. Raises OverloadedError."""
+        more = num_bytes - self._held_bytes
+        if more <= 0:
+            return
+        if self._budget is not None and not self._budget.take(more):
+            raise OverloadedError(
+                "this edge has no memory for more incomplete requests; send fewer at once"
+            )
+        self._held_bytes = num_bytes
 
     async def discard(self) -> None:
         """Read the rest of an unwanted body, within bounds: a client that still sends when its
