@@ -91,7 +91,8 @@ bench-check: setup  ## Whether pages and charts are what is recorded; says what 
 protos: setup  ## Regenerate outrider/v1 from protos/
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(PY) tools/gen_protos.py
 
-dist: setup  ## Build the wheel and the sdist into dist/
+dist:  ## Build the wheel and the sdist into dist/
+	@tools/setup.sh dist
 	$(PY) -m hatchling build
 
 format: setup  ## Format the code
