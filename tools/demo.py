@@ -9,10 +9,11 @@ from outrider.cli.demo.mesh import command, kept_if_failed
 
 MODEL = "smollm2-135m-instruct"
 PROMPTS = (
-    "What is photosynthesis?",
     "Write a Python function that checks whether a number is even.",
+    "What is photosynthesis?",
 )
-"""The default model answers both of them right, greedily."""
+"""The default model answers both of them right, greedily. The first reply begins as the draft model
+guesses, so it is seen early."""
 
 
 def outrider(*arguments: str) -> None:

@@ -11,6 +11,8 @@ from typing import TypeAlias
 class LoadStage(StrEnum):
     """What is done now, in words for a user. An engine leaves out stages that it does not need."""
 
+    READ = "loading the model"
+    """Its files are read and verified, and its vocabulary is built."""
     CONVERT = "converting the weights"
     """The first time that a model is served, and after a release that converts otherwise."""
     COMPILE = "compiling the model"

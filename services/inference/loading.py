@@ -24,7 +24,7 @@ class LoadProgress:
     After `stop`, the next report ends the loading: what was fetched stays for the next start."""
 
     def __init__(self) -> None:
-        self._text = "loading the model"
+        self._text = LoadStage.READ.value
         self._logged = (" ", -1)
         self._stopped = threading.Event()
 

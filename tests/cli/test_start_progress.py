@@ -12,41 +12,42 @@ PHASES = [
     {"router": "router"},
     {"edge": "edge"},
 ]
-COMPILED_S, COMPARED_S, WARMED_S = 3.0, 1.5, 3.0
-LATER_S = 1.5 + 6.0
-"""Typical time of router and edge, after 3 s before a replica's first stage."""
+READ_S, COMPILED_S, COMPARED_S, WARMED_S = 1.5, 2.5, 1.5, 8.0
+LATER_S = 1.5 + 8.5
+"""Typical times of a replica's stages, after 2 s before the first, and of router and edge."""
 
 
 def begun(slowness: float = 1.0) -> StartProgress:
-    """The replicas compile since the moment 3 * slowness; the tokenizer is ready."""
+    """The replicas compile since the moment 3.5 * slowness; the tokenizer is ready."""
     progress = StartProgress(PHASES)
     for name in PHASES[0]:
         progress.enter(name, "", 0.0)
-    for name in ("east-0", "west-0"):
-        progress.enter(name, LoadStage.COMPILE, 3 * slowness)
     progress.ready("tokenizer", 3 * slowness)
+    for name in ("east-0", "west-0"):
+        progress.enter(name, LoadStage.READ, 2 * slowness)
+        progress.enter(name, LoadStage.COMPILE, 3.5 * slowness)
     return progress
 
 
 def test_nothing_is_said_of_time_before_a_stage_has_ended() -> None:
     progress = StartProgress(PHASES)
-    assert progress.line(0.0) == "0 of 5 processes are ready"
+    assert progress.line(0.0) == "0 of 5 processes ready"
     progress.enter("east-0", "", 0.0)
-    assert progress.line(9.0) == "0 of 5 processes are ready; east-0: starting"
+    assert progress.line(9.0) == "0 of 5 processes ready; east-0: starting"
 
 
 @pytest.mark.parametrize("slowness", [1.0, 4.0])
 def test_time_left_follows_from_how_fast_this_start_is(slowness: float) -> None:
     left_s = slowness * (COMPILED_S + COMPARED_S + WARMED_S + LATER_S)
-    assert begun(slowness).line(3 * slowness) == (
-        f"1 of 5 processes are ready; east-0: compiling the model; about {left_s:.0f} s left"
+    assert begun(slowness).line(3.5 * slowness) == (
+        f"1 of 5 processes ready; east-0: compiling the model; about {left_s:.0f} s left"
     )
 
 
 def test_time_passes_but_a_stage_that_takes_longer_ends_no_earlier() -> None:
     progress = begun()
     later_s = COMPARED_S + WARMED_S + LATER_S
-    assert progress.line(4.0).endswith(f"about {COMPILED_S - 1 + later_s:.0f} s left")
+    assert progress.line(4.5).endswith(f"about {COMPILED_S - 1 + later_s:.0f} s left")
     assert progress.line(60.0).endswith(f"about {later_s:.0f} s left")
 
 
@@ -59,23 +60,23 @@ def test_the_process_that_takes_longest_is_named() -> None:
 def test_a_stage_without_a_typical_time_says_nothing_of_the_time_left_and_counts_for_none() -> None:
     progress = StartProgress(PHASES)
     progress.enter("east-0", "", 0.0)
-    progress.enter("east-0", "fetching the model 40 %", 3.0)
-    assert progress.line(90.0) == ("0 of 5 processes are ready; east-0: fetching the model 40 %")
-    progress.enter("east-0", LoadStage.COMPILE, 100.0)
-    left_s = COMPILED_S + COMPARED_S + WARMED_S + LATER_S
-    assert progress.line(100.0).endswith(f"about {max(left_s, 10.5 + LATER_S):.0f} s left")
+    progress.enter("east-0", "fetching the model 40 %", 2.0)
+    assert progress.line(90.0) == ("0 of 5 processes ready; east-0: fetching the model 40 %")
+    progress.enter("east-0", LoadStage.READ, 100.0)
+    west_s = 2.0 + READ_S + COMPILED_S + COMPARED_S + WARMED_S  # it has yet to be started
+    assert progress.line(100.0).endswith(f"about {west_s + LATER_S:.0f} s left")
 
 
-def test_at_the_end_little_is_left_and_it_is_never_less_than_a_second() -> None:
+def test_a_last_stage_that_takes_longer_than_expected_has_no_time_left() -> None:
     progress = begun()
     for name in ("east-0", "west-0"):
         progress.ready(name, 6.0)
     progress.enter("router", "", 6.0)
     progress.ready("router", 7.5)
     progress.enter("edge", "", 7.5)
-    progress.enter("edge", "the drafter loads its model", 9.5)
-    assert progress.line(30.0) == (
-        "4 of 5 processes are ready; edge: the drafter loads its model; about 1 s left"
-    )
+    progress.enter("edge", "the drafter loads its model", 10.0)
+    known = "4 of 5 processes ready; edge: the drafter loads its model"
+    assert progress.line(11.0) == f"{known}; about 5 s left"
+    assert progress.line(30.0) == known
     progress.ready("edge", 31.0)
-    assert progress.line(31.0).startswith("5 of 5 processes are ready")
+    assert progress.line(31.0) == "5 of 5 processes ready"

@@ -11,14 +11,15 @@ from outrider.engines.load_stage import LoadStage
 
 _TYPICAL_S: Final[Mapping[str, Mapping[str, float]]] = {
     "inference": {
-        "": 3.0,
-        LoadStage.COMPILE: 3.0,
+        "": 2.0,
+        LoadStage.READ: 1.5,
+        LoadStage.COMPILE: 2.5,
         LoadStage.COMPARE: 1.5,
-        LoadStage.WARM_UP: 3.0,
+        LoadStage.WARM_UP: 8.0,
     },
     "tokenizer": {"": 3.0},
     "router": {"": 1.5},
-    "edge": {"": 2.0, "the drafter loads its model": 4.0},
+    "edge": {"": 2.5, "the drafter loads its model": 6.0},
 }
 """Seconds that the stages of each role take on two cores with the default model; "" is the time
 before a process reports anything. Only their ratios count: how fast this start is follows from its
@@ -74,18 +75,18 @@ class StartProgress:
 
     def line(self, now: float) -> str:
         """How many are ready, what the one that takes longest does, and the time left once a stage
-        has shown how fast this machine is."""
+        has shown how fast this machine is, unless the last one takes longer than expected."""
         slowness = self._took_s / self._typical_s if self._typical_s else 1.0
         left_s = {name: it.left_s(now, slowness) for name, it in self._processes.items()}
         busy = [n for n, it in self._processes.items() if it.since is not None and not it.is_ready]
         num_ready = sum(it.is_ready for it in self._processes.values())
-        parts = [f"{num_ready} of {len(self._processes)} processes are ready"]
+        parts = [f"{num_ready} of {len(self._processes)} processes ready"]
         if busy:
             slowest = max(busy, key=lambda name: left_s[name])
             parts.append(f"{slowest}: {self._processes[slowest].stage or 'starting'}")
         all_s = sum(max(left_s[name] for name in phase) for phase in self._phases)
-        if self._typical_s and math.isfinite(all_s):
-            parts.append(f"about {max(1, round(all_s))} s left")
+        if self._typical_s and 1 <= all_s < math.inf:
+            parts.append(f"about {round(all_s)} s left")
         return "; ".join(parts)
 
     def _finish(self, process: _Process, now: float) -> None:
