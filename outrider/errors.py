@@ -107,12 +107,14 @@ class PromptTooLongError(InvalidRequestError):
     reason = "PROMPT_TOO_LONG"
 
     @classmethod
-    def of(cls, num_tokens: int, longest: int) -> PromptTooLongError:
+    def of(cls, num_tokens: int, longest: int, *, is_whole: bool = True) -> PromptTooLongError:
         """For a prompt of `num_tokens`, where at most `longest` fit and one token more is the
-        context. Clients find both numbers in these words, which OpenAI and vLLM use."""
+        context; with `is_whole` false it has more, which were not counted. Clients find both
+        numbers in these words, which OpenAI and vLLM use."""
+        more = "" if is_whole else " and more"
         return cls(
             f"this model's maximum context length is {longest + 1} tokens; your prompt resulted in "
-            f"{num_tokens} tokens, and at most {longest} fit: it exceeds the context window; "
+            f"{num_tokens} tokens{more}, and at most {longest} fit: it exceeds the context window; "
             "reduce the length of the messages",
             metadata={"prompt_tokens": str(num_tokens), "max_prompt_tokens": str(longest)},
         )
