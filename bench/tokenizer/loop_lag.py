@@ -1,12 +1,11 @@
 """Event loop lag and a short chat's latency in one process whose tokenization threads are kept busy
-by prompts of 100,000 tokens, without other processes and with two of them."""
+by prompts of 100,000 tokens."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import uvloop
@@ -15,21 +14,18 @@ from bench.harness import Run, quantile
 from bench.tokenizer.texts import text_of
 from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
-from outrider.testing import eventually
 from outrider.tokenization.backends.fallback import FallbackBackend
+from outrider.tokenization.cut_proofs import rule_of
 from outrider.tokenization.encoder import CachingEncoder
+from outrider.tokenization.pool.job_queue import Requester
 from outrider.tokenization.pool.pool import PoolPolicy, TokenizationPool, TokenizationResult
-from outrider.tokenization.pool.processes import ProcessPool
-from outrider.tokenization.segment_cache import CachePolicy
 
 LONG_BYTES = 318_000
 """About 100,000 tokens of SmolLM2's vocabulary."""
 OUTSTANDING = 8
-NUM_PROCESSES = 2
-STARTING_S = 1.0
-"""Time under load in which other processes are started."""
 INTERVAL_S = 0.01
 TICK_S = 0.001
+_ONE, _OTHER = Requester("long"), Requester("short")
 
 
 @dataclass(slots=True)
@@ -79,7 +75,8 @@ class Phase:
             if self._loop.time() < self._end:
                 self._send_long(number + 1)
 
-        self._front.submit(self._longs[number % len(self._longs)], answered, scope=b"bench")
+        long = self._longs[number % len(self._longs)]
+        self._front.submit(long, answered, requester=_ONE, scope=b"bench")
 
     def _send_short(self, number: int) -> None:
         begin = time.perf_counter()
@@ -89,7 +86,7 @@ class Phase:
             self.seen.chat_ms.append((time.perf_counter() - begin) * 1e3)
 
         ask = f"{number} {time.perf_counter_ns()}: what should I pack for a week in Lisbon in May?"
-        self._front.submit([Message("user", ask)], answered, scope=b"bench")
+        self._front.submit([Message("user", ask)], answered, requester=_OTHER, scope=b"bench")
 
 
 def measure(run: Run, vocabulary: Vocabulary, backends: Sequence[FallbackBackend]) -> None:
@@ -107,7 +104,8 @@ def measure(run: Run, vocabulary: Vocabulary, backends: Sequence[FallbackBackend
     )
     seconds = 2.0 if run.quick else 10.0
     for backend in backends:
-        for load, seen in uvloop.run(_phases(vocabulary, backend, seconds)):
+        unloaded, loaded = uvloop.run(_both(vocabulary, backend, seconds))
+        for load, seen in (("none", unloaded), ("full", loaded)):
             lag, chat = seen.lag_ms, seen.chat_ms
             speed = seen.num_tokens / seconds / 1e6
             cells = (
@@ -120,30 +118,15 @@ def measure(run: Run, vocabulary: Vocabulary, backends: Sequence[FallbackBackend
             table.add(backend.name, load, *cells)
 
 
-async def _phases(
+async def _both(
     vocabulary: Vocabulary, backend: FallbackBackend, seconds: float
-) -> list[tuple[str, Seen]]:
-    """By load."""
-    encoder = CachingEncoder(vocabulary, backend)
+) -> tuple[Seen, Seen]:
+    cuts = rule_of(vocabulary.tokenizer_json)
+    front = TokenizationPool(CachingEncoder(vocabulary, backend, cuts=cuts), PoolPolicy())
     longs = [[Message("user", text_of(LONG_BYTES, seed))] for seed in range(8)]
-    alone = TokenizationPool(encoder, PoolPolicy())
-    with _closing(alone):
-        unloaded = await Phase(alone, longs, seconds).run(is_loaded=False)
-        loaded = await Phase(alone, longs, seconds).run(is_loaded=True)
-    processes = ProcessPool(
-        vocabulary, backend.name, num_processes=NUM_PROCESSES, cache_bytes=CachePolicy().max_bytes
-    )
-    with _closing(TokenizationPool(encoder, PoolPolicy(), overflow=processes)) as helped:
-        await Phase(helped, longs, STARTING_S).run(is_loaded=True)
-        await eventually(lambda: all(member.is_ready for member in processes.members))
-        shared = await Phase(helped, longs, seconds).run(is_loaded=True)
-    return [("none", unloaded), ("full", loaded), (f"full, {NUM_PROCESSES} processes", shared)]
-
-
-@contextmanager
-def _closing(front: TokenizationPool) -> Iterator[TokenizationPool]:
     try:
-        yield front
+        unloaded = await Phase(front, longs, seconds).run(is_loaded=False)
+        return unloaded, await Phase(front, longs, seconds).run(is_loaded=True)
     finally:
         front.close()
         front.join()

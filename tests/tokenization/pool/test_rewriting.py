@@ -10,6 +10,7 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.backends.base import REFERENCE
 from outrider.tokenization.backends.selection import select_backend
 from outrider.tokenization.encoder import CachingEncoder
+from outrider.tokenization.pool.job_queue import Requester
 from outrider.tokenization.pool.pool import (
     PoolPolicy,
     Shortened,
@@ -28,6 +29,10 @@ class Elsewhere:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
+
+    @property
+    def num_processes(self) -> int:
+        return 1
 
     def offer(
         self, job: TokenizationJob, finish: Callable[[TokenizationJob, TokenizationResult], None]
@@ -57,7 +62,7 @@ async def outcome(
         overflow=Elsewhere(vocabulary) if elsewhere else None,
     )
     future: asyncio.Future[TokenizationResult] = asyncio.get_running_loop().create_future()
-    pool.submit(chat, future.set_result)
+    pool.submit(chat, future.set_result, requester=Requester("one"))
     try:
         return await future, vocabulary
     finally:
