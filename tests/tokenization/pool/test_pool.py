@@ -153,6 +153,22 @@ async def test_a_defect_fails_its_chat_and_leaves_the_worker(
     assert await ids == tuple(words.encode_chat(ASK))
 
 
+async def test_a_chat_that_is_left_to_the_region_makes_room_and_is_counted_there_alone(
+    tokenization: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    running, never = submit(tokenization, ASK)
+    assert gate.entered.acquire(timeout=30)
+    waiting, neither = submit(tokenization, ASK)
+    for job in (waiting, running):
+        tokenization.leave(job)
+    _, ids = submit(tokenization, ASK)
+    gate.open()
+    await ids
+    assert tokenization.tiers == [Tier.REGION, Tier.REGION, Tier.THREAD]
+    assert not never.done() and not neither.done()
+
+
 async def test_a_full_queue_refuses_and_a_cancelled_chat_makes_room(
     tokenization: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
