@@ -89,7 +89,7 @@ class ChoiceDetails(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class ProvisionalText(msgspec.Struct, kw_only=True):
-    """Ours: of the choice's provisional text `erase_to` code points stay, `text` follows."""
+    """Ours. Keep `erase_to` code points of the choice's provisional text, then append `text`."""
 
     index: int
     erase_to: int

@@ -155,7 +155,9 @@ class ResponseShape:
             self._frame.temperature, self._frame.top_p = used.temperature, used.top_p
 
     def _part_begun(self, part: Part) -> list[Event]:
-        added = OutputItemAdded(output_index=part.index, item=self._item(part, IN_PROGRESS))
+        # Empty, though its first text may be known: clients append to it what the deltas bring.
+        item = self._item(part, IN_PROGRESS, "")
+        added = OutputItemAdded(output_index=part.index, item=item)
         if part.kind is PartKind.CALL:
             return [_event(added)]
         content = OutputText(text="") if part.kind is PartKind.TEXT else ReasoningText(text="")
@@ -190,7 +192,7 @@ class ResponseShape:
         item_id, index, text = self._id(part), part.index, part.text
         done: ResponseEvent
         content: OutputText | ReasoningText
-        item = OutputItemDone(output_index=index, item=self._item(part, _status(part)))
+        item = OutputItemDone(output_index=index, item=self._item(part, _status(part), text))
         match part.kind:
             case PartKind.CALL:
                 done = ArgumentsDone(
@@ -224,7 +226,7 @@ class ResponseShape:
             incomplete_details=IncompleteDetails(reason="max_output_tokens")
             if is_cut_off
             else None,
-            output=[self._item(it, _status(it)) for it in reader.parts],
+            output=[self._item(it, _status(it), it.text) for it in reader.parts],
             usage=_usage(done),
             outrider=Choice(0, self._seed, Position(), done=done).details,
         )
@@ -232,8 +234,8 @@ class ResponseShape:
     def _id(self, part: Part) -> str:
         return f"{_ID_PREFIXES[part.kind]}_{self._request_id}_{part.index}"
 
-    def _item(self, part: Part, status: str) -> OutputItem:
-        item_id, text = self._id(part), part.text
+    def _item(self, part: Part, status: str, text: str) -> OutputItem:
+        item_id = self._id(part)
         match part.kind:
             case PartKind.TEXT:
                 content = [OutputText(text=text, logprobs=self._logprobs)] if text else []
