@@ -442,6 +442,6 @@ async def test_what_is_far_too_long_is_not_counted_to_its_end(
     _, ids = submit(made, LONG)
     refused = await ids
     assert isinstance(refused, PromptTooLongError)
-    assert "more than" in refused.message
+    assert "tokens and more, and at most" in refused.message
     assert gate.num_slices == 2
     made.close()
