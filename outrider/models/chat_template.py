@@ -30,6 +30,7 @@ from outrider.models.chat import Message, Segment, check_text
 from outrider.models.template_data import TemplateData
 from outrider.models.templating import BROKEN, BoundedEnvironment
 from outrider.models.tools import ToolCall, tool_text
+from outrider.reply_parsing.formats import ReasoningTags, ends_in, reasoning_tags_of
 
 _PIECE_CHARS: Final = 4096
 _PRIVATE_USE: Final = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
@@ -61,8 +62,10 @@ class TemplateAbilities:
     """Definitions of tools."""
     calls: bool
     """Calls in earlier replies, and their results."""
+    reasoning: ReasoningTags | None
+    """Tags between which the model thinks; None: it does not."""
     begins_in_reasoning: bool
-    """The prompt ends in `<think>`."""
+    """The prompt ends in the tag that begins reasoning."""
 
 
 class ChatTemplate:
@@ -84,6 +87,7 @@ class ChatTemplate:
         except (*BROKEN, SyntaxError) as error:
             raise ConfigError(f"the model's chat template is broken: {error}") from error
         self._source = source
+        self._reasoning_field = _reasoning_field(source)
         self._variables = dict(variables)
         # Longest first: where two tokens begin, the tokenizer takes the longer one.
         longest_first = sorted(control_tokens, key=len, reverse=True)
@@ -115,10 +119,12 @@ class ChatTemplate:
     def abilities(self) -> TemplateAbilities:
         """Features that the template renders, found by rendering small chats."""
         prompt = self._probed([_ASK], [])
+        tags = reasoning_tags_of(self._source, prompt)
         return TemplateAbilities(
             tools=_has(self._probed([_ASK], [_PROBE_TOOL]), "probe_tool", "probe_value"),
             calls=_has(self._probed(_PROBE_CALL, []), "probe_tool", "probe_value", "probe_result"),
-            begins_in_reasoning=prompt.rstrip("\n").endswith("<think>"),
+            reasoning=tags,
+            begins_in_reasoning=tags is not None and ends_in(tags, prompt),
         )
 
     def split(self, text: str) -> list[Segment]:
@@ -135,7 +141,12 @@ class ChatTemplate:
             return ""
 
     def _segments(self, messages: Sequence[Message], tools: Sequence[str]) -> list[Segment]:
-        chat = TemplateData.of(messages, tools, knows_developer="developer" in self._source)
+        chat = TemplateData.of(
+            messages,
+            tools,
+            knows_developer="developer" in self._source,
+            reasoning_field=self._reasoning_field,
+        )
         stand_ins = self._stand_ins(list(chat.texts()))
         hidden = chat
         if stand_ins:
@@ -207,6 +218,13 @@ class ChatTemplate:
             at = match.end()
         if at < len(rendered):
             yield Segment(rendered[at:], False)
+
+
+def _reasoning_field(source: str) -> str:
+    """The field of a message in which a template looks for reasoning, as an attribute or a key in
+    quotes; "": it does not."""
+    names = ("reasoning_content", "reasoning", "thinking")
+    return next((name for name in names if re.search(rf"[.'\"]{name}\b", source)), "")
 
 
 def _has(text: str, *wanted: str) -> bool:

@@ -42,16 +42,25 @@ class TemplateData:
 
     @classmethod
     def of(
-        cls, messages: Sequence[Message], tools: Sequence[str], *, knows_developer: bool
+        cls,
+        messages: Sequence[Message],
+        tools: Sequence[str],
+        *,
+        knows_developer: bool,
+        reasoning_field: str,
     ) -> TemplateData:
         """`knows_developer`: whether the template has that role; otherwise its messages become the
-        system's. Raises InvalidRequestError for arguments that are not a JSON object."""
+        system's. `reasoning_field`: where the template reads an assistant's reasoning; "": nowhere.
+        Raises InvalidRequestError for arguments that are not a JSON object."""
         names: dict[str, str] = {}
         turns = []
         for message in messages:
             names |= {call.id: call.name for call in message.tool_calls}
             is_renamed = message.role == "developer" and not knows_developer
-            turns.append(_turn(message, "system" if is_renamed else message.role, names))
+            turn = _turn(message, "system" if is_renamed else message.role, names)
+            if message.reasoning and reasoning_field:
+                turn[reasoning_field] = message.reasoning
+            turns.append(turn)
         return cls(turns, [_function(json.loads(text)) for text in tools])
 
     def texts(self) -> Iterator[str]:
@@ -99,8 +108,6 @@ def _turn(message: Message, role: str, names: dict[str, str]) -> dict[str, Any]:
     """Only with the keys that it has: templates ask whether they are there. `names`: of the tools
     called so far, by the ids of the calls."""
     turn: dict[str, Any] = {"role": role, "content": message.content}
-    if message.reasoning:
-        turn["reasoning_content"] = message.reasoning
     if message.tool_calls:
         turn["tool_calls"] = [_call(call) for call in message.tool_calls]
     if message.tool_call_id:

@@ -33,7 +33,6 @@ from outrider.reply_parsing.formats import (
     CallSyntax,
     ReplyFormat,
     call_syntax_of,
-    has_reasoning,
 )
 
 if TYPE_CHECKING:
@@ -306,16 +305,17 @@ class Vocabulary:
             raise InvalidRequestError("this model has no chat template; choose a chat model")
         return self._template.segments(messages, tools)
 
-    def reply_format(self, tool_parser: str = "") -> ReplyFormat | None:
+    def reply_format(self, tool_parser: str = "") -> ReplyFormat:
         """How the model's replies write tool calls and reasoning: tool calls in the syntax
-        `tool_parser`, "" for the one that the chat template shows. None if the template shows no
-        tools or an unknown syntax."""
+        `tool_parser`, "" for the one that the chat template shows. Without calls if the template
+        shows no tools or an unknown syntax."""
         template = self.chat_template
+        if not template:
+            return ReplyFormat()
         syntax = CallSyntax(tool_parser) if tool_parser else call_syntax_of(template)
-        if syntax is None or not self.shows_tools:
-            return None
+        abilities = self._template.abilities
         return ReplyFormat(
-            syntax, has_reasoning(template), self._template.abilities.begins_in_reasoning
+            syntax if abilities.tools else None, abilities.reasoning, abilities.begins_in_reasoning
         )
 
     def needs_special_tokens(self, reply_format: ReplyFormat) -> bool:

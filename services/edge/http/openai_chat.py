@@ -135,7 +135,7 @@ class ReplyMessage(msgspec.Struct, kw_only=True):
     content: str | None = None
     refusal: str | None = None
     reasoning_content: str | UnsetType = UNSET
-    """The model's reasoning, in chats with tools; only for models that reason."""
+    """The model's reasoning before its content; only of models that reason."""
     tool_calls: list[ReplyToolCall] | UnsetType = UNSET
 
 
@@ -365,7 +365,8 @@ def plan(asked: ApiRequest) -> PlannedReply:
         _SHAPE,
         sampling,
         [Prompt(put_into)],
-        has_parts=bool(tools) and choice != NONE,
+        is_chat=True,
+        has_tools=bool(tools) and choice != NONE,
         user=body.user or body.safety_identifier or "",
     )
 

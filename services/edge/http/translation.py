@@ -317,7 +317,7 @@ class PartWriter:
         return [made for event in events for made in self._shape.part(event)]
 
     def _provisional(self, erase_to: int, text: str, stability: float) -> bytes:
-        """Provisional text as an event; none for a reply that may contain calls."""
+        """Provisional text as an event; none for a reply that may have calls or reasoning."""
         if not self._is_streamed or not self._content.reader.is_plain:
             return b""
         shown = ProvisionalText(
