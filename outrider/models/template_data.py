@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -39,12 +39,15 @@ class TemplateData:
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]]
+    variables: dict[str, Any]
+    """Further variables that the client gives, by their names."""
 
     @classmethod
     def of(
         cls,
         messages: Sequence[Message],
         tools: Sequence[str],
+        variables: dict[str, Any],
         *,
         knows_developer: bool,
         reasoning_field: str,
@@ -61,7 +64,7 @@ class TemplateData:
             if message.reasoning and reasoning_field:
                 turn[reasoning_field] = message.reasoning
             turns.append(turn)
-        return cls(turns, [_function(json.loads(text)) for text in tools])
+        return cls(turns, [_function(json.loads(text)) for text in tools], variables)
 
     def texts(self) -> Iterator[str]:
         """Every text that is the user's, names of roles left out."""
@@ -70,29 +73,42 @@ class TemplateData:
                 yield from () if key == "role" else _texts(value)
         for tool in self.tools:
             yield from _texts(tool["function"])
+        for value in self.variables.values():
+            yield from _texts(value)
 
     def changed(self, change: Change) -> TemplateData:
         """With every text that is the user's changed, keys of objects included."""
-        return self._mapped(change, lambda value: _changed(value, change), change_tool=None)
+        return self._mapped(change, lambda value: _changed(value, change))
 
-    def blanked(self) -> TemplateData:
+    def blanked(self, own_words: Container[str]) -> TemplateData:
         """The same form with all the user's characters but spaces blanked: all that a template
-        renders of it is the template's own."""
-        return self._mapped(blank, _blanked_arguments, change_tool=_blanked_definition)
+        renders of it is the template's own. Texts of variables that are among `own_words`, which
+        are the template's, are left: it branches on them."""
+        return self._mapped(
+            blank,
+            _blanked_arguments,
+            change_tool=_blanked_definition,
+            change_variable=lambda value: _blanked_variable(value, own_words),
+        )
 
     def _mapped(
         self,
         text: Change,
         data: Callable[[Any], Any],
         *,
-        change_tool: Callable[[Any], Any] | None,
+        change_tool: Callable[[Any], Any] | None = None,
+        change_variable: Callable[[Any], Any] | None = None,
     ) -> TemplateData:
         turns = [
             {key: _mapped_part(key, value, text, data) for key, value in turn.items()}
             for turn in self.messages
         ]
-        of_tool = change_tool or data
-        return TemplateData(turns, [_function(of_tool(tool["function"])) for tool in self.tools])
+        of_tool, of_variable = change_tool or data, change_variable or data
+        return TemplateData(
+            turns,
+            [_function(of_tool(tool["function"])) for tool in self.tools],
+            {name: of_variable(value) for name, value in self.variables.items()},
+        )
 
 
 def blank(text: str) -> str:
@@ -173,10 +189,16 @@ def _blanked_definition(function: dict[str, Any]) -> dict[str, Any]:
 
 
 def _blanked_arguments(value: Any) -> Any:
-    return _blanked(value, frozenset())
+    return _blanked(value, ())
 
 
-def _blanked(value: Any, kept: frozenset[str]) -> Any:
+def _blanked_variable(value: Any, own_words: Container[str]) -> Any:
+    """Numbers stay in place of the variable itself: templates compare them."""
+    is_plain = not isinstance(value, str | dict | list)
+    return value if is_plain else _blanked(value, own_words)
+
+
+def _blanked(value: Any, kept: Container[str]) -> Any:
     """JSON of the same shape: another key for each key, another number for each number."""
     if isinstance(value, str):
         return value if value in kept else blank(value)

@@ -292,18 +292,22 @@ class Vocabulary:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
-    def segments(self, messages: Sequence[Message], tools: Sequence[str] = ()) -> list[Segment]:
+    def segments(
+        self, messages: Sequence[Message], tools: Sequence[str] = (), variables: str = ""
+    ) -> list[Segment]:
         """The prompt of a chat with the generation prompt, as texts and control tokens; only the
         template makes control tokens. Their ids one after another are the prompt's. `tools`: what
-        the model may call, as returned by `check_tools`.
+        the model may call, as returned by `check_tools`. `variables`: further ones for the
+        template, as returned by `check_variables`.
 
         Raises EmptyPromptError, or InvalidRequestError for a bad role, text or size, for a model
-        without chat template, and for tools if the template shows none.
+        without chat template, for tools if the template shows none, and for variables that it does
+        not have.
         """
         check_messages(messages)
         if not self.chat_template:
             raise InvalidRequestError("this model has no chat template; choose a chat model")
-        return self._template.segments(messages, tools)
+        return self._template.segments(messages, tools, variables)
 
     def reply_format(self, tool_parser: str = "") -> ReplyFormat:
         """How the model's replies write tool calls and reasoning: tool calls in the syntax
@@ -324,6 +328,11 @@ class Vocabulary:
         return any(marker in self._control for marker in reply_format.markers)
 
     @property
+    def template_variables(self) -> frozenset[str]:
+        """Names of the variables that the chat template takes from a client."""
+        return self._template.variables if self.chat_template else frozenset()
+
+    @property
     def shows_tools(self) -> bool:
         """Whether the chat template puts tool definitions into the prompt."""
         return bool(self.chat_template) and self._template.abilities.tools
@@ -341,9 +350,11 @@ class Vocabulary:
         """Id of the control token with this text; None if there is none."""
         return self._control.get(text)
 
-    def encode_chat(self, messages: Sequence[Message], tools: Sequence[str] = ()) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Message], tools: Sequence[str] = (), variables: str = ""
+    ) -> list[int]:
         """The prompt ids of a chat. Raises what `segments` raises."""
-        segments = self.segments(messages, tools)
+        segments = self.segments(messages, tools, variables)
         texts = iter(self.encode_batch([s.text for s in segments if not s.is_control]))
         ids: list[int] = []
         for segment in segments:

@@ -184,6 +184,7 @@ class ChatRequest(_message.Message):
     TOOLS_FIELD_NUMBER: _builtins.int
     TOOL_CHOICE_FIELD_NUMBER: _builtins.int
     SINGLE_TOOL_CALL_FIELD_NUMBER: _builtins.int
+    TEMPLATE_VARIABLES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Empty: the first one of the edge that the credential is for. A chat whose model is not loaded at
     the edge waits for it.
@@ -207,6 +208,10 @@ class ChatRequest(_message.Message):
     """
     single_tool_call: _builtins.bool
     """At most one call in a reply."""
+    template_variables: _builtins.str
+    """A JSON object with variables for the model's chat template, which has to have them: for example
+    {"enable_thinking": false}. At most 32 of them, 16,384 characters. Empty: none.
+    """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ChatMessage]: ...
     @_builtins.property
@@ -249,10 +254,11 @@ class ChatRequest(_message.Message):
         tools: _abc.Iterable[_builtins.str] | None = ...,
         tool_choice: _builtins.str = ...,
         single_tool_call: _builtins.bool = ...,
+        template_variables: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "resume", b"resume", "sampling", b"sampling", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "deadline_ms", b"deadline_ms", "idempotency_key", b"idempotency_key", "messages", b"messages", "model", b"model", "prediction", b"prediction", "priority", b"priority", "provisional", b"provisional", "residency", b"residency", "resume", b"resume", "sampling", b"sampling", "single_tool_call", b"single_tool_call", "speculation", b"speculation", "thin", b"thin", "tool_choice", b"tool_choice", "tools", b"tools", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "deadline_ms", b"deadline_ms", "idempotency_key", b"idempotency_key", "messages", b"messages", "model", b"model", "prediction", b"prediction", "priority", b"priority", "provisional", b"provisional", "residency", b"residency", "resume", b"resume", "sampling", b"sampling", "single_tool_call", b"single_tool_call", "speculation", b"speculation", "template_variables", b"template_variables", "thin", b"thin", "tool_choice", b"tool_choice", "tools", b"tools", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

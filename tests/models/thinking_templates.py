@@ -137,13 +137,13 @@ _CONTROL: Final = {
 _USER_DEFINED: Final = dict.fromkeys((QWEN3, SMOLLM3), ("<think>", "</think>"))
 
 
-def vocabulary_of(template: str) -> Vocabulary:
+def vocabulary_of(template: str, like: str = "") -> Vocabulary:
     """One token per byte. The tags are control tokens with Magistral's template, text with R1's,
-    and other tokens of their own with the rest."""
+    and other tokens of their own with the rest. `like`: the template whose tokens it has."""
     from tokenizers import pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    control, defined = _CONTROL[template], _USER_DEFINED.get(template, ())
+    control, defined = _CONTROL[like or template], _USER_DEFINED.get(like or template, ())
     tokens = (*alphabet, *control, *defined)
     num_text = len(alphabet)
     num_control = num_text + len(control)

@@ -17,6 +17,7 @@ from outrider.cli.model_choice import choose
 from outrider.cli.prompting import options
 from outrider.errors import InvalidRequestError, OutriderError
 from outrider.models.store import ModelStore, default_root
+from outrider.models.template_variables import check_variables
 from outrider.models.tools import tool_name
 from outrider.models.vocabulary import load_vocabulary
 from outrider.reply_parsing.parser import read_reply
@@ -53,6 +54,7 @@ def reference(
     as_json: options.Json = False,
     logprobs: options.Logprobs = -1,
     tools: options.Tools = None,
+    template_variables: options.TemplateVariables = "",
     threads: Annotated[
         int, typer.Option(min=0, max=1024, help="Number of engine threads; 0: one per core.")
     ] = 0,
@@ -67,7 +69,8 @@ def reference(
     if not prompts:
         raise InvalidRequestError("give a prompt: outrider reference --prompt 'hello'")
     known = options.read_tools(tools)
-    with _loaded(model, threads, grammar, known) as runner:
+    variables = check_variables(template_variables)
+    with _loaded(model, threads, grammar, known, variables) as runner:
         status = 0
         for one in prompts:
             try:
@@ -88,11 +91,14 @@ class _Runner:
     vocabulary: Vocabulary
     compiled: CompiledGrammar | None
     tools: tuple[str, ...] = ()
+    variables: str = ""
+    """For the chat template."""
     reply_format: ReplyFormat | None = None
     """How to read tool calls and reasoning; None: all of a reply is its content."""
 
     def prompt_ids(self, system: str | None, prompt: str) -> list[int]:
-        return self.vocabulary.encode_chat(options.conversation(system, prompt), self.tools)
+        messages = options.conversation(system, prompt)
+        return self.vocabulary.encode_chat(messages, self.tools, self.variables)
 
     def format_of(self, prompt: Sequence[int]) -> ReplyFormat | None:
         """How to read the reply to a prompt of these ids."""
@@ -129,7 +135,7 @@ class _Runner:
 
 @contextmanager
 def _loaded(
-    model: str, threads: int, grammar: Grammar | None, tools: tuple[str, ...]
+    model: str, threads: int, grammar: Grammar | None, tools: tuple[str, ...], variables: str
 ) -> Iterator[_Runner]:
     from outrider.engines.config import EngineConfig
     from outrider.engines.factory import create_engine
@@ -138,16 +144,16 @@ def _loaded(
     configure_logging("reference", "warning")
     spec = choose(model).spec
     vocabulary = load_vocabulary(spec, ModelStore(default_root()))
-    if tools:
+    if tools or variables:
         # What the template refuses need not wait for the engine, which takes seconds.
-        vocabulary.segments(options.conversation(None, "?"), tools)
+        vocabulary.segments(options.conversation(None, "?"), tools, variables)
     compiled = _compiled(vocabulary, grammar)
     reply_format = _reply_format(vocabulary, spec.tool_parser, tools)
     num_threads = threads or os.cpu_count() or 1
     own = {"model": spec.name, "threads": num_threads, "max_fixed_rows": 1}
     engine = create_engine(EngineConfig(**spec.engine_settings() | own))
     try:
-        yield _Runner(engine, vocabulary, compiled, tools, reply_format)
+        yield _Runner(engine, vocabulary, compiled, tools, variables, reply_format)
     finally:
         # A native thread that still compiles when the interpreter ends aborts the process.
         engine.close()

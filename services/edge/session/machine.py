@@ -231,7 +231,11 @@ class ChatSession:
         raw = request.raw_prompt
         if isinstance(raw, tuple):
             return self._prompt_ready(asked, PromptReady(raw), now)
-        return [Tokenize(request.messages, request.tools, request.prediction, raw)]
+        return [
+            Tokenize(
+                request.messages, request.tools, request.template_variables, request.prediction, raw
+            )
+        ]
 
     def _prompt_ready(self, chat: _AskedChat, item: PromptReady, now: float) -> Actions:
         longest = self._policy.max_context_tokens - 1

@@ -10,7 +10,14 @@ import pytest
 
 from services.edge.http.config import HttpConfig
 from tests.edge.http.asking import events_of
-from tests.edge.integration.chat_routes import RESPONSE, ChatRoute, data_of, over_tool_routes
+from tests.edge.integration.chat_routes import (
+    CHAT,
+    MESSAGE,
+    RESPONSE,
+    ChatRoute,
+    data_of,
+    over_tool_routes,
+)
 from tests.edge.integration.http_client import plain, serving_http
 from tests.models import thinking_templates
 from tests.models.thinking_templates import FAMILIES, QWEN3, R1, reply_ids
@@ -130,4 +137,70 @@ async def test_log_probabilities_of_a_response_are_those_of_its_text(tmp_path: P
         ]
         # The end of the reply is a token behind the text.
         assert told == scored[: len(told)] and len(told) >= len("Four.")
+        await mesh.settled()
+
+
+OFF: dict[str, dict[str, Any]] = {
+    CHAT.path: {"reasoning_effort": "none"},
+    MESSAGE.path: {"thinking": {"type": "disabled"}},
+    RESPONSE.path: {"reasoning": {"effort": "none"}},
+}
+"""How each API says that the model is not to think."""
+
+
+@over_tool_routes
+async def test_thinking_is_turned_off_by_the_templates_variable(
+    tmp_path: Path, route: ChatRoute
+) -> None:
+    vocabulary = thinking_templates.vocabulary_of(QWEN3)
+    ways = [
+        OFF[route.path],
+        {"enable_thinking": False},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+    ]
+    async with serving_http(vocabulary, tmp_path, "Four.") as mesh, plain(mesh) as client:
+        await client.post(route.path, json=route.body)
+        for way in ways:
+            told = (await client.post(route.path, json={**route.body, **way})).json()
+            assert route.text(told) == "Four."
+        thinking, *others = [vocabulary.decode(mesh.region.prompt(it)) for it in mesh.region.opened]
+        assert set(others) == {f"{thinking}<think>\n\n</think>\n\n"}
+        assert route.tools is not None
+        if path := route.tools.count_path:
+            asked = [{**route.body, **way} for way in ({}, *ways)]
+            for body in asked:
+                body.pop("max_tokens", None)
+            counts = [(await client.post(path, json=body)).json()["input_tokens"] for body in asked]
+            assert set(counts[1:]) == {
+                counts[0] + len(vocabulary.encode("<think>\n\n</think>\n\n"))
+            }
+        await mesh.settled()
+
+
+@over_tool_routes
+async def test_what_a_template_has_no_variable_for_is_refused_by_name(
+    tmp_path: Path, route: ChatRoute
+) -> None:
+    vocabulary = thinking_templates.vocabulary_of(R1)
+    async with serving_http(vocabulary, tmp_path, "") as mesh, plain(mesh) as client:
+        for field, value in (
+            ("enable_thinking", False),
+            ("chat_template_kwargs", {"enable_thinking": False}),
+            ("chat_template_kwargs", {"messages": []}),
+        ):
+            refused = await client.post(route.path, json={**route.body, field: value})
+            assert refused.status_code == 400
+            assert field in refused.json()["error"]["message"]
+        assert mesh.region.opened == []
+        await mesh.settled()
+
+
+async def test_tokens_of_a_conversation_are_those_with_its_variables(tmp_path: Path) -> None:
+    vocabulary = thinking_templates.vocabulary_of(QWEN3)
+    asked = {"messages": CHAT.body["messages"], "chat_template_kwargs": {"enable_thinking": False}}
+    async with serving_http(vocabulary, tmp_path, "") as mesh, plain(mesh) as client:
+        answer = (await client.post("/tokenize", json=asked)).json()
+        assert vocabulary.decode(answer["tokens"]).endswith("<think>\n\n</think>\n\n")
+        text = {"prompt": "x", "chat_template_kwargs": {"enable_thinking": False}}
+        assert (await client.post("/tokenize", json=text)).status_code == 400
         await mesh.settled()
