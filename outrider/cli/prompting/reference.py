@@ -113,9 +113,7 @@ class _Runner:
         is_open = begins_in_reasoning(found.reasoning, prompt, self.vocabulary.token_bytes)
         return replace(found, begins_in_reasoning=is_open)
 
-    def answer(
-        self, ids: Sequence[int], on_text: options.OnText
-    ) -> ReferenceReply:
+    def answer(self, ids: Sequence[int], on_text: options.OnText) -> ReferenceReply:
         from services.inference.reference import generate
 
         constraint = None
