@@ -297,6 +297,7 @@ def usage_to_proto(usage: Usage) -> common_pb2.Usage:
         accepted_prediction_tokens=usage.accepted_prediction_tokens,
         rejected_prediction_tokens=usage.rejected_prediction_tokens,
         lossy_tokens=usage.lossy_tokens,
+        reasoning_tokens=usage.reasoning_tokens,
     )
     set_cost(message, usage.cost)
     return message
@@ -313,6 +314,7 @@ def usage_from_proto(usage: common_pb2.Usage) -> Usage:
         accepted_prediction_tokens=usage.accepted_prediction_tokens,
         rejected_prediction_tokens=usage.rejected_prediction_tokens,
         lossy_tokens=usage.lossy_tokens,
+        reasoning_tokens=usage.reasoning_tokens,
         cost=cost_of(usage),
     )
 

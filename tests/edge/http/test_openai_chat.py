@@ -237,6 +237,7 @@ def test_usage_comes_last_if_it_was_asked_for() -> None:
         "completion_tokens_details": {
             "accepted_prediction_tokens": 1,
             "rejected_prediction_tokens": 3,
+            "reasoning_tokens": 0,
         },
     }
     assert all(it["usage"] is None for it in others)

@@ -65,6 +65,10 @@ async def test_reasoning_stands_apart_streamed_and_whole(
         mesh.region.reply = reply_ids(vocabulary, REPLIES[family])
         whole = (await client.post(route.path, json=route.body)).json()
         assert (reasoning_of(whole), route.text(whole)) == ("Hm, é.", "Four.")
+        for name in ("completion_tokens_details", "output_tokens_details"):
+            if details := whole["usage"].get(name):
+                # One per byte, and the line breaks around them.
+                assert details["reasoning_tokens"] >= len("Hm, é.".encode())
         stream = (await client.post(route.path, json=route.streamed)).content
         events = data_of(stream)
         assert "".join(map(reasoning_delta, events)) == "Hm, é."

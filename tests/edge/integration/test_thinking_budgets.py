@@ -107,6 +107,8 @@ def check_is_ended(vocabulary: Vocabulary, result: ChatResult) -> None:
     read = read_reply(result.text, replace(found, begins_in_reasoning=is_open), "")
     assert (read.reasoning, read.content) == (result.reasoning, result.content)
     assert result.reasoning and result.content
+    # The last token of an end tag makes it whole; those before it are still reasoning.
+    assert result.usage.reasoning_tokens == BUDGET + len(end) - 1
 
 
 @pytest.mark.parametrize("family", FAMILIES)
