@@ -187,7 +187,8 @@ async def test_what_a_template_has_no_variable_for_is_refused_by_name(
 ) -> None:
     vocabulary = thinking_templates.vocabulary_of(R1)
     async with serving_http(vocabulary, tmp_path, "") as mesh, plain(mesh) as client:
-        for value in ({"enable_thinking": False}, {"messages": []}):
+        named: list[dict[str, Any]] = [{"enable_thinking": False}, {"messages": []}]
+        for value in named:
             asked = {**route.body, "chat_template_kwargs": value}
             refused = await client.post(route.path, json=asked)
             assert refused.status_code == 400

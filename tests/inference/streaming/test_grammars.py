@@ -146,7 +146,9 @@ async def test_a_session_that_is_cancelled_before_its_grammar_is_compiled() -> N
 
 async def test_a_grammar_that_fails_ends_its_session_alone() -> None:
     class Failing(Slow):
-        async def constraint(self, group: bytes, grammar: Grammar) -> Constraint:
+        async def constraint(
+            self, group: bytes, sampling: SamplingParams, prompt: Sequence[int]
+        ) -> Constraint:
             raise RuntimeError("a defect, with text of the grammar")
 
     async with running() as it:
