@@ -36,6 +36,7 @@ from outrider.reply_parsing.formats import ReasoningTags, ends_in, reasoning_tag
 
 _PIECE_CHARS: Final = 4096
 _PRIVATE_USE: Final = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+_MAX_OPENINGS: Final = 64
 _QUOTED: Final = re.compile(r"'([^'\\\n]*)'|\"([^\"\\\n]*)\"")
 _ASK: Final = Message("user", "a")
 _PROBE_TOOL: Final = tool_text(
@@ -91,6 +92,8 @@ class ChatTemplate:
             raise ConfigError(f"the model's chat template is broken: {error}") from error
         self._source = source
         self._reasoning_field = _reasoning_field(source)
+        self._openings: dict[str, bool] = {}
+        """Whether prompts with these variables end in the tag that begins reasoning."""
         self._variables = dict(variables)
         # Longest first: where two tokens begin, the tokenizer takes the longer one.
         longest_first = sorted(control_tokens, key=len, reverse=True)
@@ -147,16 +150,34 @@ class ChatTemplate:
             begins_in_reasoning=tags is not None and ends_in(tags, prompt),
         )
 
+    def begins_in_reasoning(self, variables: str = "") -> bool:
+        """Whether a prompt with these variables ends in the tag that begins reasoning, as far as a
+        small chat tells. Values that the template does not name count as not given."""
+        abilities, given = self.abilities, read_variables(variables)
+        if abilities.reasoning is None or not given or not self._are_common(given):
+            return abilities.begins_in_reasoning
+        if variables not in self._openings:
+            if len(self._openings) >= _MAX_OPENINGS:
+                self._openings.clear()
+            prompt = self._probed([_ASK], [], given)
+            self._openings[variables] = ends_in(abilities.reasoning, prompt)
+        return self._openings[variables]
+
     def split(self, text: str) -> list[Segment]:
         """Split a text at the control tokens whose texts it contains; they become these tokens.
         Only for prompts that the sender rendered, never for text from others."""
         check_text(text)
         return list(self._split(text))
 
-    def _probed(self, messages: Sequence[Message], tools: Sequence[str]) -> str:
+    def _probed(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[str],
+        variables: dict[str, Any] | None = None,
+    ) -> str:
         """A chat as the template renders it; "" if the template refuses it."""
         try:
-            return "".join(segment.text for segment in self._segments(messages, tools))
+            return "".join(segment.text for segment in self._segments(messages, tools, variables))
         except InvalidRequestError:
             return ""
 
@@ -185,9 +206,12 @@ class ChatTemplate:
                 "beginning or the end of the message"
             )
         # Texts made with what others cannot know are no texts of the template.
-        is_common = all(self._is_common(value) for value in chat.variables.values())
+        is_common = self._are_common(chat.variables)
         typed = {char: text for text, char in stand_ins.items()}
         return list(_restored(segments, alone if is_common else [], typed))
+
+    def _are_common(self, variables: Mapping[str, Any]) -> bool:
+        return all(map(self._is_common, variables.values()))
 
     def _is_common(self, value: Any) -> bool:
         """Whether a variable's value is one of a few that the template itself names."""
