@@ -103,6 +103,7 @@ class TokenizationJob:
     """Seconds, by the pool's clock."""
     scope: CacheScope = None
     tools: Sequence[str] = ()
+    variables: str = ""
     text: str | None = None
     """The prompt, where it is no chat."""
     prompt: PartialPrompt | None = None
@@ -185,6 +186,7 @@ class TokenizationPool:
         *,
         requester: Requester,
         tools: Sequence[str] = (),
+        variables: str = "",
         scope: CacheScope = None,
         is_typeahead: bool = False,
     ) -> TokenizationJob:
@@ -197,13 +199,14 @@ class TokenizationPool:
         fallback tier. Raises OverloadedError when no tier has room.
         """
         messages = self._rewriter.prepare(messages)
-        num_chars = num_chars_of(messages, tools)
+        num_chars = num_chars_of(messages, tools) + len(variables)
         job_class = JobClass.TYPEAHEAD if is_typeahead else _class_of(num_chars)
         loop = asyncio.get_running_loop()
         job = TokenizationJob(
             *(messages, answer, job_class, requester, num_chars, loop, self._clock()),
             scope=scope,
             tools=tools,
+            variables=variables,
         )
         if not self._is_answered_inline(job):
             self._enqueue(job)
@@ -391,15 +394,17 @@ class TokenizationPool:
     def _begin(self, job: TokenizationJob) -> PartialPrompt:
         if job.text is not None:
             return self.encoder.begin_text(job.text, job.scope)
-        return self.encoder.begin(job.messages, job.scope, tools=job.tools)
+        return self._begin_chat(job, job.messages)
+
+    def _begin_chat(self, job: TokenizationJob, messages: Sequence[Message]) -> PartialPrompt:
+        return self.encoder.begin(messages, job.scope, tools=job.tools, variables=job.variables)
 
     def _fitted(self, job: TokenizationJob, num_tokens: int, *, may_wait: bool) -> array[int]:
         if job.text is not None:
             raise PromptTooLongError.of(num_tokens, self._policy.max_tokens)
 
         def encode(messages: Sequence[Message]) -> array[int]:
-            prompt = self.encoder.begin(messages, job.scope, tools=job.tools)
-            return self.encoder.finish(prompt, may_wait=may_wait)
+            return self.encoder.finish(self._begin_chat(job, messages), may_wait=may_wait)
 
         max_tokens = self._policy.max_tokens
         ids = self._rewriter.fitted(
@@ -407,7 +412,7 @@ class TokenizationPool:
             num_tokens,
             max_tokens,
             encode,
-            num_fixed_chars=sum(map(len, job.tools)),
+            num_fixed_chars=sum(map(len, job.tools)) + len(job.variables),
         )
         self._shortened(num_tokens, len(ids))
         return ids

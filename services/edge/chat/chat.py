@@ -363,7 +363,12 @@ class Chat:
             whose = self._requester
             if action.text is None:
                 job = pool.submit(
-                    action.messages, answer, requester=whose, tools=action.tools, scope=scope
+                    action.messages,
+                    answer,
+                    requester=whose,
+                    tools=action.tools,
+                    variables=action.variables,
+                    scope=scope,
                 )
             else:
                 job = pool.submit_text(action.text, answer, requester=whose, scope=scope)
