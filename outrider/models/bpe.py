@@ -20,7 +20,7 @@ from typing import Any, Final
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from outrider.errors import ArtifactCorruptError, ConfigError
-from outrider.models.sentencepiece_bpe import SpacePipeline, SpacePrefix, build_space_tokenizer
+from outrider.models.sentencepiece_bpe import SpacePipeline, build_space_tokenizer
 from outrider.models.suggested_sampling import SuggestedSampling
 from outrider.models.unigram import UnigramPipeline, build_unigram_tokenizer
 
@@ -49,8 +49,7 @@ class Pipeline:
 class VocabularyDefinition:
     """Everything that decides which ids a text or a chat becomes.
 
-    Raises ArtifactCorruptError at construction when the parts contradict each other, ConfigError
-    for a combination that cannot be built exactly.
+    Raises ArtifactCorruptError at construction when the parts contradict each other.
     """
 
     tokens: Sequence[str]
@@ -84,14 +83,6 @@ class VocabularyDefinition:
             raise ArtifactCorruptError("a special token id lies outside the vocabulary")
         if any(merge.count(" ") != 1 for merge in self.merges):
             raise ArtifactCorruptError("a BPE merge is not a pair of tokens")
-        pipeline = self.pipeline
-        if isinstance(pipeline, SpacePipeline):
-            moves = pipeline.prefix is SpacePrefix.EACH and not pipeline.finds_added_as_typed
-            if moves and self.user_defined_ids:
-                raise ConfigError(
-                    "the vocabulary puts a space before texts and has user-defined tokens: where "
-                    "the space goes is not known; choose a model with a tokenizer.json"
-                )
         control = {self.tokens[i] for i in self.control_ids}
         if "" in control:
             raise ArtifactCorruptError("a control token has no text")

@@ -106,13 +106,16 @@ def _sentencepiece(
     unused = [tokens[i] for i in _of_type(types, TokenType.UNUSED)]
     prefixed = fields.get("ggml.add_space_prefix", bool)
     is_prefixed = prefixed is None or prefixed
+    matched = [tokens[i] for i in _of_type(types, TokenType.USER_DEFINED)]
     pipeline = SpacePipeline(
         prefix=SpacePrefix.EACH if is_prefixed else SpacePrefix.NONE,
         strips_space=is_prefixed,
         unknown=tokens[unknown[0]] if unknown else "",
         byte_fallback=bool(bytes_there),
+        # Then they were added to the model's own pieces: llama.cpp and Hugging Face put a space
+        # before every text between them.
+        finds_added_as_typed=is_prefixed and bool(matched),
     )
-    matched = [tokens[i] for i in _of_type(types, TokenType.USER_DEFINED)]
     return merges_of_scores(of_text, unused, matched, name=path.name), pipeline
 
 

@@ -47,7 +47,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _TOKENIZER_FILE: Final = "tokenizer.json"
 _FACTS_FILE: Final = "vocabulary.json"
-_DERIVED_NAME: Final = "vocabulary-v2"
+_DERIVED_NAME: Final = "vocabulary-v3"
 """Name of the derived folder with both; its number rises whenever the files or their meaning
 change."""
 
