@@ -47,7 +47,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _TOKENIZER_FILE: Final = "tokenizer.json"
 _FACTS_FILE: Final = "vocabulary.json"
-_DERIVED_NAME: Final = "vocabulary-v3"
+_DERIVED_NAME: Final = "vocabulary-v4"
 """Name of the derived folder with both; its number rises whenever the files or their meaning
 change."""
 
@@ -63,6 +63,10 @@ class VocabularyFacts:
     chat_template: str
     bos_token: str
     eos_token: str
+    adds_bos: bool = False
+    """A prompt that is no chat begins with bos_token."""
+    adds_eos: bool = False
+    """It ends with eos_token."""
     sampling: SuggestedSampling | None = None
     """Sampling that the model's makers suggest."""
 
@@ -77,6 +81,8 @@ class VocabularyFacts:
             chat_template=definition.chat_template,
             bos_token=definition.bos_token,
             eos_token=definition.eos_token,
+            adds_bos=definition.adds_bos,
+            adds_eos=definition.adds_eos,
             sampling=definition.sampling,
         )
 
@@ -328,10 +334,17 @@ class Vocabulary:
         """Whether the chat template puts tool definitions into the prompt."""
         return bool(self.chat_template) and self._template.abilities.tools
 
-    def raw_segments(self, text: str) -> list[Segment]:
-        """A prompt rendered by the client, split at the control tokens whose texts it contains.
-        Raises InvalidRequestError for a lone surrogate."""
-        return self._template.split(text)
+    def raw_segments(self, text: str, *, is_prompt: bool = False) -> list[Segment]:
+        """A text split at the control tokens whose texts it contains. `is_prompt`: with the tokens
+        that the model's prompts begin and end with, where the text has none of its own. Raises
+        InvalidRequestError for a lone surrogate."""
+        segments = self._template.split(text)
+        begin, end = Segment(self._facts.bos_token, True), Segment(self._facts.eos_token, True)
+        if is_prompt and self._facts.adds_bos and segments[:1] != [begin]:
+            segments.insert(0, begin)
+        if is_prompt and self._facts.adds_eos and segments[-1:] != [end]:
+            segments.append(end)
+        return segments
 
     def control_id(self, text: str) -> int:
         """The id of the control token of that text, as a segment has it."""

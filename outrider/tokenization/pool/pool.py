@@ -95,6 +95,8 @@ class TokenizationJob:
     tools: Sequence[str] = ()
     text: str | None = None
     """The prompt, where it is no chat."""
+    is_prompt: bool = False
+    """Whether `text` gets the tokens that the model's prompts begin and end with."""
     prompt: PartialPrompt | None = None
     """The part of the prompt that the event loop found in the cache."""
     is_plain: bool = False
@@ -184,12 +186,15 @@ class TokenizationPool:
         answer: Callable[[TokenizationResult], None],
         *,
         scope: CacheScope = None,
+        is_prompt: bool = False,
     ) -> TokenizationJob:
-        """Like `submit`, for a prompt given as text, in which the texts of control tokens become
-        these tokens. It is not rewritten. Raises OverloadedError."""
+        """Like `submit`, for a text in which the texts of control tokens become these tokens. It is
+        not rewritten. `is_prompt`: with those that the model's prompts begin and end with. Raises
+        OverloadedError."""
         loop = asyncio.get_running_loop()
+        job_class, begun_at = _class_of(len(text)), self._clock()
         job = TokenizationJob(
-            (), answer, _class_of(len(text)), loop, self._clock(), scope, text=text
+            (), answer, job_class, loop, begun_at, scope, text=text, is_prompt=is_prompt
         )
         if not self._is_answered_inline(job, len(text)):
             self._enqueue(job, len(text))
@@ -311,7 +316,7 @@ class TokenizationPool:
 
     def _begin(self, job: TokenizationJob) -> PartialPrompt:
         if job.text is not None:
-            return self.encoder.begin_text(job.text, job.scope)
+            return self.encoder.begin_text(job.text, job.scope, is_prompt=job.is_prompt)
         return self.encoder.begin(job.messages, job.scope, tools=job.tools)
 
     def _fitted(self, job: TokenizationJob, num_tokens: int, *, may_wait: bool) -> array[int]:

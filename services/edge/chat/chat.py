@@ -357,7 +357,7 @@ class Chat:
             if action.text is None:
                 job = pool.submit(action.messages, answer, tools=action.tools, scope=scope)
             else:
-                job = pool.submit_text(action.text, answer, scope=scope)
+                job = pool.submit_text(action.text, answer, scope=scope, is_prompt=True)
             self._tokenizing = job, span
         except OutriderError as error:
             span.end(error)

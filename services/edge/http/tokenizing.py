@@ -33,7 +33,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     """Refused, but for an empty object: templates here are rendered as chats have them."""
     add_special_tokens: bool | None = None
-    """Accepted without effect: nothing is put before a text."""
+    """Whether `prompt` gets the tokens that the model's prompts begin and end with; null: yes."""
     add_generation_prompt: bool | None = None
     """Always as if true."""
     continue_final_message: bool | None = None
@@ -136,7 +136,13 @@ async def _ids(
     scope = _scope(exchange)
     if asked.messages is not None:
         return await _chat_ids(model, messages_of(asked.messages), tools, scope)
-    return await text_ids(asked.prompt or "", model, scope, exchange.frontend.context.long_texts)
+    return await text_ids(
+        asked.prompt or "",
+        model,
+        scope,
+        exchange.frontend.context.long_texts,
+        is_prompt=asked.add_special_tokens is not False,
+    )
 
 
 async def _chat_ids(
