@@ -12,7 +12,8 @@ from the template:
    control tokens the template writes by itself. Both must agree: no token is pieced together from
    template and message. It also shows which text is the template's own.
 
-Names, ids, tool definitions and call arguments are the user's as well and treated like messages.
+Names, ids, tool definitions, call arguments and texts of variables are the user's as well and
+treated like messages.
 Whether a template shows calls and tools is found out by rendering two small chats, not by reading
 the template.
 """
@@ -23,16 +24,19 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 from outrider.errors import ConfigError, InvalidRequestError
 from outrider.models.chat import Message, Segment, check_text
 from outrider.models.template_data import TemplateData
+from outrider.models.template_variables import RESERVED, read_variables, unknown_variable
 from outrider.models.templating import BROKEN, BoundedEnvironment
 from outrider.models.tools import ToolCall, tool_text
+from outrider.reply_parsing.formats import ReasoningTags, ends_in, reasoning_tags_of
 
 _PIECE_CHARS: Final = 4096
 _PRIVATE_USE: Final = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+_QUOTED: Final = re.compile(r"'([^'\\\n]*)'|\"([^\"\\\n]*)\"")
 _ASK: Final = Message("user", "a")
 _PROBE_TOOL: Final = tool_text(
     {
@@ -61,8 +65,10 @@ class TemplateAbilities:
     """Definitions of tools."""
     calls: bool
     """Calls in earlier replies, and their results."""
+    reasoning: ReasoningTags | None
+    """Tags between which the model thinks; None: it does not."""
     begins_in_reasoning: bool
-    """The prompt ends in `<think>`."""
+    """The prompt ends in the tag that begins reasoning."""
 
 
 class ChatTemplate:
@@ -84,6 +90,7 @@ class ChatTemplate:
         except (*BROKEN, SyntaxError) as error:
             raise ConfigError(f"the model's chat template is broken: {error}") from error
         self._source = source
+        self._reasoning_field = _reasoning_field(source)
         self._variables = dict(variables)
         # Longest first: where two tokens begin, the tokenizer takes the longer one.
         longest_first = sorted(control_tokens, key=len, reverse=True)
@@ -91,13 +98,20 @@ class ChatTemplate:
         firsts = {token[0] for token in control_tokens}
         self._first = firsts.pop() if len(firsts) == 1 else ""
 
-    def segments(self, messages: Sequence[Message], tools: Sequence[str] = ()) -> list[Segment]:
-        """The prompt for `messages`, which `check_messages` passed, with the generation prompt and
-        the definitions of `tools`, which `check_tools` returned.
+    def segments(
+        self, messages: Sequence[Message], tools: Sequence[str] = (), variables: str = ""
+    ) -> list[Segment]:
+        """The prompt for `messages`, which `check_messages` passed, with the generation prompt, the
+        definitions of `tools`, which `check_tools` returned, and the client's own variables, as
+        `check_variables` returned them.
 
-        Raises InvalidRequestError if the template refuses them or does not show them, or if a
-        message and the template would make a control token together.
+        Raises InvalidRequestError if the template refuses them or does not show them, if it has no
+        such variable, or if a message and the template would make a control token together.
         """
+        given = read_variables(variables)
+        for name in given:
+            if name not in self.variables:
+                raise unknown_variable(name, self.variables)
         if tools and not self.abilities.tools:
             raise InvalidRequestError(
                 "the model's chat template shows no tools; choose a model that was trained to "
@@ -109,16 +123,28 @@ class ChatTemplate:
                 "the model's chat template shows no tool calls and no results of tools; choose a "
                 "model that was trained to call tools, or send them as messages of the user"
             )
-        return self._segments(messages, tools)
+        return self._segments(messages, tools, given)
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """Names of the variables that the template takes from a client."""
+        return self._environment.variables(self._source) - RESERVED
+
+    @cached_property
+    def _own_words(self) -> frozenset[str]:
+        """Texts in quotes in the template."""
+        return frozenset(text for pair in _QUOTED.findall(self._source) for text in pair)
 
     @cached_property
     def abilities(self) -> TemplateAbilities:
         """Features that the template renders, found by rendering small chats."""
         prompt = self._probed([_ASK], [])
+        tags = reasoning_tags_of(self._source, prompt)
         return TemplateAbilities(
             tools=_has(self._probed([_ASK], [_PROBE_TOOL]), "probe_tool", "probe_value"),
             calls=_has(self._probed(_PROBE_CALL, []), "probe_tool", "probe_value", "probe_result"),
-            begins_in_reasoning=prompt.rstrip("\n").endswith("<think>"),
+            reasoning=tags,
+            begins_in_reasoning=tags is not None and ends_in(tags, prompt),
         )
 
     def split(self, text: str) -> list[Segment]:
@@ -134,20 +160,39 @@ class ChatTemplate:
         except InvalidRequestError:
             return ""
 
-    def _segments(self, messages: Sequence[Message], tools: Sequence[str]) -> list[Segment]:
-        chat = TemplateData.of(messages, tools, knows_developer="developer" in self._source)
+    def _segments(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[str],
+        variables: dict[str, Any] | None = None,
+    ) -> list[Segment]:
+        chat = TemplateData.of(
+            messages,
+            tools,
+            variables or {},
+            knows_developer="developer" in self._source,
+            reasoning_field=self._reasoning_field,
+        )
         stand_ins = self._stand_ins(list(chat.texts()))
         hidden = chat
         if stand_ins:
             hidden = chat.changed(lambda text: "".join(self._with_stand_ins(text, stand_ins)))
         segments = list(self._split(self._render(hidden)))
-        alone = list(self._split(self._render(chat.blanked())))
+        alone = list(self._split(self._render(chat.blanked(self._own_words))))
         if _control_texts(segments) != _control_texts(alone):
             raise InvalidRequestError(
                 "a message and the chat template together would make a control token; change the "
                 "beginning or the end of the message"
             )
-        return list(_restored(segments, alone, {char: text for text, char in stand_ins.items()}))
+        # Texts made with what others cannot know are no texts of the template.
+        is_common = all(self._is_common(value) for value in chat.variables.values())
+        typed = {char: text for text, char in stand_ins.items()}
+        return list(_restored(segments, alone if is_common else [], typed))
+
+    def _is_common(self, value: Any) -> bool:
+        """Whether a variable's value is one of a few that the template itself names."""
+        is_own_word = isinstance(value, str) and value in self._own_words
+        return is_own_word or value is None or isinstance(value, bool)
 
     def _matches(self, text: str) -> Iterator[re.Match[str]]:
         """Every control token in `text`. Tokens with one first character are looked for where it
@@ -188,6 +233,7 @@ class ChatTemplate:
             "tools": chat.tools or None,
             "documents": None,
             "add_generation_prompt": True,
+            **chat.variables,
             **self._variables,
         }
         try:
@@ -207,6 +253,13 @@ class ChatTemplate:
             at = match.end()
         if at < len(rendered):
             yield Segment(rendered[at:], False)
+
+
+def _reasoning_field(source: str) -> str:
+    """The field of a message in which a template looks for reasoning, as an attribute or a key in
+    quotes; "": it does not."""
+    names = ("reasoning_content", "reasoning", "thinking")
+    return next((name for name in names if re.search(rf"[.'\"]{name}\b", source)), "")
 
 
 def _has(text: str, *wanted: str) -> bool:

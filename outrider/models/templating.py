@@ -19,7 +19,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
-from jinja2 import Template, TemplateError, TemplateRuntimeError, nodes
+from jinja2 import Template, TemplateError, TemplateRuntimeError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context
@@ -61,6 +61,8 @@ _LEFT_OUT: Final = frozenset(
     {"random", "urlize", "wordwrap", "pprint", "striptags", "xmlattr"}
     | {"sum"}  # of lists it copies what it has for each of them
 )
+_ASKING: Final = ("defined", "undefined", "default", "d")
+"""Tests and filters for variables that may not be given."""
 _SIZED: Final = (str, bytes, list, tuple, dict, set, range)
 _NESTING: Final = (list, tuple, dict, set, Namespace)
 
@@ -144,6 +146,20 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             raise TemplateError(f"it has {len(source)} characters; {MAX_SOURCE_CHARS} at most")
         self._begin()
         return self.from_string(source)
+
+    def variables(self, source: str) -> frozenset[str]:
+        """Names of the variables that a template reads and does not set for itself. Raises what
+        `compiled` raises."""
+        tree = self.parse(source)
+        read = meta.find_undeclared_variables(tree)
+        own = {it.name for it in tree.find_all(nodes.Name) if it.ctx == "store"}
+        # A variable that it sets where it is not given, to its default, is read all the same.
+        asked = {
+            it.node.name
+            for it in tree.find_all((nodes.Test, nodes.Filter))
+            if isinstance(it.node, nodes.Name) and it.name in _ASKING
+        }
+        return frozenset(read - (own - asked))
 
     def rendered(self, template: Template, variables: Mapping[str, Any]) -> tuple[str, int]:
         """The rendered text and the number of steps it took. Raises one of BROKEN."""

@@ -9,6 +9,7 @@ arguments follow the tool's own schema.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from outrider.reply_parsing.formats import (
     TOOL_CALL,
     TOOL_CALLS,
     CallSyntax,
+    ReasoningTags,
     ReplyFormat,
 )
 
@@ -59,9 +61,10 @@ def call_grammar(
 
     rules: list[str] = []
     thought = ""
-    if reply_format.has_reasoning:
-        thought = "thought? BREAKS " if not reply_format.begins_in_reasoning else "thought BREAKS "
-        rules += [_thought(reply_format, control_id), r"BREAKS: /\n{0,2}/"]
+    if (tags := reply_format.reasoning) is not None:
+        is_open = reply_format.begins_in_reasoning
+        thought = "thought BREAKS " if is_open else "thought? BREAKS "
+        rules += [_thought(tags, control_id, is_open=is_open), r"BREAKS: /\n{0,2}/"]
     if syntax is CallSyntax.HERMES:
         calls = 'call ("\\n" call)*' if parallel else "call"
         rules.append(f'call: {marker(TOOL_CALL)} "\\n" body "\\n" {marker(END_OF_TOOL_CALL)}')
@@ -87,13 +90,12 @@ def call_grammar(
     return "\n".join([f"start: {thought}{calls}", *rules, ""])
 
 
-def _thought(reply_format: ReplyFormat, control_id: Callable[[str], int | None]) -> str:
-    begin, end = control_id("<think>"), control_id("</think>")
+def _thought(tags: ReasoningTags, control_id: Callable[[str], int | None], *, is_open: bool) -> str:
+    begin, end = map(control_id, tags)
     if begin is None or end is None:
-        opening = "" if reply_format.begins_in_reasoning else "<think>"
-        return rf"thought[lazy]: /{opening}(.|\n)*<\/think>/"
-    opening = "" if reply_format.begins_in_reasoning else f"<[{begin}]> "
-    return rf"thought: {opening}/(.|\n)*/ <[{end}]>"
+        opening, closing = (re.escape(tag).replace("/", r"\/") for tag in tags)
+        return rf"thought[lazy]: /{'' if is_open else opening}(.|\n)*{closing}/"
+    return rf"thought: {'' if is_open else f'<[{begin}]> '}/(.|\n)*/ <[{end}]>"
 
 
 def _body(definitions: Sequence[dict[str, Any]], key: str) -> str:

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from outrider.models.tools import tool_text
-from outrider.reply_parsing.formats import CallSyntax, ReplyFormat
+from outrider.reply_parsing.formats import REASONING_TAGS, CallSyntax, ReplyFormat
 from outrider.reply_parsing.grammar import call_grammar
 
 GET = tool_text(
@@ -124,19 +124,19 @@ def test_control_tokens_are_named_by_their_ids() -> None:
     ("reply_format", "ids", "start", "thought"),
     [
         (
-            ReplyFormat(CallSyntax.HERMES, True),
+            ReplyFormat(CallSyntax.HERMES, REASONING_TAGS[0]),
             {},
             "start: thought? BREAKS call\n",
             r"thought[lazy]: /<think>(.|\n)*<\/think>/",
         ),
         (
-            ReplyFormat(CallSyntax.HERMES, True, True),
+            ReplyFormat(CallSyntax.HERMES, REASONING_TAGS[0], True),
             {},
             "start: thought BREAKS call\n",
             r"thought[lazy]: /(.|\n)*<\/think>/",
         ),
         (
-            ReplyFormat(CallSyntax.HERMES, True),
+            ReplyFormat(CallSyntax.HERMES, REASONING_TAGS[0]),
             {"<think>": 1, "</think>": 2},
             "start: thought? BREAKS call\n",
             r"thought: <[1]> /(.|\n)*/ <[2]>",

@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -32,6 +32,7 @@ from outrider.errors import (
     UnknownModelError,
 )
 from outrider.models.chat import Message
+from outrider.models.template_variables import check_variables, read_variables
 from outrider.sampling.params import SamplingParams
 
 _PATIENCE_S = 120.0
@@ -61,6 +62,7 @@ class Wanted:
     """Expected text of the replies."""
     tools: tuple[str, ...] = ()
     tool_choice: str = ""
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
 
 
 _AcceptanceThreshold = Annotated[
@@ -131,6 +133,7 @@ def chat(
     user: edge_choice.User = "",
     tools: options.Tools = None,
     tool_choice: _ToolChoice = "auto",
+    template_variables: options.TemplateVariables = "",
     state_dir: StateDir = None,
 ) -> None:
     """Chat with a mesh: hold a conversation, or get one answer to a prompt.
@@ -160,7 +163,10 @@ def chat(
     expected = "" if prediction is None else options.read_text(prediction)
     known = options.read_tools(tools)
     choice = tool_choice if known else ""
-    wanted = Wanted(provisional, speculation, thin, chosen.caller, expected, known, choice)
+    variables = read_variables(check_variables(template_variables))
+    wanted = Wanted(
+        provisional, speculation, thin, chosen.caller, expected, known, choice, variables
+    )
     command = ChatCommand(chosen.address, wanted)
     settings = Settings(name, system, params)
     if prompts:
@@ -320,6 +326,7 @@ class ChatCommand:
             prediction=self._wanted.prediction,
             tools=self._wanted.tools,
             tool_choice=self._wanted.tool_choice,
+            template_variables=self._wanted.template_variables,
         ) as stream:
             try:
                 with self._interrupts.stopping(stream.cancel):

@@ -77,6 +77,13 @@ Tools = Annotated[
         "description and parameters, or the list that OpenAI's API takes."
     ),
 ]
+TemplateVariables = Annotated[
+    str,
+    typer.Option(
+        help="JSON object with variables for the model's chat template, such as "
+        "'{\"enable_thinking\": false}'."
+    ),
+]
 Json = Annotated[
     bool,
     typer.Option(

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
@@ -17,9 +17,11 @@ from outrider.cli.model_choice import choose
 from outrider.cli.prompting import options
 from outrider.errors import InvalidRequestError, OutriderError
 from outrider.models.store import ModelStore, default_root
+from outrider.models.template_variables import check_variables
 from outrider.models.tools import tool_name
 from outrider.models.vocabulary import load_vocabulary
 from outrider.reply_parsing.parser import read_reply
+from outrider.reply_parsing.reasoning import begins_in_reasoning
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
 from outrider.session.types import ScoredToken, TokenLogprobs
@@ -52,6 +54,7 @@ def reference(
     as_json: options.Json = False,
     logprobs: options.Logprobs = -1,
     tools: options.Tools = None,
+    template_variables: options.TemplateVariables = "",
     threads: Annotated[
         int, typer.Option(min=0, max=1024, help="Number of engine threads; 0: one per core.")
     ] = 0,
@@ -66,7 +69,8 @@ def reference(
     if not prompts:
         raise InvalidRequestError("give a prompt: outrider reference --prompt 'hello'")
     known = options.read_tools(tools)
-    with _loaded(model, threads, grammar, known) as runner:
+    variables = check_variables(template_variables)
+    with _loaded(model, threads, grammar, known, variables) as runner:
         status = 0
         for one in prompts:
             try:
@@ -87,15 +91,28 @@ class _Runner:
     vocabulary: Vocabulary
     compiled: CompiledGrammar | None
     tools: tuple[str, ...] = ()
+    variables: str = ""
+    """For the chat template."""
     reply_format: ReplyFormat | None = None
-    """How to read tool calls; None without tools."""
+    """How to read tool calls and reasoning; None: all of a reply is its content."""
+
+    def prompt_ids(self, system: str | None, prompt: str) -> list[int]:
+        messages = options.conversation(system, prompt)
+        return self.vocabulary.encode_chat(messages, self.tools, self.variables)
+
+    def format_of(self, prompt: Sequence[int]) -> ReplyFormat | None:
+        """How to read the reply to a prompt of these ids."""
+        found = self.reply_format
+        if found is None or found.reasoning is None:
+            return found
+        is_open = begins_in_reasoning(found.reasoning, prompt, self.vocabulary.token_bytes)
+        return replace(found, begins_in_reasoning=is_open)
 
     def answer(
-        self, system: str | None, prompt: str, params: SamplingParams, on_text: options.OnText
+        self, ids: Sequence[int], params: SamplingParams, on_text: options.OnText
     ) -> ReferenceReply:
         from services.inference.reference import generate
 
-        ids = self.vocabulary.encode_chat(options.conversation(system, prompt), self.tools)
         if self.reply_format is not None:
             special = self.vocabulary.needs_special_tokens(self.reply_format)
             params = replace(params, special_tokens=special)
@@ -118,7 +135,7 @@ class _Runner:
 
 @contextmanager
 def _loaded(
-    model: str, threads: int, grammar: Grammar | None, tools: tuple[str, ...]
+    model: str, threads: int, grammar: Grammar | None, tools: tuple[str, ...], variables: str
 ) -> Iterator[_Runner]:
     from outrider.engines.config import EngineConfig
     from outrider.engines.factory import create_engine
@@ -127,22 +144,29 @@ def _loaded(
     configure_logging("reference", "warning")
     spec = choose(model).spec
     vocabulary = load_vocabulary(spec, ModelStore(default_root()))
-    if tools:
+    if tools or variables:
         # What the template refuses need not wait for the engine, which takes seconds.
-        vocabulary.segments(options.conversation(None, "?"), tools)
+        vocabulary.segments(options.conversation(None, "?"), tools, variables)
     compiled = _compiled(vocabulary, grammar)
-    reply_format = vocabulary.reply_format(spec.tool_parser) if tools else None
-    if reply_format is not None:
-        names = tuple(map(tool_name, tools))
-        reply_format = replace(reply_format, tool_names=names)
+    reply_format = _reply_format(vocabulary, spec.tool_parser, tools)
     num_threads = threads or os.cpu_count() or 1
     own = {"model": spec.name, "threads": num_threads, "max_fixed_rows": 1}
     engine = create_engine(EngineConfig(**spec.engine_settings() | own))
     try:
-        yield _Runner(engine, vocabulary, compiled, tools, reply_format)
+        yield _Runner(engine, vocabulary, compiled, tools, variables, reply_format)
     finally:
         # A native thread that still compiles when the interpreter ends aborts the process.
         engine.close()
+
+
+def _reply_format(
+    vocabulary: Vocabulary, tool_parser: str, tools: tuple[str, ...]
+) -> ReplyFormat | None:
+    found = vocabulary.reply_format(tool_parser)
+    syntax = found.call_syntax if tools else None
+    if syntax is None and found.reasoning is None:
+        return None
+    return replace(found, call_syntax=syntax, tool_names=tuple(map(tool_name, tools)))
 
 
 def _compiled(vocabulary: Vocabulary, grammar: Grammar | None) -> CompiledGrammar | None:
@@ -158,16 +182,17 @@ def _answer(
     runner: _Runner, system: str | None, prompt: str, params: SamplingParams, *, as_json: bool
 ) -> None:
     started = time.perf_counter()
-    reply = runner.answer(system, prompt, params, None if as_json else _write)
+    ids = runner.prompt_ids(system, prompt)
+    reply = runner.answer(ids, params, None if as_json else _write)
     total_ms = (time.perf_counter() - started) * 1000
     reply = replace(reply, logprobs=tuple(map(runner.named, reply.logprobs)))
-    made = _as_object(prompt, reply, total_ms) | _read(reply.text, runner.reply_format)
+    made = _as_object(prompt, reply, total_ms) | _read(reply.text, runner.format_of(ids))
     print(json.dumps(made, ensure_ascii=False) if as_json else "")
     sys.stdout.flush()
 
 
 def _read(text: str, reply_format: ReplyFormat | None) -> dict[str, object]:
-    """Parts of a reply with tools. Ids of calls are left out: a mesh assigns them."""
+    """Parts of a reply. Ids of calls are left out: a mesh assigns them."""
     if reply_format is None:
         return {}
     read = read_reply(text, reply_format, seed="")

@@ -93,6 +93,7 @@ class TokenizationJob:
     """Seconds, by the pool's clock."""
     scope: CacheScope = None
     tools: Sequence[str] = ()
+    variables: str = ""
     text: str | None = None
     """The prompt, where it is no chat."""
     is_prompt: bool = False
@@ -161,21 +162,25 @@ class TokenizationPool:
         answer: Callable[[TokenizationResult], None],
         *,
         tools: Sequence[str] = (),
+        variables: str = "",
         scope: CacheScope = None,
         is_typeahead: bool = False,
     ) -> TokenizationJob:
         """Call `answer` in the event loop with the ids, never before this returns.
 
-        `tools`: what the model may call, as `check_tools` returned it. `scope`: the chat's cache
+        `tools`: what the model may call, as `check_tools` returned it. `variables`: further ones
+        for the chat template, as `check_variables` returned them. `scope`: the chat's cache
         scope; with None its texts are not cached. `is_typeahead`: the prompt is still being typed,
         so it comes after all chats and is dropped rather than taken to an overflow or fallback
         tier. Raises OverloadedError when no tier has room.
         """
         messages = self._rewriter.prepare(messages)
-        num_chars = num_chars_of(messages, tools)
+        num_chars = num_chars_of(messages, tools) + len(variables)
         job_class = JobClass.TYPEAHEAD if is_typeahead else _class_of(num_chars)
         loop = asyncio.get_running_loop()
-        job = TokenizationJob(messages, answer, job_class, loop, self._clock(), scope, tools)
+        job = TokenizationJob(
+            messages, answer, job_class, loop, self._clock(), scope, tools, variables
+        )
         if not self._is_answered_inline(job, num_chars):
             self._enqueue(job, num_chars)
         return job
@@ -317,15 +322,17 @@ class TokenizationPool:
     def _begin(self, job: TokenizationJob) -> PartialPrompt:
         if job.text is not None:
             return self.encoder.begin_text(job.text, job.scope, is_prompt=job.is_prompt)
-        return self.encoder.begin(job.messages, job.scope, tools=job.tools)
+        return self._begin_chat(job, job.messages)
+
+    def _begin_chat(self, job: TokenizationJob, messages: Sequence[Message]) -> PartialPrompt:
+        return self.encoder.begin(messages, job.scope, tools=job.tools, variables=job.variables)
 
     def _fitted(self, job: TokenizationJob, num_tokens: int, *, may_wait: bool) -> array[int]:
         if job.text is not None:
             raise PromptTooLongError.of(num_tokens, self._policy.max_tokens)
 
         def encode(messages: Sequence[Message]) -> array[int]:
-            prompt = self.encoder.begin(messages, job.scope, tools=job.tools)
-            return self.encoder.finish(prompt, may_wait=may_wait)
+            return self.encoder.finish(self._begin_chat(job, messages), may_wait=may_wait)
 
         max_tokens = self._policy.max_tokens
         ids = self._rewriter.fitted(
@@ -333,7 +340,7 @@ class TokenizationPool:
             num_tokens,
             max_tokens,
             encode,
-            num_fixed_chars=sum(map(len, job.tools)),
+            num_fixed_chars=sum(map(len, job.tools)) + len(job.variables),
         )
         self._shortened(num_tokens, len(ids))
         return ids

@@ -355,7 +355,13 @@ class Chat:
             answer = partial(self._tokenized, action.prediction)
             pool = self._model.tokenization
             if action.text is None:
-                job = pool.submit(action.messages, answer, tools=action.tools, scope=scope)
+                job = pool.submit(
+                    action.messages,
+                    answer,
+                    tools=action.tools,
+                    variables=action.variables,
+                    scope=scope,
+                )
             else:
                 job = pool.submit_text(action.text, answer, scope=scope, is_prompt=True)
             self._tokenizing = job, span

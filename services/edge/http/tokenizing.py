@@ -9,12 +9,14 @@ from typing import Any, Final
 import msgspec
 
 from outrider.errors import InvalidRequestError, PromptTooLongError
-from outrider.models.chat import MAX_CHAT_CHARS, Message
+from outrider.models.chat import MAX_CHAT_CHARS
 from services.edge.chat.tokenizing import answered, text_ids, using_model
 from services.edge.http.bodies import read
 from services.edge.http.exchange import Exchange
 from services.edge.http.openai_errors import refused
 from services.edge.http.openai_messages import ChatMessage, Tool, messages_of, tools_of
+from services.edge.http.template_fields import template_options
+from services.edge.http.translation import Conversation
 from services.edge.models.served import ServedModel
 
 
@@ -31,7 +33,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     chat_template: str | None = None
     """Refused: conversations are rendered by the model's own."""
     chat_template_kwargs: dict[str, Any] | None = None
-    """Refused, but for an empty object: templates here are rendered as chats have them."""
+    """Variables for the model's chat template, with `messages`, as in chat completions."""
     add_special_tokens: bool | None = None
     """Whether `prompt` gets the tokens that the model's prompts begin and end with; null: yes."""
     add_generation_prompt: bool | None = None
@@ -107,27 +109,24 @@ def _check(asked: TokenizeRequest) -> None:
         raise InvalidRequestError("send either `prompt` or `messages`")
     if asked.prompt is not None and len(asked.prompt) > MAX_CHAT_CHARS:
         raise refused("prompt", f"a prompt has at most {MAX_CHAT_CHARS} characters; shorten it")
-    if asked.tools and asked.messages is None:
-        raise refused("tools", "tools go with `messages`: a chat template shows them")
-    for name in ("chat_template", "chat_template_kwargs"):
-        if getattr(asked, name):
-            raise refused(
-                name,
-                f"{name}: conversations are rendered by the model's own template; leave it out",
-            )
+    for name in ("tools", "chat_template_kwargs"):
+        if getattr(asked, name) and asked.messages is None:
+            raise refused(name, f"{name} goes with `messages`: it is for a chat template")
+    if asked.chat_template:
+        raise refused(
+            "chat_template",
+            "chat_template: conversations are rendered by the model's own template; leave it out",
+        )
     if asked.add_generation_prompt is False or asked.continue_final_message:
         raise refused(
             "add_generation_prompt", "conversations are only rendered for the model's next message"
         )
 
 
-async def num_prompt_tokens(
-    exchange: Exchange, model_name: str, messages: tuple[Message, ...], tools: tuple[str, ...]
-) -> int:
-    """Tokens of a conversation as the model gets it; `tools` are those shown to it. Raises
-    OutriderError."""
+async def num_prompt_tokens(exchange: Exchange, model_name: str, said: Conversation) -> int:
+    """Tokens of a conversation as the model gets it. Raises OutriderError."""
     async with _using_model(exchange, model_name) as model:
-        return len(await _chat_ids(model, messages, tools, _scope(exchange)))
+        return len(await _chat_ids(model, said, _scope(exchange)))
 
 
 async def _ids(
@@ -135,7 +134,9 @@ async def _ids(
 ) -> tuple[int, ...]:
     scope = _scope(exchange)
     if asked.messages is not None:
-        return await _chat_ids(model, messages_of(asked.messages), tools, scope)
+        options = template_options(asked.chat_template_kwargs)
+        said = Conversation(messages_of(asked.messages), tools, template_options=options)
+        return await _chat_ids(model, said, scope)
     return await text_ids(
         asked.prompt or "",
         model,
@@ -145,18 +146,18 @@ async def _ids(
     )
 
 
-async def _chat_ids(
-    model: ServedModel,
-    messages: tuple[Message, ...],
-    tools: tuple[str, ...],
-    scope: bytes | None,
-) -> tuple[int, ...]:
+async def _chat_ids(model: ServedModel, said: Conversation, scope: bytes | None) -> tuple[int, ...]:
     """Ids of a conversation as the model gets it. Raises OutriderError."""
+    tools = said.shown_tools
     if tools:
         model.tool_calling.check_calls_tools()
+    variables = model.template_control.given(said.template_options)
     pool = model.tokenization
     return await answered(
-        pool, lambda answer: pool.submit(messages, answer, tools=tools, scope=scope)
+        pool,
+        lambda answer: pool.submit(
+            said.messages, answer, tools=tools, variables=variables, scope=scope
+        ),
     )
 
 

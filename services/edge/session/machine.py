@@ -23,6 +23,7 @@ from outrider.errors import (
     PromptTooLongError,
     VocabularyMismatchError,
 )
+from outrider.reply_parsing.reasoning import begins_in_reasoning
 from outrider.session.client import Accepted, Committed, Done, Failed, Provisional
 from outrider.session.region import Commit
 from outrider.session.types import NO_SPECULATION, FinishReason, Timings, Usage
@@ -230,12 +231,24 @@ class ChatSession:
         raw = request.raw_prompt
         if isinstance(raw, tuple):
             return self._prompt_ready(asked, PromptReady(raw), now)
-        return [Tokenize(request.messages, request.tools, request.prediction, raw)]
+        return [
+            Tokenize(
+                request.messages, request.tools, request.template_variables, request.prediction, raw
+            )
+        ]
 
     def _prompt_ready(self, chat: _AskedChat, item: PromptReady, now: float) -> Actions:
         longest = self._policy.max_context_tokens - 1
         if len(item.ids) > longest:
             raise PromptTooLongError.of(len(item.ids), longest)
+        reply_format = chat.request.reply_format
+        if reply_format is not None and (tags := reply_format.reasoning) is not None:
+            # Templates begin reasoning in some chats, and leave it out of others.
+            is_open = begins_in_reasoning(
+                tags, item.ids, self._tools.all_bytes or self._tools.token_bytes
+            )
+            reply_format = replace(reply_format, begins_in_reasoning=is_open)
+            chat = replace(chat, request=replace(chat.request, reply_format=reply_format))
         return self._open(chat, item.ids, now, item.prediction)
 
     def _open(
