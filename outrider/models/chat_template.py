@@ -23,20 +23,29 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from functools import cached_property
 from typing import Any, Final
 
 from outrider.errors import ConfigError, InvalidRequestError
 from outrider.models.chat import Message, Segment, check_text
 from outrider.models.template_data import TemplateData
-from outrider.models.template_variables import RESERVED, read_variables, unknown_variable
-from outrider.models.templating import BROKEN, BoundedEnvironment
+from outrider.models.template_variables import (
+    DATE,
+    RESERVED,
+    read_date,
+    read_variables,
+    unknown_variable,
+)
+from outrider.models.templating import BROKEN, BoundedEnvironment, TemplateRefusal, date_formatter
 from outrider.models.tools import ToolCall, tool_text
 from outrider.reply_parsing.formats import ReasoningTags, ends_in, reasoning_tags_of
 
 _PIECE_CHARS: Final = 4096
 _PRIVATE_USE: Final = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 _QUOTED: Final = re.compile(r"'([^'\\\n]*)'|\"([^\"\\\n]*)\"")
+_SOME_DAY: Final = "2000-01-01"
+"""Of the small chats."""
 _ASK: Final = Message("user", "a")
 _PROBE_TOOL: Final = tool_text(
     {
@@ -73,7 +82,8 @@ class TemplateAbilities:
 
 class ChatTemplate:
     """A model's Jinja chat template in a sandbox and in bounds (templating.py). It has no clock:
-    the prompt is a function of the messages and tools. Thread-safe."""
+    the prompt is a function of the messages, tools and variables, and the date is one of these.
+    Thread-safe."""
 
     def __init__(
         self,
@@ -106,12 +116,17 @@ class ChatTemplate:
         `check_variables` returned them.
 
         Raises InvalidRequestError if the template refuses them or does not show them, if it has no
-        such variable, or if a message and the template would make a control token together.
+        such variable, if it shows the date and there is none, or if a message and the template
+        would make a control token together.
         """
         given = read_variables(variables)
         for name in given:
             if name not in self.variables:
                 raise unknown_variable(name, self.variables)
+        if DATE in self.variables and DATE not in given:
+            raise InvalidRequestError(
+                f"the model's chat template shows the date; give it as the variable {DATE}"
+            )
         if tools and not self.abilities.tools:
             raise InvalidRequestError(
                 "the model's chat template shows no tools; choose a model that was trained to "
@@ -153,6 +168,19 @@ class ChatTemplate:
         check_text(text)
         return list(self._split(text))
 
+    def check(self) -> None:
+        """Raises ConfigError for a template that fails on a chat of one message: whatever its
+        clients send then, the fault is the template's. One that refuses it by itself is whole."""
+        try:
+            self._rendered(self._data([_ASK], [], {}), read_date(_SOME_DAY))
+        except TemplateRefusal:
+            pass
+        except BROKEN as error:
+            raise ConfigError(
+                f"the model's chat template is broken, a chat of one message fails: {error} "
+                f"({type(error).__name__}); set another one (chat_template)"
+            ) from error
+
     def _probed(self, messages: Sequence[Message], tools: Sequence[str]) -> str:
         """A chat as the template renders it; "" if the template refuses it."""
         try:
@@ -166,19 +194,15 @@ class ChatTemplate:
         tools: Sequence[str],
         variables: dict[str, Any] | None = None,
     ) -> list[Segment]:
-        chat = TemplateData.of(
-            messages,
-            tools,
-            variables or {},
-            knows_developer="developer" in self._source,
-            reasoning_field=self._reasoning_field,
-        )
+        given = dict(variables or {})
+        day = read_date(given.pop(DATE, _SOME_DAY))
+        chat = self._data(messages, tools, given)
         stand_ins = self._stand_ins(list(chat.texts()))
         hidden = chat
         if stand_ins:
             hidden = chat.changed(lambda text: "".join(self._with_stand_ins(text, stand_ins)))
-        segments = list(self._split(self._render(hidden)))
-        alone = list(self._split(self._render(chat.blanked(self._own_words))))
+        segments = list(self._split(self._render(hidden, day)))
+        alone = list(self._split(self._render(chat.blanked(self._own_words), day)))
         if _control_texts(segments) != _control_texts(alone):
             raise InvalidRequestError(
                 "a message and the chat template together would make a control token; change the "
@@ -226,7 +250,32 @@ class ChatTemplate:
             at = match.end()
         yield text[at:]
 
-    def _render(self, chat: TemplateData) -> str:
+    def _data(
+        self, messages: Sequence[Message], tools: Sequence[str], variables: dict[str, Any]
+    ) -> TemplateData:
+        return TemplateData.of(
+            messages,
+            tools,
+            variables,
+            knows_developer="developer" in self._source,
+            reasoning_field=self._reasoning_field,
+        )
+
+    def _render(self, chat: TemplateData, day: date) -> str:
+        try:
+            return self._rendered(chat, day)
+        except TemplateRefusal as error:
+            raise InvalidRequestError(
+                f"the model's chat template refuses these messages: {error}"
+            ) from error
+        except BROKEN as error:
+            raise InvalidRequestError(
+                f"the model's chat template fails on these messages: {error} "
+                f"({type(error).__name__}); the operator may set another one"
+            ) from error
+
+    def _rendered(self, chat: TemplateData, day: date) -> str:
+        """Raises one of BROKEN."""
         # As `apply_chat_template` has them: None, where there is nothing, is defined.
         variables = {
             "messages": chat.messages,
@@ -235,14 +284,10 @@ class ChatTemplate:
             "add_generation_prompt": True,
             **chat.variables,
             **self._variables,
+            DATE: date_formatter(day),
         }
-        try:
-            rendered, _ = self._environment.rendered(self._template, variables)
-            return rendered
-        except BROKEN as error:
-            raise InvalidRequestError(
-                f"the model's chat template refuses these messages: {error}"
-            ) from error
+        rendered, _ = self._environment.rendered(self._template, variables)
+        return rendered
 
     def _split(self, rendered: str) -> Iterator[Segment]:
         at = 0

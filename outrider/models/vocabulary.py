@@ -28,12 +28,14 @@ from outrider.models.folder import read_definition as folder_definition
 from outrider.models.overrides import with_overrides
 from outrider.models.sentencepiece_bpe import piece_bytes
 from outrider.models.suggested_sampling import SuggestedSampling
+from outrider.models.template_variables import dated
 from outrider.models.tokenizer_json import ChatParts, read_tokenizer_json
 from outrider.reply_parsing.formats import (
     CallSyntax,
     ReplyFormat,
     call_syntax_of,
 )
+from outrider.today import today
 
 if TYPE_CHECKING:
     from outrider.models.catalog import ModelSpec
@@ -150,8 +152,10 @@ class Vocabulary:
     @classmethod
     def from_definition(cls, definition: VocabularyDefinition) -> Vocabulary:
         """Builds the tokenizer. Raises ArtifactCorruptError, and ConfigError for a vocabulary that
-        makes control tokens of their texts."""
+        makes control tokens of their texts and for a chat template that fails."""
         built = cls(build_tokenizer(definition).to_str(), VocabularyFacts.of(definition))
+        if definition.chat_template:
+            built._template.check()
         names = [definition.tokens[i] for i in definition.control_ids]
         pipeline = definition.pipeline
         # The token for unknown characters stands for text, and hides nothing.
@@ -304,7 +308,7 @@ class Vocabulary:
         """The prompt of a chat with the generation prompt, as texts and control tokens; only the
         template makes control tokens. Their ids one after another are the prompt's. `tools`: what
         the model may call, as returned by `check_tools`. `variables`: further ones for the
-        template, as returned by `check_variables`.
+        template, as returned by `check_variables`, with the date if it shows one.
 
         Raises EmptyPromptError, or InvalidRequestError for a bad role, text or size, for a model
         without chat template, for tools if the template shows none, and for variables that it does
@@ -366,8 +370,10 @@ class Vocabulary:
     def encode_chat(
         self, messages: Sequence[Message], tools: Sequence[str] = (), variables: str = ""
     ) -> list[int]:
-        """The prompt ids of a chat. Raises what `segments` raises."""
-        segments = self.segments(messages, tools, variables)
+        """The prompt ids of a chat, begun today if its template shows a date and none is among the
+        variables. Raises what `segments` raises."""
+        known = self.template_variables if self.chat_template else ()
+        segments = self.segments(messages, tools, dated(variables, known, today()))
         texts = iter(self.encode_batch([s.text for s in segments if not s.is_control]))
         ids: list[int] = []
         for segment in segments:

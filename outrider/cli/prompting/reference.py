@@ -146,7 +146,7 @@ def _loaded(
     vocabulary = load_vocabulary(spec, ModelStore(default_root()))
     if tools or variables:
         # What the template refuses need not wait for the engine, which takes seconds.
-        vocabulary.segments(options.conversation(None, "?"), tools, variables)
+        vocabulary.encode_chat(options.conversation(None, "?"), tools, variables)
     compiled = _compiled(vocabulary, grammar)
     reply_format = _reply_format(vocabulary, spec.tool_parser, tools)
     num_threads = threads or os.cpu_count() or 1

@@ -14,6 +14,7 @@ from outrider.errors import EmptyPromptError, OutriderError
 from outrider.models.chat import Message, check_messages
 from outrider.sampling.params import SamplingParams
 from outrider.session.types import Priority, Speculation
+from outrider.today import today
 from outrider.tokenization.pool.pool import TokenizationJob, TokenizationResult
 from outrider.v1 import inference_pb2
 from services.edge.access.identity import Credential, Identity
@@ -24,6 +25,7 @@ from services.edge.models.choice import choose
 from services.edge.models.keys import ModelKey
 from services.edge.models.served import ServedModel
 from services.edge.session.events import ChatRequest, Input, OpenRegion
+from services.edge.session.template_options import NO_OPTIONS
 from services.edge.session.typeahead_plan import TypeaheadPlan
 from services.edge.upstream.link import RouterLink
 from services.edge.wire.client import read_typed_text
@@ -213,7 +215,12 @@ class TypeaheadPrefill:
         try:
             scope = self._typist.identity.group or None
             job = model.tokenization.submit(
-                messages, self._tokenized, tools=self._tools, scope=scope, is_typeahead=True
+                messages,
+                self._tokenized,
+                tools=self._tools,
+                variables=model.template_control.given(NO_OPTIONS, today()),
+                scope=scope,
+                is_typeahead=True,
             )
             self._job = job, model
         except OutriderError as error:

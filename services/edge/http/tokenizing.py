@@ -10,6 +10,7 @@ import msgspec
 
 from outrider.errors import InvalidRequestError, PromptTooLongError
 from outrider.models.chat import MAX_CHAT_CHARS
+from outrider.today import today
 from services.edge.chat.tokenizing import answered, text_ids, using_model
 from services.edge.http.bodies import read
 from services.edge.http.exchange import Exchange
@@ -151,7 +152,7 @@ async def _chat_ids(model: ServedModel, said: Conversation, scope: bytes | None)
     tools = said.shown_tools
     if tools:
         model.tool_calling.check_calls_tools()
-    variables = model.template_control.given(said.template_options)
+    variables = model.template_control.given(said.template_options, today())
     pool = model.tokenization
     return await answered(
         pool,

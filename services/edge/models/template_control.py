@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 from outrider.errors import InvalidRequestError
 from outrider.models.template_variables import (
     check_variables,
+    dated,
     read_variables,
     unknown_variable,
 )
-from services.edge.session.template_options import NO_EFFORT, NO_OPTIONS, TemplateOptions
+from services.edge.session.template_options import NO_EFFORT, TemplateOptions
 
 if TYPE_CHECKING:
     from outrider.models.vocabulary import Vocabulary
@@ -38,14 +39,16 @@ class TemplateControl:
         thinks = vocabulary.reply_format().reasoning is not None
         return cls(vocabulary.template_variables, thinks)
 
-    def applied(self, request: ChatRequest) -> ChatRequest:
-        """The request with the variables that it asks for. Raises InvalidRequestError, which names
-        the field, for what the template has no variable for."""
-        if request.template_options == NO_OPTIONS or request.raw_prompt is not None:
+    def applied(self, request: ChatRequest, today: str) -> ChatRequest:
+        """The request with the variables that it asks for, and with the date, if the template shows
+        it: that of the chat's beginning, if it is continued, or `today`. Raises
+        InvalidRequestError, which names the field, for what the template has no variable for."""
+        if request.raw_prompt is not None:
             return request
-        return replace(request, template_variables=self.given(request.template_options))
+        day = request.resume.template_date or today
+        return replace(request, template_variables=self.given(request.template_options, day))
 
-    def given(self, options: TemplateOptions) -> str:
+    def given(self, options: TemplateOptions, today: str) -> str:
         """The variables for the template. Raises InvalidRequestError."""
         named = read_variables(options.variables)
         for name in named:
@@ -60,7 +63,7 @@ class TemplateControl:
         if thinks is not None:
             derived |= self._switched(thinks, field, is_effort=field == options.effort_field)
         # What is named for the template itself is more exact than what follows from other fields.
-        return check_variables(derived | named)
+        return dated(check_variables(derived | named), self.variables, today)
 
     def _switched(self, thinks: bool, field: str, *, is_effort: bool) -> dict[str, Any]:
         """The variable that makes the model think, or not. Raises InvalidRequestError if there is

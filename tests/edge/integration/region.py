@@ -40,7 +40,9 @@ TEMPLATE = (
 )
 
 
-def small_vocabulary(first: int = 0, *, adds_bos: bool = False) -> Vocabulary:
+def small_vocabulary(
+    first: int = 0, *, adds_bos: bool = False, template: str = TEMPLATE
+) -> Vocabulary:
     """One token per byte, and the two control tokens of ChatML. Vocabularies that begin with
     another `first` byte mean something else by nearly every id."""
     from tokenizers import pre_tokenizers
@@ -57,7 +59,7 @@ def small_vocabulary(first: int = 0, *, adds_bos: bool = False) -> Vocabulary:
             stop_ids=(len(alphabet) + 1,),
             bos_token="<|im_start|>" if adds_bos else "",
             eos_token="<|im_end|>",
-            chat_template=TEMPLATE,
+            chat_template=template,
             adds_bos=adds_bos,
         )
     )
