@@ -39,6 +39,8 @@ REASONING_TAGS: Final = (
     ReasoningTags("◁think▷", "◁/think▷"),  # Kimi-VL-Thinking
     ReasoningTags("<thought>", "</thought>"),  # EXAONE Deep
 )
+MAX_TAG_CHARS: Final = 64
+"""Longest tag that a peer may name."""
 TOOL_CALL: Final = "<tool_call>"
 END_OF_TOOL_CALL: Final = "</tool_call>"
 PYTHON_TAG: Final = "<|python_tag|>"

@@ -9,7 +9,6 @@ arguments follow the tool's own schema.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -19,7 +18,6 @@ from outrider.reply_parsing.formats import (
     TOOL_CALL,
     TOOL_CALLS,
     CallSyntax,
-    ReasoningTags,
     ReplyFormat,
 )
 
@@ -47,7 +45,7 @@ def call_grammar(
     answer: str = "",
 ) -> str:
     """Text in Lark for a reply that calls one of `tools` (canonical JSON texts; a choice by name
-    passes only that one), or several if `parallel`. A reasoning model may reason first.
+    passes only that one), or several if `parallel`. What the model thinks first is left out.
 
     `answer`: a JSON schema of an answer that may replace the calls; "": none. `control_id`: id of
     the control token with this text; None if there is none.
@@ -60,11 +58,6 @@ def call_grammar(
         return json.dumps(text) if token is None else f"<[{token}]>"
 
     rules: list[str] = []
-    thought = ""
-    if (tags := reply_format.reasoning) is not None:
-        is_open = reply_format.begins_in_reasoning
-        thought = "thought BREAKS " if is_open else "thought? BREAKS "
-        rules += [_thought(tags, control_id, is_open=is_open), r"BREAKS: /\n{0,2}/"]
     if syntax is CallSyntax.HERMES:
         calls = 'call ("\\n" call)*' if parallel else "call"
         rules.append(f'call: {marker(TOOL_CALL)} "\\n" body "\\n" {marker(END_OF_TOOL_CALL)}')
@@ -87,15 +80,7 @@ def call_grammar(
     if answer:
         rules += [f"calls: {calls}", f"answer: %json {_with_guidance(json.loads(answer))}"]
         calls = "(calls | answer)"
-    return "\n".join([f"start: {thought}{calls}", *rules, ""])
-
-
-def _thought(tags: ReasoningTags, control_id: Callable[[str], int | None], *, is_open: bool) -> str:
-    begin, end = map(control_id, tags)
-    if begin is None or end is None:
-        opening, closing = (re.escape(tag).replace("/", r"\/") for tag in tags)
-        return rf"thought[lazy]: /{'' if is_open else opening}(.|\n)*{closing}/"
-    return rf"thought: {'' if is_open else f'<[{begin}]> '}/(.|\n)*/ <[{end}]>"
+    return "\n".join([f"start: {calls}", *rules, ""])
 
 
 def _body(definitions: Sequence[dict[str, Any]], key: str) -> str:

@@ -1,5 +1,5 @@
-"""Splits what a model thinks, between two tags at the beginning of its reply, from what it answers.
-Pure.
+"""Splits what a model thinks, between two tags at the beginning of its reply, from what it answers,
+and counts its tokens. Pure.
 
 Line breaks at both ends of the thought, and before the answer, are the template's and left out.
 Where a text was cut into pieces makes no difference.
@@ -7,6 +7,7 @@ Where a text was cut into pieces makes no difference.
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from typing import Final
@@ -50,6 +51,11 @@ class ReasoningSplitter:
     def is_thinking(self) -> bool:
         """Whether the text so far ends within reasoning."""
         return self._state in (_State.THOUGHT_BEGINS, _State.THOUGHT)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no more reasoning can come."""
+        return self._state in (_State.ANSWER_BEGINS, _State.ANSWER)
 
     def push(self, text: str) -> tuple[str, str]:
         """The reasoning and the answer that this text adds."""
@@ -100,6 +106,42 @@ class ReasoningSplitter:
         if answer:
             self._state = _State.ANSWER
         return thought, answer
+
+
+class ReasoningMeter:
+    """Counts the tokens of one reply's reasoning. `push` the reply's ids."""
+
+    def __init__(
+        self,
+        tags: ReasoningTags,
+        bytes_of: Callable[[int], bytes],
+        *,
+        begins_in_reasoning: bool = False,
+    ) -> None:
+        """`bytes_of`: the bytes that an id adds to the reply's text."""
+        self._splitter = ReasoningSplitter(tags, begins_in_reasoning=begins_in_reasoning)
+        self._bytes_of = bytes_of
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self.num_tokens = 0
+        """Tokens within reasoning so far, those of its tags left out as far as they are whole."""
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether the ids so far end within reasoning."""
+        return self._splitter.is_thinking
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no more reasoning can come."""
+        return self._splitter.is_over
+
+    def push(self, token: int) -> None:
+        """The next id."""
+        if self._splitter.is_over:
+            return
+        was_thinking = self._splitter.is_thinking
+        self._splitter.push(self._decode(self._bytes_of(token)))
+        self.num_tokens += was_thinking and self._splitter.is_thinking
 
 
 def begins_in_reasoning(

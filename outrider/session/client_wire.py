@@ -12,6 +12,7 @@ from outrider.codec import varint
 from outrider.errors import MalformedFrameError
 from outrider.model_identity import check_model_identity
 from outrider.reply_parsing.formats import (
+    MAX_TAG_CHARS,
     REASONING_TAGS,
     CallSyntax,
     ReasoningTags,
@@ -40,7 +41,6 @@ _TEXT: Final = bytes([edge_pb2.CommitText.TEXT_FIELD_NUMBER << 3 | 2])
 _IDS: Final = bytes([edge_pb2.CommitText.IDS_FIELD_NUMBER << 3 | 2])
 _UPTO: Final = bytes([edge_pb2.CommitText.UPTO_FIELD_NUMBER << 3])
 """Protocol Buffers, encoding: field number and wire type, LEN but of numbers."""
-_MAX_TAG_CHARS: Final = 64
 _STATS: Final = tuple(spec.name for spec in fields(SpeculationStats))
 
 
@@ -206,7 +206,7 @@ def _tags_from_proto(wire: edge_pb2.ReplyFormat) -> ReasoningTags | None:
     tags = tuple(wire.reasoning_tags)
     if not tags:
         return REASONING_TAGS[0]
-    if len(tags) != 2 or not all(0 < len(tag) <= _MAX_TAG_CHARS for tag in tags):
+    if len(tags) != 2 or not all(0 < len(tag) <= MAX_TAG_CHARS for tag in tags):
         raise MalformedFrameError("the edge's model marks reasoning by tags that are none")
     return ReasoningTags(*tags)
 

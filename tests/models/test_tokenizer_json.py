@@ -128,7 +128,13 @@ def test_files_with_spaces_as_characters_agree_with_gguf(prefix: bool, folder: P
     model = trained(prefix=prefix, user_defined=user_defined)
     of_gguf = Vocabulary.from_gguf(write_gguf(folder / f"{prefix}.gguf", model, prefix=prefix))
     facts = of_gguf.facts
-    parts = ChatParts(facts.chat_template, facts.bos_token, facts.eos_token, facts.stop_ids)
+    parts = ChatParts(
+        facts.chat_template,
+        facts.bos_token,
+        facts.eos_token,
+        adds_bos=facts.adds_bos,
+        stop_ids=facts.stop_ids,
+    )
     of_json = Vocabulary.from_tokenizer_json(reordered(of_gguf.tokenizer_json), parts)
     assert of_json.digest == of_gguf.digest
     for text in corpus.ORDINARY:

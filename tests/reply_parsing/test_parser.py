@@ -137,7 +137,7 @@ def test_calls_are_read_as_each_family_writes_them(
     reply = read_reply(text, reply_format, SEED)
     assert (reply.content, calls_of(reply)) == (content, calls)
     assert [call.id for call in reply.calls] == [
-        call_id_of(SEED, n, 9 if "mistral" in reply_format.call_syntax else 0)
+        call_id_of(SEED, n, 9 if reply_format in (MISTRAL, MISTRAL_ARGS) else 0)
         for n in range(len(calls))
     ]
 

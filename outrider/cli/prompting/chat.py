@@ -112,6 +112,7 @@ def chat(
     top_k: options.TopKOrSuggested = None,
     seed: options.Seed = 0,
     max_tokens: options.MaxTokens = 256,
+    max_thinking_tokens: options.MaxThinkingTokens = -1,
     json_schema: options.JsonSchema = None,
     json_object: options.JsonObject = False,
     regex: options.Regex = None,
@@ -152,7 +153,7 @@ def chat(
         greedy.temperature if temperature is None else temperature,
         greedy.top_p if top_p is None else top_p,
         greedy.top_k if top_k is None else top_k,
-        *(seed, max_tokens, acceptance_threshold, logprobs, grammar),
+        *(seed, max_tokens, acceptance_threshold, logprobs, grammar, max_thinking_tokens),
     )
     prompts: list[str | options.NoPrompt] = options.read_prompts(text, prompt, prompt_file)
     if not prompts and not sys.stdin.isatty():

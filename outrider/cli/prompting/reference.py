@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from outrider.engines.base import Engine
     from outrider.models.vocabulary import Vocabulary
     from outrider.reply_parsing.formats import ReplyFormat
-    from outrider.sampling.grammar import Grammar
-    from services.inference.grammars.compiler import CompiledGrammar
+    from services.inference.grammars.token_table import TokenTable
     from services.inference.reference import ReferenceReply
 
 
@@ -47,6 +46,7 @@ def reference(
     top_k: options.TopK = 0,
     seed: options.Seed = 0,
     max_tokens: options.MaxTokens = 256,
+    max_thinking_tokens: options.MaxThinkingTokens = -1,
     json_schema: options.JsonSchema = None,
     json_object: options.JsonObject = False,
     regex: options.Regex = None,
@@ -63,20 +63,23 @@ def reference(
     options.check_logprobs(logprobs, as_json=as_json)
     grammar = options.grammar(json_schema, regex, lark, json_object=json_object)
     params = options.sampling(
-        *(temperature, top_p, top_k, seed, max_tokens), num_logprobs=logprobs, grammar=grammar
+        *(temperature, top_p, top_k, seed, max_tokens),
+        num_logprobs=logprobs,
+        grammar=grammar,
+        max_thinking_tokens=max_thinking_tokens,
     )
     prompts = options.read_prompts(text, prompt, prompt_file)
     if not prompts:
         raise InvalidRequestError("give a prompt: outrider reference --prompt 'hello'")
     known = options.read_tools(tools)
     variables = check_variables(template_variables)
-    with _loaded(model, threads, grammar, known, variables) as runner:
+    with _loaded(model, threads, params, known, variables) as runner:
         status = 0
         for one in prompts:
             try:
                 if isinstance(one, options.NoPrompt):
                     raise one
-                _answer(runner, system, one, params, as_json=as_json)
+                _answer(runner, system, one, as_json=as_json)
             except OutriderError as error:
                 if len(prompts) == 1:
                     raise
@@ -89,7 +92,9 @@ def reference(
 class _Runner:
     engine: Engine
     vocabulary: Vocabulary
-    compiled: CompiledGrammar | None
+    sampling: SamplingParams
+    table: TokenTable | None
+    """Of a reply that is constrained."""
     tools: tuple[str, ...] = ()
     variables: str = ""
     """For the chat template."""
@@ -108,17 +113,16 @@ class _Runner:
         is_open = begins_in_reasoning(found.reasoning, prompt, self.vocabulary.token_bytes)
         return replace(found, begins_in_reasoning=is_open)
 
-    def answer(
-        self, ids: Sequence[int], params: SamplingParams, on_text: options.OnText
-    ) -> ReferenceReply:
+    def answer(self, ids: Sequence[int], on_text: options.OnText) -> ReferenceReply:
         from services.inference.reference import generate
 
-        if self.reply_format is not None:
-            special = self.vocabulary.needs_special_tokens(self.reply_format)
-            params = replace(params, special_tokens=special)
-        constraint = self.compiled.constraint() if self.compiled else None
+        constraint = None
+        if self.table is not None:
+            from services.inference.grammars.reply_constraint import constraint_of
+
+            constraint = constraint_of(self.table, self.sampling, ids)
         return generate(
-            self.engine, ids, params, self._reply, constraint=constraint, on_text=on_text
+            self.engine, ids, self.sampling, self._reply, constraint=constraint, on_text=on_text
         )
 
     def named(self, at: TokenLogprobs) -> TokenLogprobs:
@@ -135,7 +139,7 @@ class _Runner:
 
 @contextmanager
 def _loaded(
-    model: str, threads: int, grammar: Grammar | None, tools: tuple[str, ...], variables: str
+    model: str, threads: int, sampling: SamplingParams, tools: tuple[str, ...], variables: str
 ) -> Iterator[_Runner]:
     from outrider.engines.config import EngineConfig
     from outrider.engines.factory import create_engine
@@ -147,13 +151,17 @@ def _loaded(
     if tools or variables:
         # What the template refuses need not wait for the engine, which takes seconds.
         vocabulary.encode_chat(options.conversation(None, "?"), tools, variables)
-    compiled = _compiled(vocabulary, grammar)
     reply_format = _reply_format(vocabulary, spec.tool_parser, tools)
+    if reply_format is not None:
+        special = vocabulary.needs_special_tokens(reply_format)
+        tags = reply_format.reasoning
+        sampling = replace(sampling, special_tokens=special, reasoning_tags=tags)
+    table = _table(vocabulary, sampling)
     num_threads = threads or os.cpu_count() or 1
     own = {"model": spec.name, "threads": num_threads, "max_fixed_rows": 1}
     engine = create_engine(EngineConfig(**spec.engine_settings() | own))
     try:
-        yield _Runner(engine, vocabulary, compiled, tools, variables, reply_format)
+        yield _Runner(engine, vocabulary, sampling, table, tools, variables, reply_format)
     finally:
         # A native thread that still compiles when the interpreter ends aborts the process.
         engine.close()
@@ -169,21 +177,23 @@ def _reply_format(
     return replace(found, call_syntax=syntax, tool_names=tuple(map(tool_name, tools)))
 
 
-def _compiled(vocabulary: Vocabulary, grammar: Grammar | None) -> CompiledGrammar | None:
-    if grammar is None:
+def _table(vocabulary: Vocabulary, sampling: SamplingParams) -> TokenTable | None:
+    """For the constraint of replies, if there is one. Raises InvalidSamplingError for a grammar
+    that cannot be compiled, before the engine is loaded."""
+    if not sampling.is_constrained:
         return None
-    from services.inference.grammars.compiler import compile_grammar
+    from services.inference.grammars.reply_constraint import constraint_of
     from services.inference.grammars.token_table import TokenTable
 
-    return compile_grammar(TokenTable(vocabulary), grammar)
+    table = TokenTable(vocabulary)
+    constraint_of(table, sampling, ())
+    return table
 
 
-def _answer(
-    runner: _Runner, system: str | None, prompt: str, params: SamplingParams, *, as_json: bool
-) -> None:
+def _answer(runner: _Runner, system: str | None, prompt: str, *, as_json: bool) -> None:
     started = time.perf_counter()
     ids = runner.prompt_ids(system, prompt)
-    reply = runner.answer(ids, params, None if as_json else _write)
+    reply = runner.answer(ids, None if as_json else _write)
     total_ms = (time.perf_counter() - started) * 1000
     reply = replace(reply, logprobs=tuple(map(runner.named, reply.logprobs)))
     made = _as_object(prompt, reply, total_ms) | _read(reply.text, runner.format_of(ids))

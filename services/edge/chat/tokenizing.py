@@ -27,21 +27,23 @@ from services.edge.models.served import ServedModel
 async def text_ids(
     text: str,
     model: ServedModel,
-    scope: bytes | None,
+    identity: Identity,
     services: TokenizerClient,
     *,
     is_prompt: bool = False,
 ) -> tuple[int, ...]:
-    """The ids of text, in which texts of control tokens are these tokens; `scope`: whose cached ids
-    may serve; `is_prompt`: with the tokens that the model's prompts begin and end with. Raises
-    PromptTooLongError, InvalidRequestError, OverloadedError."""
+    """The ids of a client's text, in which texts of control tokens are these tokens. `is_prompt`:
+    with those that the model's prompts begin and end with. Raises PromptTooLongError,
+    InvalidRequestError, OverloadedError."""
     ids = await _by_service(text, model, services, is_prompt=is_prompt)
     if ids is not None:
         return ids
-    pool = model.tokenization
+    pool, scope, requester = model.tokenization, identity.group or None, identity.requester
     return await answered(
         pool,
-        lambda answer: pool.submit_text(text, answer, scope=scope, is_prompt=is_prompt),
+        lambda answer: pool.submit_text(
+            text, answer, requester=requester, scope=scope, is_prompt=is_prompt
+        ),
     )
 
 

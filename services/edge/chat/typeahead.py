@@ -213,13 +213,14 @@ class TypeaheadPrefill:
             self._close()  # its definition has changed, and perhaps its ids
             return
         try:
-            scope = self._typist.identity.group or None
+            identity = self._typist.identity
             job = model.tokenization.submit(
                 messages,
                 self._tokenized,
+                requester=identity.requester,
                 tools=self._tools,
                 variables=model.template_control.given(NO_OPTIONS, today()),
-                scope=scope,
+                scope=identity.group or None,
                 is_typeahead=True,
             )
             self._job = job, model

@@ -83,6 +83,7 @@ class Thinking(msgspec.Struct, kw_only=True):
     type: str
     """disabled, or one of enabled, adaptive, between_tools."""
     budget_tokens: int | None = None
+    """Most tokens of reasoning, at which it is ended; for `enabled`."""
 
 
 class Tool(msgspec.Struct, kw_only=True, gc=False):
@@ -176,6 +177,9 @@ def plan(asked: ApiRequest) -> PlannedReply:
         top_k=body.top_k,
         stop=body.stop_sequences,
     )
+    thinking = body.thinking
+    if thinking is not None and thinking.type == "enabled" and body.max_thinking_tokens is None:
+        body = msgspec.structs.replace(body, max_thinking_tokens=thinking.budget_tokens)
     chat = plan_chat(
         "messages",
         body,

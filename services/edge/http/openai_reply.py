@@ -50,8 +50,10 @@ class PromptTokensDetails(msgspec.Struct, kw_only=True):
 
 
 class CompletionTokensDetails(msgspec.Struct, kw_only=True):
-    """Counts of drafts that were copied from the request's prediction."""
+    """Counts of reasoning, and of drafts that were copied from the request's prediction."""
 
+    reasoning_tokens: int
+    """Tokens of reasoning, its tags not counted."""
     accepted_prediction_tokens: int
     """Drafts that became part of the reply."""
     rejected_prediction_tokens: int
@@ -424,6 +426,7 @@ class OpenAiWriter:
                 cached_tokens=sum(it.cached_tokens for it in prompts)
             ),
             completion_tokens_details=CompletionTokensDetails(
+                reasoning_tokens=sum(it.reasoning_tokens for it in usages),
                 accepted_prediction_tokens=sum(it.accepted_prediction_tokens for it in usages),
                 rejected_prediction_tokens=sum(it.rejected_prediction_tokens for it in usages),
             ),

@@ -11,6 +11,7 @@ import msgspec
 from outrider.errors import InvalidRequestError, PromptTooLongError
 from outrider.models.chat import MAX_CHAT_CHARS
 from outrider.today import today
+from services.edge.access.identity import Identity
 from services.edge.chat.tokenizing import answered, text_ids, using_model
 from services.edge.http.bodies import read
 from services.edge.http.exchange import Exchange
@@ -74,20 +75,24 @@ async def serve_tokenize(exchange: Exchange) -> None:
     """Answer one request. Raises OutriderError."""
     asked = read(_decode_tokenize, await exchange.body())
     _check(asked)
+    answer = await exchange.while_there(_tokenized(exchange, asked))
+    data = await asyncio.to_thread(msgspec.json.encode, answer)
+    await exchange.answer(200, data, headers=exchange.rate_headers())
+
+
+async def _tokenized(exchange: Exchange, asked: TokenizeRequest) -> TokenizeResponse:
     tools = tools_of(asked.tools or ())
     async with _using_model(exchange, asked.model) as model:
         ids = await _ids(asked, model, tools, exchange)
         texts = None
         if asked.return_token_strs:
             texts = await asyncio.to_thread(_token_strs, model, ids)
-        answer = TokenizeResponse(
+        return TokenizeResponse(
             count=len(ids),
             max_model_len=model.limits.max_context_tokens,
             tokens=list(ids),
             token_strs=texts,
         )
-    data = await asyncio.to_thread(msgspec.json.encode, answer)
-    await exchange.answer(200, data, headers=exchange.rate_headers())
 
 
 async def serve_detokenize(exchange: Exchange) -> None:
@@ -125,46 +130,56 @@ def _check(asked: TokenizeRequest) -> None:
 
 
 async def num_prompt_tokens(exchange: Exchange, model_name: str, said: Conversation) -> int:
-    """Tokens of a conversation as the model gets it. Raises OutriderError."""
-    async with _using_model(exchange, model_name) as model:
-        return len(await _chat_ids(model, said, _scope(exchange)))
+    """Tokens of a conversation as the model gets it. Raises OutriderError, ClientLeft."""
+
+    async def count() -> int:
+        async with _using_model(exchange, model_name) as model:
+            return len(await _chat_ids(model, said, _identity(exchange)))
+
+    return await exchange.while_there(count())
 
 
 async def _ids(
     asked: TokenizeRequest, model: ServedModel, tools: tuple[str, ...], exchange: Exchange
 ) -> tuple[int, ...]:
-    scope = _scope(exchange)
+    identity = _identity(exchange)
     if asked.messages is not None:
         options = template_options(asked.chat_template_kwargs)
         said = Conversation(messages_of(asked.messages), tools, template_options=options)
-        return await _chat_ids(model, said, scope)
+        return await _chat_ids(model, said, identity)
     return await text_ids(
         asked.prompt or "",
         model,
-        scope,
+        identity,
         exchange.frontend.context.long_texts,
         is_prompt=asked.add_special_tokens is not False,
     )
 
 
-async def _chat_ids(model: ServedModel, said: Conversation, scope: bytes | None) -> tuple[int, ...]:
+async def _chat_ids(model: ServedModel, said: Conversation, identity: Identity) -> tuple[int, ...]:
     """Ids of a conversation as the model gets it. Raises OutriderError."""
     tools = said.shown_tools
     if tools:
         model.tool_calling.check_calls_tools()
     variables = model.template_control.given(said.template_options, today())
     pool = model.tokenization
+    requester, scope = identity.requester, identity.group or None
     return await answered(
         pool,
         lambda answer: pool.submit(
-            said.messages, answer, tools=tools, variables=variables, scope=scope
+            said.messages,
+            answer,
+            requester=requester,
+            tools=tools,
+            variables=variables,
+            scope=scope,
         ),
     )
 
 
-def _scope(exchange: Exchange) -> bytes | None:
+def _identity(exchange: Exchange) -> Identity:
     assert exchange.identity is not None
-    return exchange.identity.group or None
+    return exchange.identity
 
 
 def _token_strs(model: ServedModel, ids: tuple[int, ...]) -> list[str]:
@@ -176,6 +191,5 @@ def _text_of(model: ServedModel, ids: list[int]) -> str:
 
 
 def _using_model(exchange: Exchange, asked: str | None) -> AbstractAsyncContextManager[ServedModel]:
-    assert exchange.identity is not None
     context = exchange.frontend.context
-    return using_model(context, exchange.identity, exchange.begin_chat, asked or "")
+    return using_model(context, _identity(exchange), exchange.begin_chat, asked or "")

@@ -71,6 +71,10 @@ class ExtraFields(msgspec.Struct, kw_only=True):
     """Variables for the model's chat template."""
     enable_thinking: bool | None = None
     """Whether the model reasons before it answers."""
+    max_thinking_tokens: int | None = None
+    """Most tokens of reasoning, at which it is ended; -1: no limit."""
+    thinking_token_budget: int | None = None
+    """The same, as in vLLM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +150,8 @@ def plan_chat(
         deadline_ms=body.deadline_ms,
         speculation=body.speculation,
         residency=body.residency,
+        max_thinking_tokens=body.max_thinking_tokens,
+        thinking_token_budget=body.thinking_token_budget,
     )
     options = check_stream_options(fields)
     is_streamed = bool(fields.stream)

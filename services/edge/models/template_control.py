@@ -40,13 +40,17 @@ class TemplateControl:
         return cls(vocabulary.template_variables, thinks)
 
     def applied(self, request: ChatRequest, today: str) -> ChatRequest:
-        """The request with the variables that it asks for, and with the date, if the template shows
-        it: that of the chat's beginning, if it is continued, or `today`. Raises
+        """The request with the variables that it asks for, and with the date if the template shows
+        it: that of the chat's beginning if it is continued, otherwise `today`. Where the model
+        always thinks, and is not to, its reasoning is ended before its first token. Raises
         InvalidRequestError, which names the field, for what the template has no variable for."""
         if request.raw_prompt is not None:
             return request
-        day = request.resume.template_date or today
-        return replace(request, template_variables=self.given(request.template_options, day))
+        options, sampling = request.template_options, request.sampling
+        if self._asks(options)[0] is False and self.thinks and not self._switch:
+            sampling = replace(sampling, max_thinking_tokens=0)
+        variables = self.given(options, request.resume.template_date or today)
+        return replace(request, sampling=sampling, template_variables=variables)
 
     def given(self, options: TemplateOptions, today: str) -> str:
         """The variables for the template. Raises InvalidRequestError."""
@@ -55,28 +59,28 @@ class TemplateControl:
             if name not in self.variables:
                 raise unknown_variable(name, self.variables)
         derived: dict[str, Any] = {}
-        thinks, field = options.thinks, options.thinks_field
         if options.effort and _EFFORT in self.variables:
             derived[_EFFORT] = options.effort
-        elif options.effort_field and thinks is None:
-            thinks, field = options.effort != NO_EFFORT, options.effort_field
-        if thinks is not None:
-            derived |= self._switched(thinks, field, is_effort=field == options.effort_field)
+        thinks, field = self._asks(options)
+        if thinks is not None and self._switch:
+            derived[self._switch] = thinks
+        elif thinks and field and not (self.thinks and field == options.thinks_field):
+            raise InvalidRequestError(
+                f"{field}: the model's chat template has no variable for it; leave {field} out, or "
+                "choose another model",
+                metadata={"param": field},
+            )
         # What is named for the template itself is more exact than what follows from other fields.
         return dated(check_variables(derived | named), self.variables, today)
 
-    def _switched(self, thinks: bool, field: str, *, is_effort: bool) -> dict[str, Any]:
-        """The variable that makes the model think, or not. Raises InvalidRequestError if there is
-        none, and the model does otherwise without being told."""
-        for name in _SWITCHES:
-            if name in self.variables:
-                return {name: thinks}
-        is_met = self.thinks is thinks and not (thinks and is_effort)
-        if is_met or (thinks and not field):
-            return {}
-        wanted = "reasons" if self.thinks else "does not reason"
-        raise InvalidRequestError(
-            f"{field}: the model {wanted}, and its chat template has no variable to change that; "
-            f"leave {field} out, or choose another model",
-            metadata={"param": field},
-        )
+    def _asks(self, options: TemplateOptions) -> tuple[bool | None, str]:
+        """Whether the model is to think, and the field that says so."""
+        is_switch = options.thinks is not None or _EFFORT in self.variables
+        if is_switch or not options.effort_field:
+            return options.thinks, options.thinks_field
+        return options.effort != NO_EFFORT, options.effort_field
+
+    @property
+    def _switch(self) -> str:
+        """The variable that makes the model think, or not; "": there is none."""
+        return next((name for name in _SWITCHES if name in self.variables), "")

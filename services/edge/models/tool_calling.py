@@ -40,8 +40,9 @@ class ToolCalling:
         """The request as this model serves it. Tools are removed if the model is not to see them.
         The text includes the markers by which calls and reasoning are parsed. A grammar is added if
         `tool_choice` requires a call, and if the reply follows a JSON schema, one for calls or such
-        an answer. Raises InvalidRequestError for a model that calls no tools, and
-        InvalidSamplingError for definitions that make too long a grammar."""
+        an answer; any grammar is that of what follows reasoning. Raises InvalidRequestError for a
+        model that calls no tools, and InvalidSamplingError for definitions that make too long a
+        grammar."""
         if not request.tools or request.tool_choice == NONE:
             request = replace(request, tools=())
         sampling, reply_format = request.sampling, self.reply_format
@@ -59,6 +60,8 @@ class ToolCalling:
             reply_format = replace(reply_format, call_syntax=None)
         if any(self.find_control(marker) is not None for marker in reply_format.markers):
             sampling = replace(sampling, special_tokens=True)
+        if sampling.grammar is not None or sampling.max_thinking_tokens >= 0:
+            sampling = replace(sampling, reasoning_tags=reply_format.reasoning)
         return replace(request, sampling=sampling, reply_format=reply_format)
 
     def check_calls_tools(self) -> ReplyFormat:

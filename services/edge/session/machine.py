@@ -415,7 +415,7 @@ class ChatSession:
         return Done(
             finish_reason=reason,
             upto=self.num_tokens,
-            usage=replace(usage, lossy_tokens=opened.reply.num_lossy) if opened else usage,
+            usage=opened.reply.counted(usage) if opened else usage,
             replica_timings=timings,
             edge_timings=self.milestones.timings(now),
             region=opened.region if opened else "",

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 from google.protobuf.message import DecodeError
@@ -186,7 +186,7 @@ def _request(chat: edge_pb2.ChatRequest) -> ChatRequest:
         request_id=request_id(chat.idempotency_key),
         model=chat.model,
         messages=messages,
-        sampling=sampling_from_proto(chat.sampling),
+        sampling=replace(sampling_from_proto(chat.sampling), reasoning_tags=None),
         priority=priority_from_proto(chat.priority),
         deadline_ms=chat.deadline_ms,
         provisional=chat.provisional,

@@ -148,8 +148,29 @@ def test_what_is_asked_of_a_template_is_passed_on(
 
 
 @pytest.mark.parametrize(
+    ("it", "fields", "limit"),
+    [
+        *((it, {"max_thinking_tokens": 0}, 0) for it in (CHAT, MESSAGE, RESPONSE)),
+        *((it, {"thinking_token_budget": 9}, 9) for it in (CHAT, MESSAGE, RESPONSE)),
+        (MESSAGE, {"thinking": {"type": "enabled", "budget_tokens": 2000}}, 2000),
+        (MESSAGE, {"thinking": {"type": "disabled", "budget_tokens": 2000}}, -1),
+        (
+            MESSAGE,
+            {"thinking": {"type": "enabled", "budget_tokens": 5}, "max_thinking_tokens": 4},
+            4,
+        ),
+    ],
+)
+def test_limits_of_reasoning(it: Shape, fields: dict[str, Any], limit: int) -> None:
+    (chat,) = planned(it.api, it.body | fields).chats
+    assert chat.sampling.max_thinking_tokens == limit
+
+
+@pytest.mark.parametrize(
     ("it", "fields", "param"),
     [
+        (COMPLETION, {"max_thinking_tokens": 5}, "max_thinking_tokens"),
+        (COMPLETION, {"thinking_token_budget": 5}, "thinking_token_budget"),
         (CHAT, {"reasoning_effort": "extreme"}, "reasoning_effort"),
         (RESPONSE, {"reasoning": {"effort": "extreme"}}, "reasoning.effort"),
         (CHAT, {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),

@@ -65,6 +65,10 @@ async def test_reasoning_stands_apart_streamed_and_whole(
         mesh.region.reply = reply_ids(vocabulary, REPLIES[family])
         whole = (await client.post(route.path, json=route.body)).json()
         assert (reasoning_of(whole), route.text(whole)) == ("Hm, é.", "Four.")
+        for name in ("completion_tokens_details", "output_tokens_details"):
+            if details := whole["usage"].get(name):
+                # One per byte, and the line breaks around them.
+                assert details["reasoning_tokens"] >= len("Hm, é.".encode())
         stream = (await client.post(route.path, json=route.streamed)).content
         events = data_of(stream)
         assert "".join(map(reasoning_delta, events)) == "Hm, é."
@@ -183,15 +187,59 @@ async def test_what_a_template_has_no_variable_for_is_refused_by_name(
 ) -> None:
     vocabulary = thinking_templates.vocabulary_of(R1)
     async with serving_http(vocabulary, tmp_path, "") as mesh, plain(mesh) as client:
-        for field, value in (
-            ("enable_thinking", False),
-            ("chat_template_kwargs", {"enable_thinking": False}),
-            ("chat_template_kwargs", {"messages": []}),
-        ):
-            refused = await client.post(route.path, json={**route.body, field: value})
+        named: list[dict[str, Any]] = [{"enable_thinking": False}, {"messages": []}]
+        for value in named:
+            asked = {**route.body, "chat_template_kwargs": value}
+            refused = await client.post(route.path, json=asked)
             assert refused.status_code == 400
-            assert field in refused.json()["error"]["message"]
+            assert "chat_template_kwargs" in refused.json()["error"]["message"]
         assert mesh.region.opened == []
+        await mesh.settled()
+
+
+BUDGETS: dict[str, list[dict[str, Any]]] = {
+    CHAT.path: [],
+    MESSAGE.path: [{"thinking": {"type": "enabled", "budget_tokens": 7}}],
+    RESPONSE.path: [],
+}
+"""How APIs limit reasoning in words of their own."""
+
+
+@over_tool_routes
+async def test_limits_of_reasoning_reach_the_region(tmp_path: Path, route: ChatRoute) -> None:
+    vocabulary = thinking_templates.vocabulary_of(R1)
+    ways = [{"max_thinking_tokens": 7}, {"thinking_token_budget": 7}, *BUDGETS[route.path]]
+    async with serving_http(vocabulary, tmp_path, "") as mesh, plain(mesh) as client:
+        for way in ways:
+            await client.post(route.path, json={**route.body, **way})
+        for opened in mesh.region.opened:
+            assert opened.sampling.max_thinking_tokens == 7
+            assert list(opened.sampling.reasoning_tags) == ["<think>", "</think>"]
+        for way in (OFF[route.path], {"enable_thinking": False}):
+            await client.post(route.path, json={**route.body, **way})
+            opened = mesh.region.opened[-1]
+            assert opened.sampling.HasField("max_thinking_tokens")
+            assert opened.sampling.max_thinking_tokens == 0, "it always thinks, so it is ended"
+        await client.post(route.path, json={**route.body, "max_thinking_tokens": -1})
+        assert not mesh.region.opened[-1].sampling.HasField("max_thinking_tokens")
+        refused = await client.post(route.path, json={**route.body, "max_thinking_tokens": -2})
+        assert "max_thinking_tokens" in refused.json()["error"]["message"]
+        assert len(mesh.region.opened) == len(ways) + 3
+        await mesh.settled()
+
+
+@over_tool_routes
+async def test_a_schema_is_that_of_what_follows_reasoning(tmp_path: Path, route: ChatRoute) -> None:
+    assert route.schema is not None
+    vocabulary = thinking_templates.vocabulary_of(R1)
+    asked = {**route.body, **route.schema({"type": "object"})}
+    async with serving_http(vocabulary, tmp_path, "") as mesh, plain(mesh) as client:
+        mesh.region.reply = reply_ids(vocabulary, "Hm.\n</think>\n\n{}")
+        whole = (await client.post(route.path, json=asked)).json()
+        assert (reasoning_of(whole), route.text(whole)) == ("Hm.", "{}")
+        sampling = mesh.region.opened[0].sampling
+        assert sampling.grammar.text == '{"type":"object"}'
+        assert list(sampling.reasoning_tags) == ["<think>", "</think>"]
         await mesh.settled()
 
 

@@ -60,8 +60,6 @@ def test_what_a_template_can_be_told_it_is_told(
 @pytest.mark.parametrize(
     ("control", "options", "param"),
     [
-        (R1, OFF, "enable_thinking"),
-        (R1, NO_EFFORT, "reasoning_effort"),
         (R1, HIGH, "reasoning_effort"),
         (PLAIN, ON, "enable_thinking"),
         (PLAIN, HIGH, "reasoning_effort"),
@@ -79,6 +77,16 @@ def test_what_it_cannot_be_told_is_refused_by_name(
     with pytest.raises(InvalidRequestError, match="no variable") as refused:
         control.given(options, TODAY)
     assert refused.value.metadata["param"] == param
+
+
+@pytest.mark.parametrize("options", [OFF, NO_EFFORT])
+def test_a_model_that_always_thinks_is_ended_at_once(options: TemplateOptions) -> None:
+    asked = ChatRequest(
+        "r", "m", (Message("user", "hi"),), SamplingParams(), template_options=options
+    )
+    assert R1.applied(asked, TODAY).sampling == SamplingParams(max_thinking_tokens=0)
+    for control in (QWEN3, PLAIN):
+        assert control.applied(asked, TODAY).sampling == SamplingParams()
 
 
 def test_variables_by_name_win() -> None:
