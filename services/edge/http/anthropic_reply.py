@@ -1,4 +1,10 @@
-"""Replies as the Anthropic API writes them: content blocks, streamed or whole (pure)."""
+"""Replies as the Anthropic API writes them: content blocks, streamed or whole (pure).
+
+That API's document lists many fields as always there and null (`citations`, `container`,
+`stop_details`, `cache_creation`). Its replies leave out those that have no value, and clients that
+check replies (the AI SDK) take no null in their place, so they are not written here. `stop_reason`
+and `stop_sequence` are null in its replies too.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +43,6 @@ class TextBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
     """Text."""
 
     text: str
-    citations: None = None
 
 
 class ThinkingBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="thinking"):
@@ -45,7 +50,8 @@ class ThinkingBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="thinkin
 
     thinking: str
     signature: str = ""
-    """Empty: thoughts are not signed here."""
+    """The message's id: it proves nothing. Clients send thoughts without a signature back as text,
+    or leave them out."""
 
 
 class DirectCaller(msgspec.Struct, kw_only=True):
@@ -71,15 +77,13 @@ class AnthropicUsage(msgspec.Struct, kw_only=True):
     """Tokens. The prompt's are `input_tokens` and `cache_read_input_tokens` together."""
 
     input_tokens: int
-    cache_creation_input_tokens: int | None = None
-    cache_read_input_tokens: int | None = None
-    """Prompt tokens whose KV was reused; null while unknown, when they count as `input_tokens`."""
-    cache_creation: None = None
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int = 0
+    """Prompt tokens whose KV was reused. At the start of a stream they are not known yet, and count
+    as `input_tokens`."""
     output_tokens: int
-    output_tokens_details: None = None
-    server_tool_use: None = None
-    service_tier: str | None = None
-    inference_geo: None = None
+    service_tier: str | UnsetType = UNSET
+    """Left out at the end of a stream."""
 
 
 class AnthropicMessage(msgspec.Struct, kw_only=True):
@@ -92,8 +96,6 @@ class AnthropicMessage(msgspec.Struct, kw_only=True):
     content: list[ContentBlock]
     stop_reason: str | None = None
     stop_sequence: str | None = None
-    stop_details: None = None
-    container: None = None
     usage: AnthropicUsage
     outrider: ChoiceDetails | UnsetType = UNSET
 
@@ -123,6 +125,12 @@ class ThinkingDelta(msgspec.Struct, kw_only=True, tag_field="type", tag="thinkin
     thinking: str
 
 
+class SignatureDelta(msgspec.Struct, kw_only=True, tag_field="type", tag="signature_delta"):
+    """The signature of a thought, at its end."""
+
+    signature: str
+
+
 class InputJsonDelta(msgspec.Struct, kw_only=True, tag_field="type", tag="input_json_delta"):
     """More of a call's arguments."""
 
@@ -133,7 +141,7 @@ class ContentBlockDelta(msgspec.Struct, kw_only=True, tag_field="type", tag="con
     """More of a block."""
 
     index: int
-    delta: TextDelta | ThinkingDelta | InputJsonDelta
+    delta: TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta
 
 
 class ContentBlockStop(msgspec.Struct, kw_only=True, tag_field="type", tag="content_block_stop"):
@@ -147,8 +155,6 @@ class MessageEnd(msgspec.Struct, kw_only=True):
 
     stop_reason: str | None
     stop_sequence: str | None = None
-    stop_details: None = None
-    container: None = None
 
 
 class MessageDelta(msgspec.Struct, kw_only=True, tag_field="type", tag="message_delta"):
@@ -181,6 +187,7 @@ MessageEvent: TypeAlias = (
 PING: Final = b"event: ping\ndata: " + msgspec.json.encode(Ping()) + b"\n\n"
 """Keeps a stream alive that was silent for a while."""
 _NO_INPUT: Final = msgspec.Raw(b"{}")
+_SERVICE_TIER: Final = "standard"
 
 
 class MessageShape:
@@ -192,10 +199,14 @@ class MessageShape:
         self._shows_thinking = shows_thinking
         self._indices: dict[int, int] = {}
         """Index of the block for each part's index."""
+        self._message_id = ""
 
     def began(self, accepted: Accepted) -> list[Event]:
         """Events for the start of a reply; see Shape.began."""
-        usage = AnthropicUsage(input_tokens=accepted.prompt_tokens, output_tokens=0)
+        self._message_id = _id_of(accepted)
+        usage = AnthropicUsage(
+            input_tokens=accepted.prompt_tokens, output_tokens=0, service_tier=_SERVICE_TIER
+        )
         return [_event(MessageStart(message=_message(accepted, [], usage)))]
 
     def scored(self, logprobs: Sequence[TokenLogprobs], num_fresh: int) -> None:
@@ -214,7 +225,11 @@ class MessageShape:
             case PartGrew(text=text):
                 return [_event(ContentBlockDelta(index=index, delta=_delta(part, text)))]
             case PartEnded():
-                return [_event(ContentBlockStop(index=index))]
+                stop = _event(ContentBlockStop(index=index))
+                if part.kind is not PartKind.REASONING:
+                    return [stop]
+                signature = SignatureDelta(signature=self._message_id)
+                return [_event(ContentBlockDelta(index=index, delta=signature)), stop]
 
     def ended(self, reader: PartReader, done: Done) -> list[Event]:
         """Events for the end of a reply; see Shape.ended."""
@@ -228,15 +243,17 @@ class MessageShape:
 
     def body(self, accepted: Accepted, reader: PartReader, done: Done) -> AnthropicMessage:
         """The whole reply as one message; see Shape.body."""
-        blocks = [_block(it) for it in reader.parts if self._is_shown(it)]
+        shown = [it for it in reader.parts if self._is_shown(it)]
+        blocks = [_block(it, _id_of(accepted)) for it in shown]
         message = _message(accepted, blocks, _usage(done))
+        message.usage.service_tier = _SERVICE_TIER
         message.stop_reason, message.stop_sequence = _stop(reader, done)
         message.outrider = self._details(done)
         return message
 
-    def failed(self, error: OutriderError) -> Event:
+    def failed(self, error: OutriderError) -> list[Event]:
         """The event for a failure; see Shape.failed."""
-        return Event("error", described(error))
+        return [Event("error", described(error))]
 
     def _is_shown(self, part: Part) -> bool:
         return self._shows_thinking or part.kind is not PartKind.REASONING
@@ -249,22 +266,22 @@ def _event(data: MessageEvent) -> Event:
     return Event(str(data.__struct_config__.tag), data)
 
 
+def _id_of(accepted: Accepted) -> str:
+    return f"msg_{accepted.request_id}"
+
+
 def _message(
     accepted: Accepted, content: list[ContentBlock], usage: AnthropicUsage
 ) -> AnthropicMessage:
-    return AnthropicMessage(
-        id=f"msg_{accepted.request_id}", model=accepted.model, content=content, usage=usage
-    )
+    return AnthropicMessage(id=_id_of(accepted), model=accepted.model, content=content, usage=usage)
 
 
 def _usage(done: Done) -> AnthropicUsage:
     usage = done.usage
     return AnthropicUsage(
         input_tokens=max(0, usage.prompt_tokens - usage.cached_tokens),
-        cache_creation_input_tokens=0,
         cache_read_input_tokens=usage.cached_tokens,
         output_tokens=usage.completion_tokens,
-        service_tier="standard",
     )
 
 
@@ -287,13 +304,13 @@ def _empty_block(part: Part) -> ContentBlock:
             return _tool_use(part, _NO_INPUT)
 
 
-def _block(part: Part) -> ContentBlock:
+def _block(part: Part, signature: str) -> ContentBlock:
     """A whole part. A call without whole arguments is no call, but text."""
     match part.kind:
         case PartKind.TEXT:
             return TextBlock(text=part.text)
         case PartKind.REASONING:
-            return ThinkingBlock(thinking=part.text)
+            return ThinkingBlock(thinking=part.text, signature=signature)
         case PartKind.CALL if part.is_whole:
             return _tool_use(part, msgspec.Raw(part.text.strip().encode() or b"{}"))
         case PartKind.CALL:

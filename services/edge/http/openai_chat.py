@@ -13,6 +13,7 @@ from outrider.errors import InvalidSamplingError
 from outrider.models.chat import check_text
 from outrider.models.tools import NONE
 from outrider.sampling.grammar import Grammar, from_response_format
+from outrider.sampling.params import SamplingParams
 from outrider.session.types import TokenLogprobs
 from services.edge.http.api import ApiRequest, ChatApi, PlannedReply
 from services.edge.http.bodies import null, read, schema_in
@@ -164,7 +165,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: OpenAiUsage
-    system_fingerprint: str | None = None
+    system_fingerprint: str | UnsetType = UNSET
 
 
 class FunctionDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -210,7 +211,7 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int
     model: str
-    system_fingerprint: str | None = None
+    system_fingerprint: str | UnsetType = UNSET
     choices: list[ChunkChoice]
     usage: OpenAiUsage | UnsetType | None = UNSET
 
@@ -350,9 +351,8 @@ def plan(asked: ApiRequest) -> PlannedReply:
     options = template_options(
         body.chat_template_kwargs, thinks=body.enable_thinking, effort=body.reasoning_effort
     )
-    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     sampling = replace(
-        sampling_params(body, reply_limit(limit, asked)),
+        _sampling(body, asked.default_max_tokens),
         grammar=_grammar(body.response_format),
         num_logprobs=chat_count(body.logprobs, body.top_logprobs),
     )
@@ -382,6 +382,13 @@ def plan(asked: ApiRequest) -> PlannedReply:
 
 
 API: Final = ChatApi(plan, error_body)
+
+
+def _sampling(body: ChatCompletionRequest, default_max_tokens: int) -> SamplingParams:
+    if body.max_completion_tokens is None:
+        return sampling_params(body, reply_limit(body.max_tokens, default_max_tokens))
+    limit = reply_limit(body.max_completion_tokens, default_max_tokens)
+    return sampling_params(body, limit, {"max_tokens": "max_completion_tokens"})
 
 
 def _grammar(wanted: ResponseFormat | None) -> Grammar | None:

@@ -114,7 +114,7 @@ def _check(asked: TokenizeRequest) -> None:
     if (asked.prompt is None) == (asked.messages is None):
         raise InvalidRequestError("send either `prompt` or `messages`")
     if asked.prompt is not None and len(asked.prompt) > MAX_CHAT_CHARS:
-        raise refused("prompt", f"a prompt has at most {MAX_CHAT_CHARS} characters; shorten it")
+        raise PromptTooLongError.of_text("the prompt", len(asked.prompt), MAX_CHAT_CHARS)
     for name in ("tools", "chat_template_kwargs"):
         if getattr(asked, name) and asked.messages is None:
             raise refused(name, f"{name} goes with `messages`: it is for a chat template")
