@@ -20,6 +20,7 @@ the template.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -169,17 +170,24 @@ class ChatTemplate:
         return list(self._split(text))
 
     def check(self) -> None:
-        """Raises ConfigError for a template that fails on a chat of one message: whatever its
-        clients send then, the fault is the template's. One that refuses it by itself is whole."""
+        """Raises ConfigError for a template that fails on a chat of one message, with a tool and
+        without: whatever its clients send then, the fault is the template's. One that refuses it by
+        itself is whole."""
         try:
-            self._rendered(self._data([_ASK], [], {}), read_date(_SOME_DAY))
-        except TemplateRefusal:
-            pass
+            self._try([])
         except BROKEN as error:
-            raise ConfigError(
-                f"the model's chat template is broken, a chat of one message fails: {error} "
-                f"({type(error).__name__}); set another one (chat_template)"
-            ) from error
+            try:
+                self._try([_PROBE_TOOL])  # some are for chats with tools alone
+            except BROKEN:
+                raise ConfigError(
+                    f"the model's chat template is broken, a chat of one message fails: {error} "
+                    f"({type(error).__name__}); set another one (chat_template)"
+                ) from error
+
+    def _try(self, tools: Sequence[str]) -> None:
+        """Raises one of BROKEN for a template that fails."""
+        with contextlib.suppress(TemplateRefusal):
+            self._rendered(self._data([_ASK], tools, {}), read_date(_SOME_DAY))
 
     def _probed(self, messages: Sequence[Message], tools: Sequence[str]) -> str:
         """A chat as the template renders it; "" if the template refuses it."""

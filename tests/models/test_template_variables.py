@@ -199,6 +199,7 @@ def test_a_template_that_fails_is_named_when_it_is_loaded() -> None:
     with pytest.raises(InvalidRequestError, match="refuses these messages: only with a system"):
         refusing.segments([USER])
     template(DATED).check()
+    template("{% for tool in tools %}{{ tool.function.name }}{% endfor %}").check()
 
 
 def test_a_vocabulary_with_a_template_that_fails_is_refused() -> None:
