@@ -44,9 +44,10 @@ from outrider.reply_parsing.formats import ReasoningTags, ends_in, reasoning_tag
 
 _PIECE_CHARS: Final = 4096
 _PRIVATE_USE: Final = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+_MAX_OPENINGS: Final = 64
 _QUOTED: Final = re.compile(r"'([^'\\\n]*)'|\"([^\"\\\n]*)\"")
-_SOME_DAY: Final = "2000-01-01"
-"""Of the small chats."""
+_A_DAY: Final = date(1, 1, 1)
+"""The day of small chats that find out what a template can do."""
 _ASK: Final = Message("user", "a")
 _PROBE_TOOL: Final = tool_text(
     {
@@ -102,6 +103,8 @@ class ChatTemplate:
             raise ConfigError(f"the model's chat template is broken: {error}") from error
         self._source = source
         self._reasoning_field = _reasoning_field(source)
+        self._openings: dict[str, bool] = {}
+        """Whether prompts with these variables end in the tag that begins reasoning."""
         self._variables = dict(variables)
         # Longest first: where two tokens begin, the tokenizer takes the longer one.
         longest_first = sorted(control_tokens, key=len, reverse=True)
@@ -163,6 +166,21 @@ class ChatTemplate:
             begins_in_reasoning=tags is not None and ends_in(tags, prompt),
         )
 
+    def begins_in_reasoning(self, variables: str = "") -> bool:
+        """Whether a prompt with these variables ends in the tag that begins reasoning, as far as a
+        small chat tells. Values that the template does not name count as not given."""
+        abilities, given = self.abilities, read_variables(variables)
+        given.pop(DATE, None)  # no reasoning depends on the day
+        if abilities.reasoning is None or not given or not self._are_common(given):
+            return abilities.begins_in_reasoning
+        named = repr(sorted(given.items()))
+        if named not in self._openings:
+            if len(self._openings) >= _MAX_OPENINGS:
+                self._openings.clear()
+            prompt = self._probed([_ASK], [], given)
+            self._openings[named] = ends_in(abilities.reasoning, prompt)
+        return self._openings[named]
+
     def split(self, text: str) -> list[Segment]:
         """Split a text at the control tokens whose texts it contains; they become these tokens.
         Only for prompts that the sender rendered, never for text from others."""
@@ -187,12 +205,17 @@ class ChatTemplate:
     def _try(self, tools: Sequence[str]) -> None:
         """Raises one of BROKEN for a template that fails."""
         with contextlib.suppress(TemplateRefusal):
-            self._rendered(self._data([_ASK], tools, {}), read_date(_SOME_DAY))
+            self._rendered(self._data([_ASK], tools, {}), _A_DAY)
 
-    def _probed(self, messages: Sequence[Message], tools: Sequence[str]) -> str:
+    def _probed(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[str],
+        variables: dict[str, Any] | None = None,
+    ) -> str:
         """A chat as the template renders it; "" if the template refuses it."""
         try:
-            return "".join(segment.text for segment in self._segments(messages, tools))
+            return "".join(segment.text for segment in self._segments(messages, tools, variables))
         except InvalidRequestError:
             return ""
 
@@ -203,23 +226,27 @@ class ChatTemplate:
         variables: dict[str, Any] | None = None,
     ) -> list[Segment]:
         given = dict(variables or {})
-        day = read_date(given.pop(DATE, _SOME_DAY))
+        day = read_date(given.pop(DATE)) if DATE in given else _A_DAY
         chat = self._data(messages, tools, given)
         stand_ins = self._stand_ins(list(chat.texts()))
         hidden = chat
         if stand_ins:
             hidden = chat.changed(lambda text: "".join(self._with_stand_ins(text, stand_ins)))
         segments = list(self._split(self._render(hidden, day)))
-        alone = list(self._split(self._render(chat.blanked(self._own_words), day)))
+        # On another day: a text with the date, which may be the client's choice, is no template's.
+        alone = list(self._split(self._render(chat.blanked(self._own_words), _A_DAY)))
         if _control_texts(segments) != _control_texts(alone):
             raise InvalidRequestError(
                 "a message and the chat template together would make a control token; change the "
                 "beginning or the end of the message"
             )
         # Texts made with what others cannot know are no texts of the template.
-        is_common = all(self._is_common(value) for value in chat.variables.values())
+        is_common = self._are_common(chat.variables)
         typed = {char: text for text, char in stand_ins.items()}
         return list(_restored(segments, alone if is_common else [], typed))
+
+    def _are_common(self, variables: Mapping[str, Any]) -> bool:
+        return all(map(self._is_common, variables.values()))
 
     def _is_common(self, value: Any) -> bool:
         """Whether a variable's value is one of a few that the template itself names."""

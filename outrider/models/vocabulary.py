@@ -337,6 +337,11 @@ class Vocabulary:
         SamplingParams.special_tokens."""
         return any(marker in self._control for marker in reply_format.markers)
 
+    def begins_in_reasoning(self, variables: str = "") -> bool:
+        """Whether the prompts of chats with these variables (`check_variables`) end in the tag that
+        begins reasoning, as far as a small chat tells."""
+        return bool(self.chat_template) and self._template.begins_in_reasoning(variables)
+
     @property
     def template_variables(self) -> frozenset[str]:
         """Names of the variables that the chat template takes from a client."""

@@ -174,6 +174,19 @@ def test_the_date_is_the_one_that_is_given() -> None:
             check_variables({"strftime_now": bad})
 
 
+def test_a_text_with_the_date_is_the_clients() -> None:
+    source = "{{ strftime_now('%Y') }}<|a|>hello<|b|>{{ messages[0].content }}"
+    given = check_variables({"strftime_now": "2026-11-29"})
+    segments = template(source).segments([USER], (), given)
+    assert [(it.text, it.is_template) for it in segments] == [
+        ("2026", False),
+        ("<|a|>", True),
+        ("hello", True),
+        ("<|b|>", True),
+        ("hi", False),
+    ]
+
+
 def test_the_date_is_added_once_where_a_template_shows_one() -> None:
     added = dated("", {"strftime_now"}, "2026-11-29")
     assert date_in(added) == "2026-11-29"

@@ -28,6 +28,7 @@ from outrider.cli.prompting.terminal_input import Interrupts, Prompts, typing_hi
 from outrider.errors import (
     InvalidRequestError,
     OutriderError,
+    PermissionDeniedError,
     UnavailableError,
     UnknownModelError,
 )
@@ -289,10 +290,14 @@ class ChatCommand:
                 async def check(model: str) -> str:
                     name = check_model(model)
                     listed = [it.name for it in (await client.describe()).models]
+                    if name in listed:
+                        return name
                     # An edge lists what clients without a key may use; with one it may be more.
-                    if not self._wanted.caller.key and name not in listed:
+                    if not self._wanted.caller.key:
                         has = ", ".join(listed) or "none"
                         raise UnknownModelError(f"the edge has no model {name!r}; it has {has}")
+                    with contextlib.suppress(PermissionDeniedError):  # a key for chats alone
+                        await client.tokenize("", model=name)
                     return name
 
                 async def choose(model: str) -> SamplingChoice:

@@ -28,12 +28,18 @@ class ToolCalling:
     """Whether its chat template shows tool definitions."""
     find_control: Callable[[str], int | None]
     """Id of the control token with a text; None if there is none."""
+    begins_in_reasoning: Callable[[str], bool]
+    """Whether prompts with these variables of the template end in the tag that begins
+    reasoning."""
 
     @classmethod
     def of(cls, vocabulary: Vocabulary, tool_parser: str) -> ToolCalling:
         """`tool_parser`: as the model's definition has it."""
         return cls(
-            vocabulary.reply_format(tool_parser), vocabulary.shows_tools, vocabulary.find_control
+            vocabulary.reply_format(tool_parser),
+            vocabulary.shows_tools,
+            vocabulary.find_control,
+            vocabulary.begins_in_reasoning,
         )
 
     def applied(self, request: ChatRequest) -> ChatRequest:
@@ -58,6 +64,9 @@ class ToolCalling:
             return request
         else:
             reply_format = replace(reply_format, call_syntax=None)
+        # For a prompt that the region makes; of its own an edge sees the end.
+        is_open = self.begins_in_reasoning(request.template_variables)
+        reply_format = replace(reply_format, begins_in_reasoning=is_open)
         if any(self.find_control(marker) is not None for marker in reply_format.markers):
             sampling = replace(sampling, special_tokens=True)
         if sampling.grammar is not None or sampling.max_thinking_tokens >= 0:

@@ -56,6 +56,26 @@ def test_reasoning_is_read_in_every_chat_of_a_model_that_thinks(
     assert found.applied(raw) == raw, "a completion is text"
 
 
+def test_variables_tell_whether_a_thin_chat_begins_in_reasoning() -> None:
+    template = thinking_templates.QWEN3.replace(
+        "{{- '<think>\\n\\n</think>\\n\\n' }}",
+        "{{- '<think>\\n\\n</think>\\n\\n' }}{%- else %}{{- '<think>\\n' }}",
+    )
+    vocabulary = thinking_templates.vocabulary_of(template, like=thinking_templates.QWEN3)
+    for variables, begins in (
+        ("", True),
+        ('{"enable_thinking":false}', False),
+        ('{"enable_thinking":true}', True),
+        ('{"enable_thinking":"perhaps"}', True),
+    ):
+        asked = asking(tools=(), template_variables=variables)
+        served = ToolCalling.of(vocabulary, "").applied(asked)
+        assert served.reply_format is not None
+        assert served.reply_format.begins_in_reasoning is begins
+        prompt = vocabulary.decode(vocabulary.encode_chat(asked.messages, (), variables))
+        assert prompt.endswith("<think>\n") is begins
+
+
 def test_tools_that_are_not_to_be_called_are_not_shown() -> None:
     for template in (HERMES, PLAIN):
         served = calling(template).applied(asking(tool_choice="none"))
