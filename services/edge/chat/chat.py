@@ -371,7 +371,9 @@ class Chat:
                     scope=scope,
                 )
             else:
-                job = pool.submit_text(action.text, answer, requester=whose, scope=scope)
+                job = pool.submit_text(
+                    action.text, answer, requester=whose, scope=scope, is_prompt=True
+                )
             self._tokenizing = job, span
         except OutriderError as error:
             span.end(error)

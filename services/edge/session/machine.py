@@ -24,6 +24,7 @@ from outrider.errors import (
     PromptTooLongError,
     VocabularyMismatchError,
 )
+from outrider.models.template_variables import date_in
 from outrider.reply_parsing.reasoning import begins_in_reasoning
 from outrider.session.client import Accepted, Committed, Done, Failed, Provisional
 from outrider.session.region import Commit
@@ -478,6 +479,7 @@ def _accept(chat: _OpenedChat) -> Actions:
         chat.num_prompt_tokens,
         reply_format=request.reply_format,
         sampling=request.sampling,
+        template_date=date_in(request.template_variables),
     )
     return [accepted, *chat.resumed]
 
