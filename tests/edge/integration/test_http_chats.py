@@ -47,11 +47,7 @@ from tests.edge.integration.http_client import (
     serving_http,
     url,
 )
-<<<<<<< Updated upstream
-from tests.edge.integration.region import small_vocabulary
-=======
-from tests.edge.integration.region import Region
->>>>>>> Stashed changes
+from tests.edge.integration.region import Region, small_vocabulary
 from tests.edge.integration.running import REPLY, Running
 from tests.mesh import catalog_of
 
