@@ -8,6 +8,7 @@ from typing import Annotated, Final
 
 from outrider.bounds import NonNegativeInt, PositiveFloat, PositiveInt, between
 from outrider.errors import ConfigError
+from services.edge.http.origins import AllowedOrigins
 from services.edge.http.proxies import TrustedProxies
 
 _TLS: Final = ("auto", "on", "off")
@@ -29,6 +30,9 @@ class HttpConfig:
     trusted_proxies: tuple[str, ...] = ()
     """Addresses or networks of proxies in front of this edge. Requests on their connections count
     for the address that X-Forwarded-For names, and their connections count for no address."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins of web pages that browsers let use this edge, such as `https://chat.example`; or `*`
+    alone, for all pages."""
     max_connections: PositiveInt = 1000
     """Most open connections; those of one address count together with its QUIC connections towards
     `quic.max_connections_per_address`."""
@@ -70,6 +74,7 @@ class HttpConfig:
         if self.tls not in _TLS:
             raise ConfigError(f"http.tls is {', '.join(_TLS)}, not {self.tls!r}")
         TrustedProxies(self.trusted_proxies)
+        AllowedOrigins(self.allowed_origins)
 
     @property
     def is_encrypted(self) -> bool:

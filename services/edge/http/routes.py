@@ -27,9 +27,16 @@ from services.edge.http import (
     tokenizing,
 )
 from services.edge.http.api import ChatApi
-from services.edge.http.exchange import Exchange
+from services.edge.http.exchange import JSON, Exchange
 from services.edge.http.openai_errors import OpenAiErrorBody, error_body
 from services.edge.http.replying import serve_reply
+
+_HTML: Final = "text/html; charset=utf-8"
+_PAGE_ALONE: Final = {
+    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'"
+}
+"""The page runs and loads nothing, and is shown in no other one."""
 
 Handle: TypeAlias = Callable[[Exchange], Awaitable[None]]
 ErrorBody: TypeAlias = Callable[[OutriderError, str], bytes]
@@ -54,7 +61,7 @@ class Route:
     summary: str
     handle: Handle
     response: type | None
-    """Type of a JSON body; None: every answer is an error."""
+    """Type of the body; None: every answer is an error."""
     request: type | None = None
     event: type | UnionType | None = None
     """Type of a stream's events, if the request can ask for a stream; several form a union."""
@@ -66,6 +73,8 @@ class Route:
     """Type of an error's body."""
     rate_words: RateWords = RateWords.OPENAI
     """Wording of the headers with remaining limits."""
+    media_type: str = JSON
+    """Of an answer that is no stream."""
 
     @property
     def is_limited(self) -> bool:
@@ -211,7 +220,25 @@ DOCUMENT: Final = Route(
     dict[str, Any],
     access=Access.PUBLIC,
 )
-ALL_ROUTES: Final = (*ROUTES, DOCUMENT)
+
+
+async def _serve_page(exchange: Exchange) -> None:
+    await exchange.answer(200, exchange.frontend.page, content_type=_HTML, headers=_PAGE_ALONE)
+
+
+def _page(path: str) -> Route:
+    return Route(
+        "GET",
+        path,
+        "What this is, for people.",
+        _serve_page,
+        str,
+        access=Access.PUBLIC,
+        media_type=_HTML,
+    )
+
+
+ALL_ROUTES: Final = (*ROUTES, DOCUMENT, _page("/"), _page("/docs"))
 _ERROR_BODIES: Final = {route.path: route.error_body for route in ALL_ROUTES}
 
 
