@@ -69,6 +69,8 @@ class HttpConfig:
     that moves between them may end at another length."""
     max_choices: PositiveInt = 8
     """Most choices of one request: `n`, times its prompts."""
+    return_metrics: bool = False
+    """Whether replies have `metrics` where the request's own `return_metrics` does not say."""
 
     def __post_init__(self) -> None:
         if self.tls not in _TLS:

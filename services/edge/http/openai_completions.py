@@ -26,6 +26,7 @@ from services.edge.http.openai_reply import (
     Reply,
 )
 from services.edge.http.openai_sampling import SamplingFields, check_num_prompts, sampling_params
+from services.edge.http.reply_metrics import ReplyMetrics
 from services.edge.session.events import ChatRequest, RawPrompt
 
 _DEFAULT_MAX_TOKENS: Final = 16
@@ -65,6 +66,8 @@ class Completion(msgspec.Struct, kw_only=True):
     system_fingerprint: str | None = None
     choices: list[CompletionChoice]
     usage: OpenAiUsage | UnsetType | None = UNSET
+    metrics: ReplyMetrics | UnsetType = UNSET
+    """Of a reply with one choice, if it was to have them; in a stream, in the last object."""
 
 
 class CompletionShape:
@@ -94,7 +97,9 @@ class CompletionShape:
             finish_reason=choice.finish_reason,
             outrider=choice.details,
         )
-        return _completion(reply, [last])
+        whole = _completion(reply, [last])
+        whole.metrics = UNSET if reply.includes_usage else reply.metrics
+        return whole
 
     def _logprobs(
         self, choice: Choice, entries: Sequence[TokenLogprobs]
@@ -137,6 +142,7 @@ def _completion(
         system_fingerprint=reply.fingerprint,
         choices=choices,
         usage=reply.no_usage if usage is None else usage,
+        metrics=UNSET if usage is None else reply.metrics,
     )
 
 

@@ -66,6 +66,7 @@ async def _asked(exchange: Exchange) -> ApiRequest:
         random_seed=secrets.randbits(_SEED_BITS),
         max_choices=config.max_choices,
         default_max_tokens=config.default_max_tokens,
+        return_metrics=config.return_metrics,
         idempotency_key=headers.get("idempotency-key", ""),
         last_event_id=headers.get("last-event-id", ""),
         trace=exchange.trace,

@@ -45,7 +45,9 @@ from services.edge.session.events import ChatRequest, ClientEvent
 
 CUT_OFF: Final = frozenset({FinishReason.LENGTH, FinishReason.DEADLINE})
 """Ends of replies that are not the model's own."""
-_UNDIGESTED: Final = frozenset({"model", "stream", "stream_options", "deadline_ms", "metadata"})
+_UNDIGESTED: Final = frozenset(
+    {"model", "stream", "stream_options", "deadline_ms", "metadata", "return_metrics"}
+)
 """Fields that may differ when the same request is sent again, and fields that are checked
 separately."""
 
@@ -66,6 +68,8 @@ class ExtraFields(msgspec.Struct, kw_only=True):
     """on, region_only or off."""
     residency: list[str] | None = None
     """The regions in which the prompt may be computed."""
+    return_metrics: bool | None = None
+    """Whether the reply tells times and what became of drafts, as `metrics`."""
 
 
 @dataclass(frozen=True, slots=True)
