@@ -10,6 +10,7 @@ from outrider.bounds import NonNegativeInt, PositiveFloat, PositiveInt, between
 from outrider.errors import ConfigError
 from services.edge.http.origins import AllowedOrigins
 from services.edge.http.proxies import TrustedProxies
+from services.edge.http.system_lines import BILLING_LINE, LeftOutLines
 
 _TLS: Final = ("auto", "on", "off")
 
@@ -69,6 +70,10 @@ class HttpConfig:
     that moves between them may end at another length."""
     max_choices: PositiveInt = 8
     """Most choices of one request: `n`, times its prompts."""
+    left_out_lines: tuple[str, ...] = (BILLING_LINE,)
+    """Beginnings of lines that system messages lose before the model reads them. The default is a
+    line of Claude Code's that is for a provider's servers and differs in every request, so that no
+    cached prompt would be found again. []: prompts are passed on as they are."""
     return_metrics: bool = False
     """Whether replies have `metrics` where the request's own `return_metrics` does not say."""
 
@@ -77,6 +82,7 @@ class HttpConfig:
             raise ConfigError(f"http.tls is {', '.join(_TLS)}, not {self.tls!r}")
         TrustedProxies(self.trusted_proxies)
         AllowedOrigins(self.allowed_origins)
+        LeftOutLines(self.left_out_lines)
 
     @property
     def is_encrypted(self) -> bool:

@@ -13,6 +13,7 @@ from services.edge.http.config import HttpConfig
 from services.edge.http.origins import AllowedOrigins
 from services.edge.http.proxies import TrustedProxies
 from services.edge.http.stream import RunningReply
+from services.edge.http.system_lines import LeftOutLines
 from services.edge.limits.listener import ListenerQuotas
 
 
@@ -44,6 +45,11 @@ class HttpFrontend:
     def origins(self) -> AllowedOrigins:
         """Of web pages that may use this edge."""
         return AllowedOrigins(self.config.allowed_origins)
+
+    @cached_property
+    def left_out(self) -> LeftOutLines:
+        """Lines of system messages that models are not shown."""
+        return LeftOutLines(self.config.left_out_lines)
 
     def check_draining(self) -> None:
         """Raises DrainingError if nothing begins any more."""

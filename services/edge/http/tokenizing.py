@@ -127,25 +127,26 @@ async def num_prompt_tokens(
     """Tokens of a conversation as the model gets it; `tools` are those shown to it. Raises
     OutriderError."""
     async with _using_model(exchange, model_name) as model:
-        return len(await _chat_ids(model, messages, tools, _scope(exchange)))
+        return len(await _chat_ids(model, messages, tools, exchange))
 
 
 async def _ids(
     asked: TokenizeRequest, model: ServedModel, tools: tuple[str, ...], exchange: Exchange
 ) -> tuple[int, ...]:
-    scope = _scope(exchange)
     if asked.messages is not None:
-        return await _chat_ids(model, messages_of(asked.messages), tools, scope)
-    return await text_ids(asked.prompt or "", model, scope, exchange.frontend.context.long_texts)
+        return await _chat_ids(model, messages_of(asked.messages), tools, exchange)
+    long_texts = exchange.frontend.context.long_texts
+    return await text_ids(asked.prompt or "", model, _scope(exchange), long_texts)
 
 
 async def _chat_ids(
     model: ServedModel,
     messages: tuple[Message, ...],
     tools: tuple[str, ...],
-    scope: bytes | None,
+    exchange: Exchange,
 ) -> tuple[int, ...]:
     """Ids of a conversation as the model gets it. Raises OutriderError."""
+    messages, scope = exchange.frontend.left_out.without(messages), _scope(exchange)
     if tools:
         model.tool_calling.check_calls_tools()
     pool = model.tokenization
