@@ -74,7 +74,7 @@ async def test_moves_are_counted_and_logged(
     mesh.region.stop_after = 4
     body = {**CHAT.body, "return_metrics": True}
     reply = asyncio.create_task(caller.post(CHAT.path, json=body))
-    await eventually(lambda: [it.committed for it in mesh.region.live.values()] == [4])
+    await eventually(lambda: any(it.committed >= 4 for it in mesh.region.live.values()))
     mesh.region.stop_after = None
     mesh.region.break_streams()
     metrics = (await reply).json()["metrics"]
