@@ -22,6 +22,7 @@ from services.edge.http.bodies import is_given, null, read, schema_in
 from services.edge.http.openai_errors import not_text, refused
 from services.edge.http.openai_messages import check_num_parts
 from services.edge.http.openai_sampling import SamplingFields, returns_metrics
+from services.edge.http.text_documents import shown, text_of_data
 from services.edge.http.translation import (
     Conversation,
     ExtraFields,
@@ -44,8 +45,18 @@ _NO_TEXTS: Final = ("tool_use", "tool_result", "thinking", "redacted_thinking")
 _MAX_NAME_CHARS: Final = 64
 
 
+class Source(msgspec.Struct, kw_only=True, gc=False):
+    """Contents of a document: of type text, content (blocks) or base64; others are refused."""
+
+    type: str
+    media_type: str | None = None
+    data: str | None = None
+    content: str | list[InputBlock] | None = None
+
+
 class InputBlock(msgspec.Struct, kw_only=True, gc=False):
-    """A block of a message: text, tool_use, tool_result, thinking; others are refused."""
+    """A block of a message: text, tool_use, tool_result, thinking, and documents whose contents are
+    text; others are refused."""
 
     type: str
     text: str | None = None
@@ -57,6 +68,11 @@ class InputBlock(msgspec.Struct, kw_only=True, gc=False):
     content: str | list[InputBlock] | None = None
     is_error: bool | None = None
     thinking: str | None = None
+    source: Source | str | None = None
+    """Of a document; the text is that of blocks which are refused."""
+    title: str | None = None
+    """Of a document, like `context`: shown to the model before it."""
+    context: str | None = None
 
 
 class InputMessage(msgspec.Struct, kw_only=True, gc=False):
@@ -159,6 +175,12 @@ def plan(asked: ApiRequest) -> PlannedReply:
     """The chat that answers a request. Raises InvalidRequestError."""
     body = read(_decode, asked.body)
     said = conversation_of(body)
+    if said.messages[-1].role == "assistant":
+        raise refused(
+            "messages",
+            "messages: the conversation ends with an assistant's message, and beginnings of "
+            "replies are not continued here; end it with a user's",
+        )
     fields = SamplingFields(
         model=body.model,
         stream=body.stream,
@@ -176,6 +198,7 @@ def plan(asked: ApiRequest) -> PlannedReply:
         said,
         response_format_of(body.output_config),
         format_field="output_config",
+        names={"stop": "stop_sequences"},
     )
     is_streamed = bool(body.stream)
     thinks = body.thinking is None or body.thinking.type != "disabled"
@@ -202,12 +225,6 @@ def conversation_of(body: _Conversation) -> Conversation:
         raise refused("thinking", f"thinking.type is one of {', '.join(_THINKING)}")
     check_num_messages(len(body.messages))
     messages = messages_of(body.system, body.messages)
-    if body.messages and messages and messages[-1].role == "assistant":
-        raise refused(
-            "messages",
-            "messages: the conversation ends with an assistant's message, and beginnings of "
-            "replies are not continued here; end it with a user's",
-        )
     choice, parallel = tool_choice_of(body.tool_choice)
     return conversation(messages, tool_definitions(body.tools or ()), choice, parallel=parallel)
 
@@ -303,9 +320,23 @@ def _text(where: str, content: str | Sequence[InputBlock]) -> str:
 
 
 def _block_text(where: str, block: InputBlock) -> str:
+    if block.type == "document" and isinstance(block.source, Source):
+        return shown(_document_text(where, block.source), block.title, block.context)
     if block.type != "text":
         raise _no_text(where, block)
     return block.text or ""
+
+
+def _document_text(where: str, source: Source) -> str:
+    match source.type:
+        case "text":
+            return source.data or ""
+        case "content":
+            return _text(f"{where}.source.content", source.content or "")
+        case "base64":
+            return text_of_data(where, "document", source.media_type, source.data)
+        case _:
+            raise not_text(where, "document")
 
 
 def _no_text(where: str, block: InputBlock) -> InvalidRequestError:
@@ -314,7 +345,8 @@ def _no_text(where: str, block: InputBlock) -> InvalidRequestError:
     return refused(
         where,
         f"{where}: a block of type {block.type!r} is out of place; an assistant's message has "
-        "text, thinking and tool_use, a user's has text and tool_result, others have text",
+        "text, thinking and tool_use, a user's has text, documents and tool_result, others have "
+        "text and documents",
     )
 
 

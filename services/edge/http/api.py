@@ -73,6 +73,9 @@ class PlannedReply:
     """Id of the end user, given by the key's owner."""
     keepalive: bytes = sse.COMMENT
     """Sent on a stream that was silent for a while."""
+    streamed_errors: tuple[type[OutriderError], ...] = ()
+    """Errors that are events of the stream even if it has not begun, since clients of the API look
+    for them there; others are answers with a status of their own."""
 
 
 @dataclass(frozen=True, slots=True)

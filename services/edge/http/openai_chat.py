@@ -13,6 +13,7 @@ from outrider.errors import InvalidSamplingError
 from outrider.models.chat import check_text
 from outrider.models.tools import NONE
 from outrider.sampling.grammar import Grammar, from_response_format
+from outrider.sampling.params import SamplingParams
 from outrider.session.types import TokenLogprobs
 from services.edge.http.api import ApiRequest, ChatApi, PlannedReply
 from services.edge.http.bodies import null, read, schema_in
@@ -161,7 +162,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     usage: OpenAiUsage
     metrics: ReplyMetrics | UnsetType = UNSET
     """Of a reply with one choice, if it was to have them."""
-    system_fingerprint: str | None = None
+    system_fingerprint: str | UnsetType = UNSET
 
 
 class FunctionDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -207,7 +208,7 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int
     model: str
-    system_fingerprint: str | None = None
+    system_fingerprint: str | UnsetType = UNSET
     choices: list[ChunkChoice]
     usage: OpenAiUsage | UnsetType | None = UNSET
     metrics: ReplyMetrics | UnsetType = UNSET
@@ -350,9 +351,8 @@ def plan(asked: ApiRequest) -> PlannedReply:
     tools = tools_of(body.tools or ())
     choice = choice_of(body.tool_choice, tools)
     prediction = _prediction(body.prediction)
-    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     sampling = replace(
-        sampling_params(body, reply_limit(limit, asked)),
+        _sampling(body, asked.default_max_tokens),
         grammar=_grammar(body.response_format),
         num_logprobs=chat_count(body.logprobs, body.top_logprobs),
     )
@@ -380,6 +380,13 @@ def plan(asked: ApiRequest) -> PlannedReply:
 
 
 API: Final = ChatApi(plan, error_body)
+
+
+def _sampling(body: ChatCompletionRequest, default_max_tokens: int) -> SamplingParams:
+    if body.max_completion_tokens is None:
+        return sampling_params(body, reply_limit(body.max_tokens, default_max_tokens))
+    limit = reply_limit(body.max_completion_tokens, default_max_tokens)
+    return sampling_params(body, limit, {"max_tokens": "max_completion_tokens"})
 
 
 def _grammar(wanted: ResponseFormat | None) -> Grammar | None:

@@ -19,21 +19,33 @@ from outrider.models.tools import (
 )
 from services.edge.http.bodies import is_given, null
 from services.edge.http.openai_errors import not_text, refused
+from services.edge.http.text_documents import shown, text_of_file
 
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 TEXT_PARTS: Final = ("text", "input_text", "output_text")
+_FILES: Final = ("file", "input_file")
 _PART_SEPARATOR: Final = "\n"
 _MAX_NAME_CHARS: Final = 64
 _MAX_PARTS: Final = 4096
 """Parts of one message; a body has room for fifty thousand, which would hold the event loop."""
 
 
-class ContentPart(msgspec.Struct, kw_only=True, gc=False):
-    """A part of a message; parts that are no text are refused."""
+class AttachedFile(msgspec.Struct, kw_only=True, gc=False):
+    """A file sent with the request."""
+
+    file_data: str | None = None
+    """A data URL, or base64."""
+    filename: str | None = None
+
+
+class ContentPart(AttachedFile, kw_only=True, gc=False):
+    """A part of a message: text, or a file whose contents are text; others are refused."""
 
     type: str
     text: str | None = None
     refusal: str | None = None
+    file: AttachedFile | None = None
+    """Of a part of type `file`; one of type `input_file` has these fields itself."""
 
 
 class CalledFunction(msgspec.Struct, kw_only=True, gc=False):
@@ -166,6 +178,10 @@ def _text(where: str, part: ContentPart, text_parts: Sequence[str]) -> str:
         return part.text or ""
     if part.type == "refusal":
         return part.refusal or ""
+    if part.type in _FILES:
+        given = part.file or part
+        text = text_of_file(where, part.type, given.file_data)
+        return shown(text, given.filename)
     raise not_text(where, part.type)
 
 

@@ -92,7 +92,7 @@ class ChoiceDetails(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class ProvisionalText(msgspec.Struct, kw_only=True):
-    """Ours: of the choice's provisional text `erase_to` code points stay, `text` follows."""
+    """Ours. Keep `erase_to` code points of the choice's provisional text, then append `text`."""
 
     index: int
     erase_to: int
@@ -257,7 +257,7 @@ class Reply:
     """Unix time."""
     reply_id: str = ""
     model: str = ""
-    fingerprint: str | None = None
+    fingerprint: str | UnsetType = UNSET
     """Short model identity of the replica (outrider.model_identity), once known."""
     includes_usage: bool = False
     """Whether the stream ends with the usage; its other objects then have a null usage."""

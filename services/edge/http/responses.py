@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 from msgspec import UNSET
 
+from outrider.errors import PromptTooLongError
 from outrider.models.chat import check_num_messages
 from services.edge.http.api import ApiRequest, ChatApi, PlannedReply
 from services.edge.http.bodies import is_given, null, read
@@ -130,13 +131,14 @@ def plan(asked: ApiRequest) -> PlannedReply:
         said,
         response_format_of(text_format),
         format_field="text.format",
+        names={"max_tokens": "max_output_tokens"},
         num_logprobs=num_logprobs,
     )
     is_streamed = bool(body.stream)
     writer = PartWriter(
         ResponseShape(
             chat.seed,
-            _frame(body, asked.now_s),
+            _frame(body, asked.now_s, chat.request.request_id),
             has_metrics=returns_metrics(body.return_metrics, asked),
         ),
         chat.had,
@@ -144,7 +146,9 @@ def plan(asked: ApiRequest) -> PlannedReply:
         has_ids=bool(asked.idempotency_key),
     )
     user = body.user or body.safety_identifier or ""
-    return PlannedReply((chat.request,), writer, is_streamed, user)
+    return PlannedReply(
+        *((chat.request,), writer, is_streamed, user), streamed_errors=(PromptTooLongError,)
+    )
 
 
 API: Final = ChatApi(plan, error_body)
@@ -200,11 +204,11 @@ def _refuse_what_is_not_stored(body: ConversationFields) -> None:
         )
 
 
-def _frame(body: ResponsesRequest, created_at: int) -> ResponseObject:
+def _frame(body: ResponsesRequest, created_at: int, request_id: str = "") -> ResponseObject:
     """The response as it begins; what it leaves to the model is known once that is."""
     text = body.text or TextConfig()
     return ResponseObject(
-        id="",
+        id=f"resp_{request_id}",
         created_at=created_at,
         model=body.model,
         instructions=body.instructions,

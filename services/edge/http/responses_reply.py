@@ -63,6 +63,8 @@ from services.edge.http.translation import CUT_OFF, Event
 MAX_ECHO_BYTES: Final = 16 << 10
 """Longest instructions and tools repeated in the first events of a stream: longer ones would delay
 the text, and are only in the last event."""
+_FAILURES: Final = {it: it for it in ("context_length_exceeded", "rate_limit_exceeded")}
+"""Codes of failed responses by those of errors; for others the API has `server_error`."""
 _COMPLETED: Final = "completed"
 _INCOMPLETE: Final = "incomplete"
 
@@ -74,8 +76,7 @@ class ResponseShape:
     """How a reply is written; a Shape."""
 
     def __init__(self, seed: int, frame: ResponseObject, *, has_metrics: bool = False) -> None:
-        """`frame`: the response as it begins, without id and model; `has_metrics`: whether the
-        client wants metrics."""
+        """`frame`: the response as it begins; `has_metrics`: whether the client wants metrics."""
         self._seed = seed
         self._has_metrics = has_metrics
         self._frame = frame
@@ -90,6 +91,9 @@ class ResponseShape:
     def began(self, accepted: Accepted) -> list[Event]:
         """Events for the start of a reply; see Shape.began."""
         self._named(accepted)
+        return self._opening()
+
+    def _opening(self) -> list[Event]:
         brief = self._frame
         echo = len(msgspec.json.encode([brief.instructions, brief.tools]))
         if echo > MAX_ECHO_BYTES:
@@ -128,21 +132,22 @@ class ResponseShape:
         self._named(accepted)
         return self._response(reader, done)
 
-    def failed(self, error: OutriderError) -> Event:
-        """The event for a failure; see Shape.failed."""
+    def failed(self, error: OutriderError) -> list[Event]:
+        """Events for a failure; see Shape.failed. A response that has not begun does so for them:
+        some clients look for the code in `response.failed`, the official packages for `error`."""
         wording = described(error).error
-        code = "rate_limit_exceeded" if error.http_status == 429 else "server_error"
+        code = _FAILURES.get(wording.code or "", "server_error")
+        failed = msgspec.structs.replace(
+            self._frame, status="failed", error=ResponseError(code=code, message=error.message)
+        )
+        last = _event(ResponseFailed(response=failed))
         if self._request_id:
-            failed = msgspec.structs.replace(
-                self._frame,
-                status="failed",
-                error=ResponseError(code=code, message=error.message),
-            )
-            return _event(ResponseFailed(response=failed))
+            return [last]
         payload = ErrorPayload(
             type=wording.type, code=wording.code, message=error.message, param=wording.param
         )
-        return _event(ErrorEvent(code=wording.code, message=error.message, error=payload))
+        told = ErrorEvent(code=wording.code, message=error.message, error=payload)
+        return [*self._opening(), _event(told), last]
 
     def _named(self, accepted: Accepted) -> None:
         self._request_id = accepted.request_id
@@ -153,7 +158,9 @@ class ResponseShape:
             self._frame.temperature, self._frame.top_p = used.temperature, used.top_p
 
     def _part_begun(self, part: Part) -> list[Event]:
-        added = OutputItemAdded(output_index=part.index, item=self._item(part, IN_PROGRESS))
+        # Empty, though its first text may be known: clients append to it what the deltas bring.
+        item = self._item(part, IN_PROGRESS, "")
+        added = OutputItemAdded(output_index=part.index, item=item)
         if part.kind is PartKind.CALL:
             return [_event(added)]
         content = OutputText(text="") if part.kind is PartKind.TEXT else ReasoningText(text="")
@@ -188,7 +195,7 @@ class ResponseShape:
         item_id, index, text = self._id(part), part.index, part.text
         done: ResponseEvent
         content: OutputText | ReasoningText
-        item = OutputItemDone(output_index=index, item=self._item(part, _status(part)))
+        item = OutputItemDone(output_index=index, item=self._item(part, _status(part), text))
         match part.kind:
             case PartKind.CALL:
                 done = ArgumentsDone(
@@ -222,7 +229,7 @@ class ResponseShape:
             incomplete_details=IncompleteDetails(reason="max_output_tokens")
             if is_cut_off
             else None,
-            output=[self._item(it, _status(it)) for it in reader.parts],
+            output=[self._item(it, _status(it), it.text) for it in reader.parts],
             usage=_usage(done),
             outrider=Choice(0, self._seed, Position(), done=done).details,
             metrics=metrics_of(done) if self._has_metrics else UNSET,
@@ -231,8 +238,8 @@ class ResponseShape:
     def _id(self, part: Part) -> str:
         return f"{_ID_PREFIXES[part.kind]}_{self._request_id}_{part.index}"
 
-    def _item(self, part: Part, status: str) -> OutputItem:
-        item_id, text = self._id(part), part.text
+    def _item(self, part: Part, status: str, text: str) -> OutputItem:
+        item_id = self._id(part)
         match part.kind:
             case PartKind.TEXT:
                 content = [OutputText(text=text, logprobs=self._logprobs)] if text else []

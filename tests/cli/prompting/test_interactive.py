@@ -103,6 +103,25 @@ def test_prompts_that_are_refused_are_named_and_the_rest_is_answered(
         assert done.stderr.count("3 tokens, ") == 2
 
 
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_a_model_that_nobody_serves_is_refused_before_anything_is_asked(
+    is_elsewhere: bool, mesh: LocalMesh
+) -> None:
+    host, port = mesh.edge
+    edge = ("--edge", f"{host}:{port}", "--ca", str(mesh.ca))
+    flags = edge if is_elsewhere else ("--state-dir", str(mesh.state_dir))
+    with terminal("chat", "--max-tokens", "3", *flags) as user:
+        user.prompted()
+        user.type("/model nosuch\r")
+        refusal = "the edge has no model 'nosuch'" if is_elsewhere else ", not nosuch; to serve it"
+        user.until(refusal)
+        user.prompted()
+        user.type("hello\r")
+        assert "3 tokens" in user.prompted(), "the model stays as it was"
+        user.type("/bye\r")
+        assert user.ended() == 0
+
+
 def test_ctrl_d_and_ctrl_c_in_a_line(mesh: LocalMesh) -> None:
     with terminal("chat", "--state-dir", str(mesh.state_dir)) as user:
         user.prompted()
