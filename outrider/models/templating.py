@@ -57,6 +57,12 @@ _TEXTUAL: Final = frozenset(
     | {"upper", "lower", "trim", "title", "capitalize", "wordcount", "replace", "center", "indent"}
 )
 """Filters that turn any value into text."""
+_LOOKING_AT_NO_ITEM: Final = frozenset(
+    {"length", "count", "first", "last", "default", "d", "attr", "items", "safe", "abs", "int"}
+    | {"float", "round", "filesizeformat"}
+)
+"""Filters whose work does not grow with their argument. Of what is in neither set, each item is an
+object that may be made anew."""
 _LEFT_OUT: Final = frozenset(
     {"random", "urlize", "wordwrap", "pprint", "striptags", "xmlattr"}
     | {"sum"}  # of lists it copies what it has for each of them
@@ -241,6 +247,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
                 multiplies=name in _MULTIPLYING,
                 is_textual=name in _TEXTUAL,
             )
+            if name not in _TEXTUAL | _LOOKING_AT_NO_ITEM:
+                self._budget.spend(sum(map(_size, (*operands, *kwargs.values()))))
             result = function(*operands, **kwargs)
             if isinstance(result, str):
                 self._made(len(result))
@@ -269,7 +277,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         total, left = 0, [value]
         while left:
             one = left.pop()
-            total += 1 + _size(one)
+            # A number inside is as long as its digits: schemas have bounds such as 2^53 - 1.
+            total += 1 + (len(one) if isinstance(one, _SIZED) else _bits(one) // 3)
             if total > MAX_CHARS:
                 raise TemplateRuntimeError(f"something has more than {MAX_CHARS} items")
             if isinstance(one, Namespace):

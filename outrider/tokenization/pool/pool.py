@@ -57,6 +57,8 @@ class Tier(StrEnum):
     """In the event loop, because neither threads nor processes had room."""
     REFUSED = "refused"
     """Nowhere: too many chats wait."""
+    REGION = "region"
+    """Not here: it took too long, and was left to the region."""
     DROPPED = "dropped"
     """Not at all: a typeahead prompt, whose ids would only have saved time."""
 
@@ -120,6 +122,10 @@ class TokenizationJob:
 class OverflowPool(Protocol):
     """Other processes that tokenize while the threads are saturated."""
 
+    @property
+    def num_processes(self) -> int:
+        """How many there are, started or not."""
+
     def offer(
         self, job: TokenizationJob, finish: Callable[[TokenizationJob, TokenizationResult], None]
     ) -> bool:
@@ -166,6 +172,11 @@ class TokenizationPool:
             self._work,
             self._give_up,
         )
+
+    @property
+    def num_processes(self) -> int:
+        """Other processes that tokenize while the threads are saturated."""
+        return self._overflow.num_processes if self._overflow is not None else 0
 
     def submit(
         self,
@@ -243,6 +254,11 @@ class TokenizationPool:
         """The result is not wanted any more; it will not be delivered."""
         job.is_cancelled = True
         self._threads.remove(job)
+
+    def leave(self, job: TokenizationJob) -> None:
+        """Cancel it, because the region makes the ids instead."""
+        self.cancel(job)
+        self._record(Tier.REGION, (self._clock() - job.begun_at) * 1e3)
 
     def close(self) -> None:
         """Give up what waits; what runs ends by itself."""
@@ -330,7 +346,7 @@ class TokenizationPool:
         return True
 
     def _finish(self, job: TokenizationJob, result: TokenizationResult, tier: Tier) -> None:
-        if not job.is_plain:
+        if not job.is_plain and not job.is_cancelled:
             self._record(tier, (self._clock() - job.begun_at) * 1e3)
         if isinstance(result, OutriderError):
             result.bare()  # its traceback would keep the prompt's text and ids, perhaps megabytes

@@ -151,9 +151,10 @@ class ClientFailed:
 
 @dataclass(frozen=True, slots=True)
 class PromptReady:
-    """Template and tokenizer are done."""
+    """Template and tokenizer are done, or not needed."""
 
-    ids: tuple[int, ...]
+    ids: tuple[int, ...] | None
+    """None: the region tokenizes the messages."""
     prediction: tuple[int, ...] = ()
     """Those of the request's prediction."""
 
@@ -257,6 +258,12 @@ class Tokenize:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaveToRegion:
+    """Give Tokenize up: the region tokenizes the messages. The answer is PromptReady, without ids
+    unless these were just made, or PromptFailed."""
+
+
+@dataclass(frozen=True, slots=True)
 class OpenRegion:
     """Open the session upstream."""
 
@@ -329,5 +336,13 @@ Input: TypeAlias = (
 )
 ClientEvent: TypeAlias = Accepted | Provisional | Retracted | Committed | Done | Failed
 Action: TypeAlias = (
-    Tokenize | OpenRegion | Draft | OpenDrafter | TellDrafter | CancelRegion | ClientEvent | Finish
+    Tokenize
+    | LeaveToRegion
+    | OpenRegion
+    | Draft
+    | OpenDrafter
+    | TellDrafter
+    | CancelRegion
+    | ClientEvent
+    | Finish
 )

@@ -20,6 +20,7 @@ from outrider.errors import (
     RateLimitedError,
     UnauthenticatedError,
     UnknownModelError,
+    UnknownRouteError,
 )
 from outrider.models.chat import Message
 from outrider.models.tools import ToolCall
@@ -36,6 +37,7 @@ from services.edge.http.anthropic_messages import (
     tool_definitions,
 )
 from services.edge.http.anthropic_reply import PING, MessageShape
+from services.edge.http.routes import error_answer
 from services.edge.http.translation import PartWriter
 from tests.edge.http.asking import (
     USER,
@@ -403,6 +405,12 @@ def test_provisional_text_is_never_of_calls() -> None:
 
 
 # Errors.
+
+
+def test_paths_of_that_api_which_are_not_served_say_so_in_its_shape() -> None:
+    for path, kind in (("/v1/messages/batches", "error"), ("/v1/messages_", None)):
+        status, body = error_answer(path, UnknownRouteError("x"), "id")
+        assert (status, json.loads(body).get("type")) == (404, kind)
 
 
 @pytest.mark.parametrize(
