@@ -123,6 +123,8 @@ class Usage:
     lossy_tokens: int = 0
     """Drafts that only the acceptance threshold let through: the model's own choice was another.
     The edge counts them, over all replicas of the chat; always 0 without a threshold."""
+    reasoning_tokens: int = 0
+    """Completion tokens of the model's reasoning, its tags not counted. The edge counts them."""
     accepted_edge_tokens: int = 0
     """Accepted drafts that the edge had made; the others the region made for itself."""
     uncounted_tokens: int = 0

@@ -363,10 +363,17 @@ class Chat:
             whose = self._requester
             if action.text is None:
                 job = pool.submit(
-                    action.messages, answer, requester=whose, tools=action.tools, scope=scope
+                    action.messages,
+                    answer,
+                    requester=whose,
+                    tools=action.tools,
+                    variables=action.variables,
+                    scope=scope,
                 )
             else:
-                job = pool.submit_text(action.text, answer, requester=whose, scope=scope)
+                job = pool.submit_text(
+                    action.text, answer, requester=whose, scope=scope, is_prompt=True
+                )
             self._tokenizing = job, span
         except OutriderError as error:
             span.end(error)

@@ -24,6 +24,8 @@ from outrider.errors import (
     PromptTooLongError,
     VocabularyMismatchError,
 )
+from outrider.models.template_variables import date_in
+from outrider.reply_parsing.reasoning import begins_in_reasoning
 from outrider.session.client import Accepted, Committed, Done, Failed, Provisional
 from outrider.session.region import Commit
 from outrider.session.types import NO_SPECULATION, FinishReason, Timings, Usage
@@ -248,7 +250,11 @@ class ChatSession:
             return self._prompt_ready(asked, PromptReady(raw), now)
         if self._policy.bail_out_s and raw is None and not request.prediction:
             asked.bail_out_at = now + self._policy.bail_out_s
-        return [Tokenize(request.messages, request.tools, request.prediction, raw)]
+        return [
+            Tokenize(
+                request.messages, request.tools, request.template_variables, request.prediction, raw
+            )
+        ]
 
     def _prompt_ready(self, chat: _AskedChat, item: PromptReady, now: float) -> Actions:
         if item.ids is None:
@@ -257,6 +263,14 @@ class ChatSession:
         longest = self._policy.max_context_tokens - 1
         if len(item.ids) > longest:
             raise PromptTooLongError.of(len(item.ids), longest)
+        reply_format = chat.request.reply_format
+        if reply_format is not None and (tags := reply_format.reasoning) is not None:
+            # Templates begin reasoning in some chats, and leave it out of others.
+            is_open = begins_in_reasoning(
+                tags, item.ids, self._tools.all_bytes or self._tools.token_bytes
+            )
+            reply_format = replace(reply_format, begins_in_reasoning=is_open)
+            chat = replace(chat, request=replace(chat.request, reply_format=reply_format))
         return self._open(chat, item.ids, now, item.prediction)
 
     def _prompt_failed(self, chat: _AskedChat, item: PromptFailed, now: float) -> Actions:
@@ -437,7 +451,7 @@ class ChatSession:
         self.done = Done(
             finish_reason=reason,
             upto=self.num_tokens,
-            usage=replace(usage, lossy_tokens=opened.reply.num_lossy) if opened else usage,
+            usage=opened.reply.counted(usage) if opened else usage,
             replica_timings=timings,
             edge_timings=self.milestones.timings(now),
             region=opened.region if opened else "",
@@ -475,6 +489,7 @@ def _accept(chat: _OpenedChat) -> Actions:
         chat.num_prompt_tokens,
         reply_format=request.reply_format,
         sampling=request.sampling,
+        template_date=date_in(request.template_variables),
     )
     return [accepted, *chat.resumed]
 

@@ -47,6 +47,7 @@ from tests.edge.integration.http_client import (
     serving_http,
     url,
 )
+from tests.edge.integration.region import small_vocabulary
 from tests.edge.integration.running import REPLY, Running
 from tests.mesh import catalog_of
 
@@ -197,6 +198,19 @@ async def test_completions_go_on_a_prompt_as_it_is(
     beyond = await caller.post(COMPLETION.path, json={**COMPLETION.body, "prompt": [10**6]})
     assert beyond.status_code == 400
     assert "outside the vocabulary" in beyond.json()["error"]["message"]
+
+
+async def test_completions_begin_with_the_models_begin_token(tmp_path: Path) -> None:
+    words = small_vocabulary(adds_bos=True)
+    begin = words.control_id("<|im_start|>")
+    asked = ["a b", "<|im_start|>a b", words.encode("a b")]
+    async with serving_http(words, tmp_path) as mesh, plain(mesh) as client:
+        for prompt in asked:
+            answer = await client.post(COMPLETION.path, json={"prompt": prompt, "max_tokens": 1})
+            assert answer.status_code == 200, answer.text
+        prompts = {mesh.region.prompt(it) for it in mesh.region.opened}
+        assert prompts == {(begin, *words.encode("a b")), tuple(words.encode("a b"))}
+        await mesh.settled()
 
 
 @pytest.mark.model
