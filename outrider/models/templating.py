@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import date, datetime, time
 from typing import Any, Final, NoReturn
 
 from jinja2 import Template, TemplateError, TemplateRuntimeError, meta, nodes
@@ -45,6 +46,8 @@ _MAX_BITS: Final = 1 << 12
 _MAX_FORMAT_CHARS: Final = 1 << 12
 _WIDE: Final = re.compile(r"\d{5}|\*|\{[^{}]*\{")
 """In a format: a width of five digits, or one that comes from elsewhere."""
+_DATE_FORMAT: Final = re.compile(r"(?:[^%]|%[-_0^#]?[A-Za-z%])*")
+"""Without widths, which make a text as long as they say."""
 _CLOCK_CHECK_STEPS: Final = 256
 """Steps between two readings of the clock."""
 _MAX_INDENT: Final = 16
@@ -165,7 +168,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             for it in tree.find_all((nodes.Test, nodes.Filter))
             if isinstance(it.node, nodes.Name) and it.name in _ASKING
         }
-        return frozenset(read - (own - asked))
+        return frozenset(read - (own - asked) - self.globals.keys())
 
     def rendered(self, template: Template, variables: Mapping[str, Any]) -> tuple[str, int]:
         """The rendered text and the number of steps it took. Raises one of BROKEN."""
@@ -398,8 +401,24 @@ def _indented_chars(value: Any, num_spaces: int) -> int:
     return total
 
 
+class TemplateRefusal(TemplateError):
+    """A template's own `raise_exception`: it is whole, and takes no such chat."""
+
+
 def _refuse(reason: str) -> NoReturn:
-    raise TemplateError(reason)
+    raise TemplateRefusal(reason)
+
+
+def date_formatter(day: date) -> Callable[[str], str]:
+    """The `strftime_now` of `transformers` for the beginning of a day."""
+    begins = datetime.combine(day, time())
+
+    def strftime_now(form: str) -> str:
+        if len(form) > _MAX_FORMAT_CHARS or not _DATE_FORMAT.fullmatch(form):
+            raise TemplateRuntimeError("a format of a date is too long, or not known")
+        return begins.strftime(form)
+
+    return strftime_now
 
 
 def _listed(value: Any) -> Any:

@@ -38,6 +38,8 @@ class Accepted:
     sampling: SamplingParams | None = None
     """Sampling of the reply, including the values that the request left to the model; None in
     clients."""
+    template_date: str = ""
+    """The date that the model's chat template shows in the prompt, YYYY-MM-DD; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,7 @@ def _frame(event: Told | Failed, edge: str, resume_token: str) -> edge_pb2.EdgeF
                 edge=edge,
                 resume_token=resume_token,
                 reply_format=_format_to_proto(event.reply_format),
+                template_date=event.template_date,
             )
             return edge_pb2.EdgeFrame(accepted=accepted)
         case Provisional(base, erase_to, text, stability):
@@ -194,6 +195,7 @@ def _accepted_from_proto(accepted: edge_pb2.ChatAccepted) -> Accepted:
         accepted.edge,
         accepted.resume_token,
         _format_from_proto(accepted.reply_format) if accepted.HasField("reply_format") else None,
+        template_date=accepted.template_date,
     )
 
 

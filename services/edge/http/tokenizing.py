@@ -10,6 +10,7 @@ import msgspec
 
 from outrider.errors import InvalidRequestError, PromptTooLongError
 from outrider.models.chat import MAX_CHAT_CHARS
+from outrider.today import today
 from services.edge.access.identity import Identity
 from services.edge.chat.tokenizing import answered, text_ids, using_model
 from services.edge.http.bodies import read
@@ -36,7 +37,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables for the model's chat template, with `messages`, as in chat completions."""
     add_special_tokens: bool | None = None
-    """Accepted without effect: nothing is put before a text."""
+    """Whether `prompt` gets the tokens that the model's prompts begin and end with; null: yes."""
     add_generation_prompt: bool | None = None
     """Always as if true."""
     continue_final_message: bool | None = None
@@ -146,7 +147,13 @@ async def _ids(
         options = template_options(asked.chat_template_kwargs)
         said = Conversation(messages_of(asked.messages), tools, template_options=options)
         return await _chat_ids(model, said, identity)
-    return await text_ids(asked.prompt or "", model, identity, exchange.frontend.context.long_texts)
+    return await text_ids(
+        asked.prompt or "",
+        model,
+        identity,
+        exchange.frontend.context.long_texts,
+        is_prompt=asked.add_special_tokens is not False,
+    )
 
 
 async def _chat_ids(model: ServedModel, said: Conversation, identity: Identity) -> tuple[int, ...]:
@@ -154,7 +161,7 @@ async def _chat_ids(model: ServedModel, said: Conversation, identity: Identity) 
     tools = said.shown_tools
     if tools:
         model.tool_calling.check_calls_tools()
-    variables = model.template_control.given(said.template_options)
+    variables = model.template_control.given(said.template_options, today())
     pool = model.tokenization
     requester, scope = identity.requester, identity.group or None
     return await answered(

@@ -24,6 +24,7 @@ from outrider.errors import (
     PromptTooLongError,
     VocabularyMismatchError,
 )
+from outrider.models.template_variables import date_in
 from outrider.reply_parsing.reasoning import begins_in_reasoning
 from outrider.session.client import Accepted, Committed, Done, Failed, Provisional
 from outrider.session.region import Commit
@@ -182,6 +183,11 @@ class ChatSession:
     def request(self) -> ChatRequest | None:
         """The request; None: it has not come."""
         return self._chat.request if self._chat is not None else None
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether a region has, or had, its session."""
+        return isinstance(self._chat, _OpenedChat) and bool(self._chat.region)
 
     @property
     def reply(self) -> ReplyFlow | None:
@@ -478,6 +484,7 @@ def _accept(chat: _OpenedChat) -> Actions:
         chat.num_prompt_tokens,
         reply_format=request.reply_format,
         sampling=request.sampling,
+        template_date=date_in(request.template_variables),
     )
     return [accepted, *chat.resumed]
 
