@@ -172,38 +172,58 @@ async def test_a_full_disk_ends_no_process_and_keeps_none_away_for_good(
     await mine.stop()
 
 
-HANGING = """
-import http.server, json, sys
+STARTING = """
+import http.server, json, os, sys
+
+stages = iter(sys.argv[2:])
 
 class Handler(http.server.BaseHTTPRequestHandler):
+    stage = ""
+
     def do_GET(self):
+        Handler.stage = next(stages, Handler.stage)
+        if Handler.stage == "end":
+            os._exit(3)
         self.send_response(503)
         self.end_headers()
-        self.wfile.write(json.dumps({"ready": False, "reason": "compiling the model"}).encode())
+        self.wfile.write(json.dumps({"ready": False, "reason": Handler.stage}).encode())
 
     def log_message(self, *_):
         pass
 
-print("outrider: it hangs", flush=True)
+print("outrider: it fails", flush=True)
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
-"""A service that says the same for ever."""
+"""A service that is never ready. Each question is answered with the next stage; the last one stays,
+or is `end`."""
 
 
-async def test_a_process_that_reports_nothing_new_has_failed_and_its_log_is_shown(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("stages", "why"),
+    [
+        (["one", "two", "three", "four", "end"], "ended with status 3 before it was ready"),
+        (["one", "two"], "was not ready, and for 300 s it reported nothing new (two)"),
+    ],
+)
+async def test_a_start_may_last_while_there_is_progress_and_the_log_of_what_failed_is_shown(
+    stages: list[str], why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    clock, port, answers = FakeClock(), free_tcp_port(), list[tuple[bool, str]]()
+    clock, port, heard = FakeClock(), free_tcp_port(), list[str]()
     read = supervisor._readiness
 
     def readiness(host: str, admin_port: int) -> tuple[bool, str]:
-        answers.append(read(host, admin_port))
-        heard = answers.count((False, "compiling the model"))
-        clock.advance(supervisor.START_LIMIT_S + 1 if heard == 2 else 1.0)
-        return answers[-1]
+        """Every answer takes nearly as long as a stage may."""
+        answer = read(host, admin_port)
+        while not heard and not answer[1]:
+            time.sleep(0.01)  # it has yet to listen
+            answer = read(host, admin_port)
+        if answer[1]:
+            heard.append(answer[1])
+            clock.advance(supervisor.START_LIMIT_S - 1)
+        return answer
 
     monkeypatch.setattr(supervisor, "_readiness", readiness)
-    command = [sys.executable, "-c", HANGING, str(port)]
+    command = [sys.executable, "-c", STARTING, str(port), *stages]
     monkeypatch.setattr(children, "python_module", lambda *_: command)
     spec = mesh.replicas(OPTIONS)[0]
     spec = replace(spec, values={**spec.values, "admin": {"port": port}})
@@ -212,11 +232,10 @@ async def test_a_process_that_reports_nothing_new_has_failed_and_its_log_is_show
         await mine._start_all([spec])
     log = tmp_path / "logs" / f"{spec.name}.log"
     first, *shown, advice = failed.value.message.splitlines()
-    assert first.startswith(f"{spec.name} was not ready")
-    assert first.endswith(f"(compiling the model); the end of {log}:")
-    assert shown == ["it hangs"]
+    assert first == f"{spec.name} {why}; the end of {log}:"
+    assert shown == ["it fails"]
     assert f"outrider logs --state-dir {tmp_path}" in advice
-    assert f"{spec.name}: compiling the model" in mine._progress.line(0.0)
+    assert f"{spec.name}: {[it for it in stages if it != 'end'][-1]}" in mine._progress.line(0.0)
 
 
 @pytest.mark.parametrize("num_edges", [1, 3])

@@ -166,6 +166,9 @@ def _is_told(pid: int, folder: Path) -> bool:
 
 def no_mesh(state_dir: Path) -> UnavailableError:
     """Why nothing can be asked of a folder's mesh, and what to do."""
+    line = start_of(state_dir) if supervisor_pid(state_dir) is not None else ""
+    if line:
+        return UnavailableError(f"the mesh in {state_dir} is still starting: {line}")
     killed = killed_mesh(state_dir)
     why = f" (the last one was killed: process {killed.supervisor_pid})" if killed else ""
     start = command_for("up", state_dir)

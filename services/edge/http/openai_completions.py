@@ -213,6 +213,9 @@ def _echoed(body: CompletionRequest, prompt: RawPrompt) -> str:
 
 def _refuse_what_is_not_served(body: CompletionRequest, prompts: Sequence[RawPrompt]) -> None:
     """Raises InvalidRequestError for fields that would change the reply and cannot be heeded."""
+    for name in ("max_thinking_tokens", "thinking_token_budget"):
+        if getattr(body, name) is not None:
+            raise refused(name, f"{name} is for chats: of a completion all is text")
     if body.suffix:
         raise refused("suffix", "suffix is not served; models here only continue a text at its end")
     if body.best_of not in (None, 1 if body.n is None else body.n):
