@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from anthropic import AsyncAnthropic
 
 from services.edge.http.config import HttpConfig
 from tests.edge.http.asking import events_of
@@ -18,7 +19,7 @@ from tests.edge.integration.chat_routes import (
     data_of,
     over_tool_routes,
 )
-from tests.edge.integration.http_client import plain, serving_http
+from tests.edge.integration.http_client import KEY, official, plain, serving_http, url
 from tests.models import thinking_templates
 from tests.models.thinking_templates import FAMILIES, QWEN3, R1, reply_ids
 
@@ -253,4 +254,42 @@ async def test_tokens_of_a_conversation_are_those_with_its_variables(tmp_path: P
         assert vocabulary.decode(answer["tokens"]).endswith("<think>\n\n</think>\n\n")
         text = {"prompt": "x", "chat_template_kwargs": {"enable_thinking": False}}
         assert (await client.post("/tokenize", json=text)).status_code == 400
+        await mesh.settled()
+
+
+async def test_official_clients_read_it(tmp_path: Path) -> None:
+    vocabulary = thinking_templates.vocabulary_of(QWEN3)
+    async with (
+        serving_http(vocabulary, tmp_path, "") as mesh,
+        official(mesh) as openai,
+        AsyncAnthropic(base_url=url(mesh), api_key=KEY, max_retries=0) as anthropic,
+    ):
+        mesh.region.reply = reply_ids(vocabulary, REPLIES["qwen3"])
+        ask: Any = openai.chat.completions.create
+        message = (await ask(**CHAT.body)).choices[0].message
+        assert (message.reasoning_content, message.content) == ("Hm, é.", "Four.")
+        deltas = [it.choices[0].delta async for it in await ask(**CHAT.streamed)]
+        assert "".join(getattr(it, "reasoning_content", "") for it in deltas) == "Hm, é."
+
+        body: dict[str, Any] = dict(RESPONSE.body)
+        async with openai.responses.stream(**body) as events:
+            told = [it async for it in events if it.type == "response.reasoning_text.delta"]
+            response: Any = await events.get_final_response()
+        thought, answer = response.output
+        assert "".join(it.delta for it in told) == thought.content[0].text == "Hm, é."
+        assert answer.content[0].text == response.output_text == "Four."
+
+        asked: dict[str, Any] = dict(MESSAGE.body)
+        async with anthropic.messages.stream(**asked) as stream:
+            seen: Any = [it.type async for it in stream]
+            streamed: Any = await stream.get_final_message()
+        assert {"thinking", "signature", "text"} <= set(seen)
+        whole: Any = await anthropic.messages.create(**asked)
+        for said in (streamed, whole):
+            thinking, text = said.content
+            assert (thinking.thinking, text.text) == ("Hm, é.", "Four.")
+            assert thinking.signature == said.id
+            replayed = [*asked["messages"], {"role": "assistant", "content": said.content}]
+            again = [*replayed, *asked["messages"]]
+            await anthropic.messages.create(**asked | {"messages": again})
         await mesh.settled()
