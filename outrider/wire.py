@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
+from itertools import chain
 from typing import Final
 
 from outrider.codec.tokens import Block
@@ -21,10 +22,13 @@ from outrider.errors import (
 )
 from outrider.models.chat import Message, check_num_calls
 from outrider.models.tools import ToolCall
+from outrider.reply_parsing.formats import MAX_TAG_CHARS, ReasoningTags
 from outrider.sampling.grammar import Grammar, GrammarKind
 from outrider.sampling.params import MAX_LOGPROBS, SamplingParams, check_counts
 from outrider.session.types import (
+    MAX_DRAFTS_PER_CALL,
     MIN_LOGPROB,
+    AcceptanceCount,
     FinishReason,
     Priority,
     ScoredToken,
@@ -110,6 +114,8 @@ def sampling_to_proto(params: SamplingParams) -> common_pb2.Sampling:
         num_logprobs=params.num_logprobs if params.num_logprobs >= 0 else None,
         grammar=_grammar_to_proto(params.grammar),
         special_tokens=params.special_tokens,
+        max_thinking_tokens=params.max_thinking_tokens if params.max_thinking_tokens >= 0 else None,
+        reasoning_tags=params.reasoning_tags or (),
     )
 
 
@@ -137,7 +143,19 @@ def sampling_from_proto(sampling: common_pb2.Sampling) -> SamplingParams:
         num_logprobs=sampling.num_logprobs if sampling.HasField("num_logprobs") else -1,
         grammar=_grammar_from_proto(sampling.grammar) if sampling.HasField("grammar") else None,
         special_tokens=sampling.special_tokens,
+        max_thinking_tokens=(
+            sampling.max_thinking_tokens if sampling.HasField("max_thinking_tokens") else -1
+        ),
+        reasoning_tags=_tags_from_proto(sampling.reasoning_tags),
     )
+
+
+def _tags_from_proto(tags: Sequence[str]) -> ReasoningTags | None:
+    if not tags:
+        return None
+    if len(tags) != 2 or not all(0 < len(tag) <= MAX_TAG_CHARS for tag in tags):
+        raise InvalidSamplingError(f"reasoning has two tags of 1 to {MAX_TAG_CHARS} characters")
+    return ReasoningTags(*tags)
 
 
 def message_to_proto(message: Message) -> common_pb2.ChatMessage:
@@ -282,6 +300,10 @@ def usage_to_proto(usage: Usage) -> common_pb2.Usage:
         accepted_prediction_tokens=usage.accepted_prediction_tokens,
         rejected_prediction_tokens=usage.rejected_prediction_tokens,
         lossy_tokens=usage.lossy_tokens,
+        reasoning_tokens=usage.reasoning_tokens,
+        accepted_edge_tokens=usage.accepted_edge_tokens,
+        uncounted_tokens=usage.uncounted_tokens,
+        acceptance=chain.from_iterable(usage.acceptance),
     )
     set_cost(message, usage.cost)
     return message
@@ -298,8 +320,27 @@ def usage_from_proto(usage: common_pb2.Usage) -> Usage:
         accepted_prediction_tokens=usage.accepted_prediction_tokens,
         rejected_prediction_tokens=usage.rejected_prediction_tokens,
         lossy_tokens=usage.lossy_tokens,
+        reasoning_tokens=usage.reasoning_tokens,
+        accepted_edge_tokens=usage.accepted_edge_tokens,
+        uncounted_tokens=usage.uncounted_tokens,
+        acceptance=_acceptance_from_proto(usage.acceptance),
         cost=cost_of(usage),
     )
+
+
+def _acceptance_from_proto(numbers: Sequence[int]) -> tuple[AcceptanceCount, ...]:
+    """Raises MalformedFrameError."""
+    try:
+        counts = zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)
+        found = tuple(AcceptanceCount(*count) for count in counts)
+    except ValueError:
+        raise MalformedFrameError("calls that verified drafts are told by three numbers") from None
+    if any(not it.accepted <= it.drafted <= MAX_DRAFTS_PER_CALL for it in found):
+        raise MalformedFrameError(
+            f"a call verified more than {MAX_DRAFTS_PER_CALL} drafts, or accepted more than it "
+            "verified"
+        )
+    return found
 
 
 def set_cost(usage: common_pb2.Usage, cost: Cost | None) -> None:

@@ -17,9 +17,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import date, datetime, time
 from typing import Any, Final, NoReturn
 
-from jinja2 import Template, TemplateError, TemplateRuntimeError, nodes
+from jinja2 import Template, TemplateError, TemplateRuntimeError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context
@@ -45,6 +46,8 @@ _MAX_BITS: Final = 1 << 12
 _MAX_FORMAT_CHARS: Final = 1 << 12
 _WIDE: Final = re.compile(r"\d{5}|\*|\{[^{}]*\{")
 """In a format: a width of five digits, or one that comes from elsewhere."""
+_DATE_FORMAT: Final = re.compile(r"(?:[^%]|%[-_0^#]?[A-Za-z%])*")
+"""Without widths, which make a text as long as they say."""
 _CLOCK_CHECK_STEPS: Final = 256
 """Steps between two readings of the clock."""
 _MAX_INDENT: Final = 16
@@ -67,6 +70,8 @@ _LEFT_OUT: Final = frozenset(
     {"random", "urlize", "wordwrap", "pprint", "striptags", "xmlattr"}
     | {"sum"}  # of lists it copies what it has for each of them
 )
+_ASKING: Final = ("defined", "undefined", "default", "d")
+"""Tests and filters for variables that may not be given."""
 _SIZED: Final = (str, bytes, list, tuple, dict, set, range)
 _NESTING: Final = (list, tuple, dict, set, Namespace)
 
@@ -150,6 +155,20 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             raise TemplateError(f"it has {len(source)} characters; {MAX_SOURCE_CHARS} at most")
         self._begin()
         return self.from_string(source)
+
+    def variables(self, source: str) -> frozenset[str]:
+        """Names of the variables that a template reads and does not set for itself. Raises what
+        `compiled` raises."""
+        tree = self.parse(source)
+        read = meta.find_undeclared_variables(tree)
+        own = {it.name for it in tree.find_all(nodes.Name) if it.ctx == "store"}
+        # A variable that it sets where it is not given, to its default, is read all the same.
+        asked = {
+            it.node.name
+            for it in tree.find_all((nodes.Test, nodes.Filter))
+            if isinstance(it.node, nodes.Name) and it.name in _ASKING
+        }
+        return frozenset(read - (own - asked) - self.globals.keys())
 
     def rendered(self, template: Template, variables: Mapping[str, Any]) -> tuple[str, int]:
         """The rendered text and the number of steps it took. Raises one of BROKEN."""
@@ -382,8 +401,24 @@ def _indented_chars(value: Any, num_spaces: int) -> int:
     return total
 
 
+class TemplateRefusal(TemplateError):
+    """A template's own `raise_exception`: it is whole, and takes no such chat."""
+
+
 def _refuse(reason: str) -> NoReturn:
-    raise TemplateError(reason)
+    raise TemplateRefusal(reason)
+
+
+def date_formatter(day: date) -> Callable[[str], str]:
+    """The `strftime_now` of `transformers` for the beginning of a day."""
+    begins = datetime.combine(day, time())
+
+    def strftime_now(form: str) -> str:
+        if len(form) > _MAX_FORMAT_CHARS or not _DATE_FORMAT.fullmatch(form):
+            raise TemplateRuntimeError("a format of a date is too long, or not known")
+        return begins.strftime(form)
+
+    return strftime_now
 
 
 def _listed(value: Any) -> Any:

@@ -28,13 +28,14 @@ from outrider.models.folder import read_definition as folder_definition
 from outrider.models.overrides import with_overrides
 from outrider.models.sentencepiece_bpe import piece_bytes
 from outrider.models.suggested_sampling import SuggestedSampling
+from outrider.models.template_variables import dated
 from outrider.models.tokenizer_json import ChatParts, read_tokenizer_json
 from outrider.reply_parsing.formats import (
     CallSyntax,
     ReplyFormat,
     call_syntax_of,
-    has_reasoning,
 )
+from outrider.today import today
 
 if TYPE_CHECKING:
     from outrider.models.catalog import ModelSpec
@@ -47,7 +48,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _TOKENIZER_FILE: Final = "tokenizer.json"
 _FACTS_FILE: Final = "vocabulary.json"
-_DERIVED_NAME: Final = "vocabulary-v2"
+_DERIVED_NAME: Final = "vocabulary-v4"
 """Name of the derived folder with both; its number rises whenever the files or their meaning
 change."""
 
@@ -63,6 +64,10 @@ class VocabularyFacts:
     chat_template: str
     bos_token: str
     eos_token: str
+    adds_bos: bool = False
+    """A prompt that is no chat begins with bos_token."""
+    adds_eos: bool = False
+    """It ends with eos_token."""
     sampling: SuggestedSampling | None = None
     """Sampling that the model's makers suggest."""
 
@@ -77,6 +82,8 @@ class VocabularyFacts:
             chat_template=definition.chat_template,
             bos_token=definition.bos_token,
             eos_token=definition.eos_token,
+            adds_bos=definition.adds_bos,
+            adds_eos=definition.adds_eos,
             sampling=definition.sampling,
         )
 
@@ -145,8 +152,10 @@ class Vocabulary:
     @classmethod
     def from_definition(cls, definition: VocabularyDefinition) -> Vocabulary:
         """Builds the tokenizer. Raises ArtifactCorruptError, and ConfigError for a vocabulary that
-        makes control tokens of their texts."""
+        makes control tokens of their texts and for a chat template that fails."""
         built = cls(build_tokenizer(definition).to_str(), VocabularyFacts.of(definition))
+        if definition.chat_template:
+            built._template.check()
         names = [definition.tokens[i] for i in definition.control_ids]
         pipeline = definition.pipeline
         # The token for unknown characters stands for text, and hides nothing.
@@ -293,29 +302,34 @@ class Vocabulary:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
-    def segments(self, messages: Sequence[Message], tools: Sequence[str] = ()) -> list[Segment]:
+    def segments(
+        self, messages: Sequence[Message], tools: Sequence[str] = (), variables: str = ""
+    ) -> list[Segment]:
         """The prompt of a chat with the generation prompt, as texts and control tokens; only the
         template makes control tokens. Their ids one after another are the prompt's. `tools`: what
-        the model may call, as returned by `check_tools`.
+        the model may call, as returned by `check_tools`. `variables`: further ones for the
+        template, as returned by `check_variables`, with the date if it shows one.
 
         Raises EmptyPromptError, or InvalidRequestError for a bad role, text or size, for a model
-        without chat template, and for tools if the template shows none.
+        without chat template, for tools if the template shows none, and for variables that it does
+        not have.
         """
         check_messages(messages)
         if not self.chat_template:
             raise InvalidRequestError("this model has no chat template; choose a chat model")
-        return self._template.segments(messages, tools)
+        return self._template.segments(messages, tools, variables)
 
-    def reply_format(self, tool_parser: str = "") -> ReplyFormat | None:
+    def reply_format(self, tool_parser: str = "") -> ReplyFormat:
         """How the model's replies write tool calls and reasoning: tool calls in the syntax
-        `tool_parser`, "" for the one that the chat template shows. None if the template shows no
-        tools or an unknown syntax."""
+        `tool_parser`, "" for the one that the chat template shows. Without calls if the template
+        shows no tools or an unknown syntax."""
         template = self.chat_template
+        if not template:
+            return ReplyFormat()
         syntax = CallSyntax(tool_parser) if tool_parser else call_syntax_of(template)
-        if syntax is None or not self.shows_tools:
-            return None
+        abilities = self._template.abilities
         return ReplyFormat(
-            syntax, has_reasoning(template), self._template.abilities.begins_in_reasoning
+            syntax if abilities.tools else None, abilities.reasoning, abilities.begins_in_reasoning
         )
 
     def needs_special_tokens(self, reply_format: ReplyFormat) -> bool:
@@ -323,15 +337,32 @@ class Vocabulary:
         SamplingParams.special_tokens."""
         return any(marker in self._control for marker in reply_format.markers)
 
+    def begins_in_reasoning(self, variables: str = "") -> bool:
+        """Whether the prompts of chats with these variables (`check_variables`) end in the tag that
+        begins reasoning, as far as a small chat tells."""
+        return bool(self.chat_template) and self._template.begins_in_reasoning(variables)
+
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """Names of the variables that the chat template takes from a client."""
+        return self._template.variables if self.chat_template else frozenset()
+
     @property
     def shows_tools(self) -> bool:
         """Whether the chat template puts tool definitions into the prompt."""
         return bool(self.chat_template) and self._template.abilities.tools
 
-    def raw_segments(self, text: str) -> list[Segment]:
-        """A prompt rendered by the client, split at the control tokens whose texts it contains.
-        Raises InvalidRequestError for a lone surrogate."""
-        return self._template.split(text)
+    def raw_segments(self, text: str, *, is_prompt: bool = False) -> list[Segment]:
+        """A text split at the control tokens whose texts it contains. `is_prompt`: with the tokens
+        that the model's prompts begin and end with, where the text has none of its own. Raises
+        InvalidRequestError for a lone surrogate."""
+        segments = self._template.split(text)
+        begin, end = Segment(self._facts.bos_token, True), Segment(self._facts.eos_token, True)
+        if is_prompt and self._facts.adds_bos and segments[:1] != [begin]:
+            segments.insert(0, begin)
+        if is_prompt and self._facts.adds_eos and segments[-1:] != [end]:
+            segments.append(end)
+        return segments
 
     def control_id(self, text: str) -> int:
         """The id of the control token of that text, as a segment has it."""
@@ -341,9 +372,13 @@ class Vocabulary:
         """Id of the control token with this text; None if there is none."""
         return self._control.get(text)
 
-    def encode_chat(self, messages: Sequence[Message], tools: Sequence[str] = ()) -> list[int]:
-        """The prompt ids of a chat. Raises what `segments` raises."""
-        segments = self.segments(messages, tools)
+    def encode_chat(
+        self, messages: Sequence[Message], tools: Sequence[str] = (), variables: str = ""
+    ) -> list[int]:
+        """The prompt ids of a chat, begun today if its template shows a date and none is among the
+        variables. Raises what `segments` raises."""
+        known = self.template_variables if self.chat_template else ()
+        segments = self.segments(messages, tools, dated(variables, known, today()))
         texts = iter(self.encode_batch([s.text for s in segments if not s.is_control]))
         ids: list[int] = []
         for segment in segments:

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from outrider.errors import InvalidSamplingError
+from outrider.reply_parsing.formats import ReasoningTags
 from outrider.sampling import grammar_cost
 
 MAX_GRAMMAR_BYTES = 1 << 16
@@ -39,6 +40,11 @@ class Grammar:
 
     kind: GrammarKind
     text: str = field(default="", repr=False)
+    reasoning: ReasoningTags | None = None
+    """Tags of reasoning that may stand before the text; None: the reply is the text alone. The
+    replica sets it, and the next one, when it knows the prompt."""
+    begins_in_reasoning: bool = False
+    """The prompt ends in the first tag, so the reply begins with reasoning."""
 
     def __post_init__(self) -> None:
         if self.kind is GrammarKind.JSON_OBJECT:

@@ -34,11 +34,12 @@ class Accepted:
     """Token with which the same client can get the reply again, even after its own restart
     (`Client.resume`). It serves once; `Chat.resume_token` is the latest. Empty within the edge."""
     reply_format: ReplyFormat | None = None
-    """How to read the final text of a chat with tools (outrider.reply_parsing); None: as plain
-    text."""
+    """How to read the final text (outrider.reply_parsing); None: as plain text."""
     sampling: SamplingParams | None = None
     """Sampling of the reply, including the values that the request left to the model; None in
     clients."""
+    template_date: str = ""
+    """The date that the model's chat template shows in the prompt, YYYY-MM-DD; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,11 @@ class Done:
     stop_string: str = ""
     """The stop string of the request that ended the reply, as the edge's HTTP APIs say; empty: none
     did, or the chat came by the native protocol."""
+    num_moves: int = 0
+    """How often another replica went on with the reply."""
+    max_drafts: int = 0
+    """Most drafts that the replica which ended it takes into one call, as the edge's HTTP APIs say;
+    0: unknown, or the chat came by the native protocol."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,22 +105,35 @@ class CachingEncoder:
         return self.finish(PartialPrompt(scope, [(text, content)], len(text)))
 
     def encode_chat(
-        self, messages: Sequence[Message], scope: CacheScope = None, *, tools: Sequence[str] = ()
+        self,
+        messages: Sequence[Message],
+        scope: CacheScope = None,
+        *,
+        tools: Sequence[str] = (),
+        variables: str = "",
     ) -> array[int]:
         """The prompt ids of a chat. Raises what `Vocabulary.segments` raises."""
-        return self.finish(self.begin(messages, scope, tools=tools))
+        return self.finish(self.begin(messages, scope, tools=tools, variables=variables))
 
     def begin(
-        self, messages: Sequence[Message], scope: CacheScope = None, *, tools: Sequence[str] = ()
+        self,
+        messages: Sequence[Message],
+        scope: CacheScope = None,
+        *,
+        tools: Sequence[str] = (),
+        variables: str = "",
     ) -> PartialPrompt:
         """The prompt as far as this process's cache has it. Raises what `encode_chat` raises."""
-        segments = self._vocabulary.segments(messages, tools)
+        segments = self._vocabulary.segments(messages, tools, variables)
         return self._begin(segments, classify(segments, messages), scope)
 
-    def begin_text(self, text: str, scope: CacheScope = None) -> PartialPrompt:
-        """Like `begin`, for a prompt given as text, in which the texts of control tokens become
-        these tokens. Raises InvalidRequestError for a lone surrogate."""
-        segments = self._vocabulary.raw_segments(text)
+    def begin_text(
+        self, text: str, scope: CacheScope = None, *, is_prompt: bool = False
+    ) -> PartialPrompt:
+        """Like `begin`, for a text in which the texts of control tokens become these tokens.
+        `is_prompt`: with those that the model's prompts begin and end with. Raises
+        InvalidRequestError for a lone surrogate."""
+        segments = self._vocabulary.raw_segments(text, is_prompt=is_prompt)
         classes = [ContentClass.USER for segment in segments if not segment.is_control]
         return self._begin(segments, classes, scope)
 

@@ -184,6 +184,7 @@ class ChatRequest(_message.Message):
     TOOLS_FIELD_NUMBER: _builtins.int
     TOOL_CHOICE_FIELD_NUMBER: _builtins.int
     SINGLE_TOOL_CALL_FIELD_NUMBER: _builtins.int
+    TEMPLATE_VARIABLES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Empty: the first one of the edge that the credential is for. A chat whose model is not loaded at
     the edge waits for it.
@@ -207,6 +208,10 @@ class ChatRequest(_message.Message):
     """
     single_tool_call: _builtins.bool
     """At most one call in a reply."""
+    template_variables: _builtins.str
+    """A JSON object with variables for the model's chat template, which has to have them: for example
+    {"enable_thinking": false}. At most 32 of them, 16,384 characters. Empty: none.
+    """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ChatMessage]: ...
     @_builtins.property
@@ -249,10 +254,11 @@ class ChatRequest(_message.Message):
         tools: _abc.Iterable[_builtins.str] | None = ...,
         tool_choice: _builtins.str = ...,
         single_tool_call: _builtins.bool = ...,
+        template_variables: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "resume", b"resume", "sampling", b"sampling", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "deadline_ms", b"deadline_ms", "idempotency_key", b"idempotency_key", "messages", b"messages", "model", b"model", "prediction", b"prediction", "priority", b"priority", "provisional", b"provisional", "residency", b"residency", "resume", b"resume", "sampling", b"sampling", "single_tool_call", b"single_tool_call", "speculation", b"speculation", "thin", b"thin", "tool_choice", b"tool_choice", "tools", b"tools", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "deadline_ms", b"deadline_ms", "idempotency_key", b"idempotency_key", "messages", b"messages", "model", b"model", "prediction", b"prediction", "priority", b"priority", "provisional", b"provisional", "residency", b"residency", "resume", b"resume", "sampling", b"sampling", "single_tool_call", b"single_tool_call", "speculation", b"speculation", "template_variables", b"template_variables", "thin", b"thin", "tool_choice", b"tool_choice", "tools", b"tools", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -492,6 +498,7 @@ class ResumePoint(_message.Message):
     NUM_CHARS_FIELD_NUMBER: _builtins.int
     IDS_FIELD_NUMBER: _builtins.int
     MODEL_IDENTITY_FIELD_NUMBER: _builtins.int
+    TEMPLATE_DATE_FIELD_NUMBER: _builtins.int
     resume_token: _builtins.str
     """From ChatAccepted; empty: the idempotency key names the chat. With a token that is known the
     rest of the request may be left out, but for the credential; what is sent of it has to be the
@@ -505,6 +512,8 @@ class ResumePoint(_message.Message):
     """The last one that a CommitText brought. Without it another edge does not know which replicas may
     go on after `ids`.
     """
+    template_date: _builtins.str
+    """From ChatAccepted: another edge makes the same prompt, also on another day."""
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Those tokens, `upto` of them, or none: then they are computed anew, and not sent again."""
@@ -517,10 +526,11 @@ class ResumePoint(_message.Message):
         num_chars: _builtins.int = ...,
         ids: _abc.Iterable[_builtins.int] | None = ...,
         model_identity: _builtins.bytes = ...,
+        template_date: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "model_identity", b"model_identity", "num_chars", b"num_chars", "resume_token", b"resume_token", "upto", b"upto"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "model_identity", b"model_identity", "num_chars", b"num_chars", "resume_token", b"resume_token", "template_date", b"template_date", "upto", b"upto"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -568,6 +578,7 @@ class ChatAccepted(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     EDGE_FIELD_NUMBER: _builtins.int
     REPLY_FORMAT_FIELD_NUMBER: _builtins.int
+    TEMPLATE_DATE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Under which the mesh knows the chat; made from the idempotency key, and not it."""
     resume_token: _builtins.str
@@ -577,10 +588,12 @@ class ChatAccepted(_message.Message):
     model: _builtins.str
     prompt_tokens: _builtins.int
     edge: _builtins.str
+    template_date: _builtins.str
+    """The date that the model's chat template shows in the prompt, YYYY-MM-DD. Empty: it shows none."""
     @_builtins.property
     def reply_format(self) -> Global___ReplyFormat:
         """How tool calls and reasoning are written in the committed text, which is the model's own; only
-        of chats with tools.
+        of chats with tools, and of models that reason.
         """
 
     def __init__(
@@ -592,10 +605,11 @@ class ChatAccepted(_message.Message):
         prompt_tokens: _builtins.int = ...,
         edge: _builtins.str = ...,
         reply_format: Global___ReplyFormat | None = ...,
+        template_date: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["reply_format", b"reply_format"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["edge", b"edge", "model", b"model", "prompt_tokens", b"prompt_tokens", "reply_format", b"reply_format", "request_id", b"request_id", "resume_token", b"resume_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["edge", b"edge", "model", b"model", "prompt_tokens", b"prompt_tokens", "reply_format", b"reply_format", "request_id", b"request_id", "resume_token", b"resume_token", "template_date", b"template_date"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -610,17 +624,22 @@ class ReplyFormat(_message.Message):
     BEGINS_IN_REASONING_FIELD_NUMBER: _builtins.int
     TOOL_NAMES_FIELD_NUMBER: _builtins.int
     SINGLE_CALL_FIELD_NUMBER: _builtins.int
+    REASONING_TAGS_FIELD_NUMBER: _builtins.int
     tool_calls: _builtins.str
-    """Of tool calls: hermes, llama3_json, mistral or mistral_args."""
+    """Of tool calls: hermes, llama3_json, mistral or mistral_args; empty: the reply has none."""
     reasoning: _builtins.bool
-    """The text between <think> and </think> is reasoning."""
+    """The text may begin with reasoning, between two tags."""
     begins_in_reasoning: _builtins.bool
-    """The prompt ends in <think>: the text begins with reasoning."""
+    """The prompt ends in the first tag: the text begins with reasoning."""
     single_call: _builtins.bool
     """Only the first call counts."""
     @_builtins.property
     def tool_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Of the chat's tools."""
+
+    @_builtins.property
+    def reasoning_tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Both tags; none: <think> and </think>."""
 
     def __init__(
         self,
@@ -630,10 +649,11 @@ class ReplyFormat(_message.Message):
         begins_in_reasoning: _builtins.bool = ...,
         tool_names: _abc.Iterable[_builtins.str] | None = ...,
         single_call: _builtins.bool = ...,
+        reasoning_tags: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begins_in_reasoning", b"begins_in_reasoning", "reasoning", b"reasoning", "single_call", b"single_call", "tool_calls", b"tool_calls", "tool_names", b"tool_names"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begins_in_reasoning", b"begins_in_reasoning", "reasoning", b"reasoning", "reasoning_tags", b"reasoning_tags", "single_call", b"single_call", "tool_calls", b"tool_calls", "tool_names", b"tool_names"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -761,12 +781,15 @@ class ChatDone(_message.Message):
     REPLICA_FIELD_NUMBER: _builtins.int
     SPECULATION_STATS_FIELD_NUMBER: _builtins.int
     INEXACT_FIELD_NUMBER: _builtins.int
+    NUM_MOVES_FIELD_NUMBER: _builtins.int
     finish_reason: _common_pb2.FinishReason.ValueType
     upto: _builtins.int
     region: _builtins.str
     replica: _builtins.str
     inexact: _builtins.bool
     """Whether a CommitText of the reply was `inexact`."""
+    num_moves: _builtins.int
+    """How often another replica went on with the reply."""
     @_builtins.property
     def usage(self) -> _common_pb2.Usage: ...
     @_builtins.property
@@ -791,10 +814,11 @@ class ChatDone(_message.Message):
         replica: _builtins.str = ...,
         speculation_stats: Global___SpeculationStats | None = ...,
         inexact: _builtins.bool = ...,
+        num_moves: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["edge_timings", b"edge_timings", "speculation_stats", b"speculation_stats", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["edge_timings", b"edge_timings", "finish_reason", b"finish_reason", "inexact", b"inexact", "region", b"region", "replica", b"replica", "speculation_stats", b"speculation_stats", "timings", b"timings", "upto", b"upto", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["edge_timings", b"edge_timings", "finish_reason", b"finish_reason", "inexact", b"inexact", "num_moves", b"num_moves", "region", b"region", "replica", b"replica", "speculation_stats", b"speculation_stats", "timings", b"timings", "upto", b"upto", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from outrider.cost import Cost
 from outrider.errors import MalformedFrameError, OutriderError, OverloadedError
-from outrider.reply_parsing.formats import CallSyntax, ReplyFormat
+from outrider.reply_parsing.formats import REASONING_TAGS, CallSyntax, ReplyFormat
 from outrider.session.client import Accepted, Committed, Done, Failed, Provisional, Retracted
 from outrider.session.client_wire import Told, read, write
 from outrider.session.types import (
+    AcceptanceCount,
     FinishReason,
     ScoredToken,
     SpeculationStats,
@@ -24,8 +25,8 @@ from outrider.session.types import (
 from outrider.v1 import edge_pb2
 
 LOGPROBS = (TokenLogprobs(ScoredToken(2, -0.5, b"\xc3"), (ScoredToken(9, 0.0, b" a"),)),)
-FORMAT = ReplyFormat(CallSyntax.MISTRAL, True, True, ("f", "g"), single_call=True)
-USAGE = Usage(1, 2, 3, 4, 5, Cost(6, "USD"), 7, 8, 9)
+FORMAT = ReplyFormat(CallSyntax.MISTRAL, REASONING_TAGS[1], True, ("f", "g"), single_call=True)
+USAGE = Usage(1, 2, 3, 4, 5, Cost(6, "USD"), 7, 8, 9, 10, 11, 12, (AcceptanceCount(3, 2, 1),))
 STATS = SpeculationStats(shown_tokens=3, rtt_ms=2.5)
 
 
@@ -38,7 +39,10 @@ STATS = SpeculationStats(shown_tokens=3, rtt_ms=2.5)
         Committed("text", (1, 2), 2, model_identity=b"\x0a" * 32, inexact=True),
         Committed("text", (1, 2), 2, model_identity=b""),
         Committed("text", (1, 2), 2, logprobs=LOGPROBS),
-        Done(FinishReason.LENGTH, USAGE, Timings(1, 2, 3, 4), Timings(), 2, "r", "p", STATS, True),
+        Done(
+            *(FinishReason.LENGTH, USAGE, Timings(1, 2, 3, 4), Timings(), 2, "r", "p", STATS, True),
+            num_moves=4,
+        ),
     ],
     ids=lambda event: type(event).__name__,
 )

@@ -103,8 +103,11 @@ class TokenizationJob:
     """Seconds, by the pool's clock."""
     scope: CacheScope = None
     tools: Sequence[str] = ()
+    variables: str = ""
     text: str | None = None
     """The prompt, where it is no chat."""
+    is_prompt: bool = False
+    """Whether `text` gets the tokens that the model's prompts begin and end with."""
     prompt: PartialPrompt | None = None
     """The part of the prompt that the event loop found in the cache."""
     is_plain: bool = False
@@ -185,6 +188,7 @@ class TokenizationPool:
         *,
         requester: Requester,
         tools: Sequence[str] = (),
+        variables: str = "",
         scope: CacheScope = None,
         is_typeahead: bool = False,
     ) -> TokenizationJob:
@@ -197,13 +201,14 @@ class TokenizationPool:
         fallback tier. Raises OverloadedError when no tier has room.
         """
         messages = self._rewriter.prepare(messages)
-        num_chars = num_chars_of(messages, tools)
+        num_chars = num_chars_of(messages, tools) + len(variables)
         job_class = JobClass.TYPEAHEAD if is_typeahead else _class_of(num_chars)
         loop = asyncio.get_running_loop()
         job = TokenizationJob(
             *(messages, answer, job_class, requester, num_chars, loop, self._clock()),
             scope=scope,
             tools=tools,
+            variables=variables,
         )
         if not self._is_answered_inline(job):
             self._enqueue(job)
@@ -216,15 +221,18 @@ class TokenizationPool:
         *,
         requester: Requester,
         scope: CacheScope = None,
+        is_prompt: bool = False,
     ) -> TokenizationJob:
-        """Like `submit`, for a prompt given as text, in which the texts of control tokens become
-        these tokens. It is not rewritten. Raises OverloadedError."""
+        """Like `submit`, for a text in which the texts of control tokens become these tokens. It is
+        not rewritten. `is_prompt`: with those that the model's prompts begin and end with. Raises
+        OverloadedError."""
         loop = asyncio.get_running_loop()
         job_class = _class_of(len(text))
         job = TokenizationJob(
             *((), answer, job_class, requester, len(text), loop, self._clock()),
             scope=scope,
             text=text,
+            is_prompt=is_prompt,
         )
         if not self._is_answered_inline(job):
             self._enqueue(job)
@@ -390,16 +398,18 @@ class TokenizationPool:
 
     def _begin(self, job: TokenizationJob) -> PartialPrompt:
         if job.text is not None:
-            return self.encoder.begin_text(job.text, job.scope)
-        return self.encoder.begin(job.messages, job.scope, tools=job.tools)
+            return self.encoder.begin_text(job.text, job.scope, is_prompt=job.is_prompt)
+        return self._begin_chat(job, job.messages)
+
+    def _begin_chat(self, job: TokenizationJob, messages: Sequence[Message]) -> PartialPrompt:
+        return self.encoder.begin(messages, job.scope, tools=job.tools, variables=job.variables)
 
     def _fitted(self, job: TokenizationJob, num_tokens: int, *, may_wait: bool) -> array[int]:
         if job.text is not None:
             raise PromptTooLongError.of(num_tokens, self._policy.max_tokens)
 
         def encode(messages: Sequence[Message]) -> array[int]:
-            prompt = self.encoder.begin(messages, job.scope, tools=job.tools)
-            return self.encoder.finish(prompt, may_wait=may_wait)
+            return self.encoder.finish(self._begin_chat(job, messages), may_wait=may_wait)
 
         max_tokens = self._policy.max_tokens
         ids = self._rewriter.fitted(
@@ -407,7 +417,7 @@ class TokenizationPool:
             num_tokens,
             max_tokens,
             encode,
-            num_fixed_chars=sum(map(len, job.tools)),
+            num_fixed_chars=sum(map(len, job.tools)) + len(job.variables),
         )
         self._shortened(num_tokens, len(ids))
         return ids

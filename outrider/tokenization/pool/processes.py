@@ -3,9 +3,9 @@
 They are started when the threads are saturated for the first time: until then they would only take
 memory. Each process has a thread here that talks to it over one pipe, one chat at a time; it says
 by an empty message that it is ready. A request is the cache scope, behind a byte that tells whether
-it is set, JSON with the tools and with all of the messages but their contents, and every content in
-UTF-8 as it is: a long text is encoded once and never pickled. An answer is the ids as native
-uint32, or empty for a chat that cannot be encoded: the parent then finds out why.
+it is set, JSON with the tools, the template's variables and all of the messages but their contents,
+and every content in UTF-8 as it is: a long text is encoded once and never pickled. An answer is the
+ids as native uint32, or empty for a chat that cannot be encoded: the parent then finds out why.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class TokenizerProcess:
             answer = _ask(connection, job) if self.is_ready else b""
             if answer:
                 return as_tuple(array("I", answer))
-            return tuple(self._vocabulary.encode_chat(job.messages, job.tools))
+            return tuple(self._vocabulary.encode_chat(job.messages, job.tools, job.variables))
         except OutriderError as error:
             return error
         except (EOFError, OSError):
@@ -192,7 +192,8 @@ class TokenizerProcess:
 def _ask(connection: Connection, job: TokenizationJob) -> bytes:
     """The answer to one chat; blocks. Raises EOFError or OSError when the process is gone."""
     connection.send_bytes(_NO_SCOPE if job.scope is None else _SCOPE + job.scope)
-    connection.send_bytes(json.dumps([job.tools, [_head(it) for it in job.messages]]).encode())
+    heads = [_head(it) for it in job.messages]
+    connection.send_bytes(json.dumps([job.tools, job.variables, heads]).encode())
     for message in job.messages:
         connection.send_bytes(message.content.encode())
     return connection.recv_bytes()
@@ -215,27 +216,31 @@ def _serve(connection: Connection, vocabulary: Vocabulary, backend: str, cache_b
         connection.send_bytes(b"")
         while True:
             scope = connection.recv_bytes()
-            tools, messages = _receive(connection)
+            tools, variables, messages = _receive(connection)
             own_scope = None if scope == _NO_SCOPE else scope[1:]
-            connection.send_bytes(_answer(encoder, messages, own_scope, tools))
+            connection.send_bytes(_answer(encoder, messages, own_scope, tools, variables))
 
 
-def _receive(connection: Connection) -> tuple[Sequence[str], list[Message]]:
-    """Tools and messages."""
-    tools, heads = json.loads(connection.recv_bytes())
+def _receive(connection: Connection) -> tuple[Sequence[str], str, list[Message]]:
+    """Tools, variables and messages."""
+    tools, variables, heads = json.loads(connection.recv_bytes())
     messages = []
     for role, calls, call_id, name, reasoning in heads:
         content = connection.recv_bytes().decode()
         made = tuple(ToolCall(*call) for call in calls)
         messages.append(Message(role, content, made, call_id, name, reasoning))
-    return tools, messages
+    return tools, variables, messages
 
 
 def _answer(
-    encoder: CachingEncoder, messages: list[Message], scope: CacheScope, tools: Sequence[str]
+    encoder: CachingEncoder,
+    messages: list[Message],
+    scope: CacheScope,
+    tools: Sequence[str],
+    variables: str,
 ) -> bytes:
     try:
-        return encoder.encode_chat(messages, scope, tools=tools).tobytes()
+        return encoder.encode_chat(messages, scope, tools=tools, variables=variables).tobytes()
     except BaseException as failure:
         if not is_defect(failure):
             raise

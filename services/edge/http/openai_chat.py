@@ -48,7 +48,9 @@ from services.edge.http.openai_sampling import (
     reply_limit,
     sampling_params,
 )
+from services.edge.http.reply_metrics import ReplyMetrics
 from services.edge.http.reply_parts import Part, PartKind
+from services.edge.http.template_fields import template_options
 from services.edge.session.events import ChatRequest
 from services.edge.session.request_fields import check_prediction
 
@@ -87,8 +89,13 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Variables for the model's chat template, as in vLLM; one that it does not have is refused."""
+    enable_thinking: bool | None = None
+    """Whether the model reasons before it answers, by the variable that its template has for it."""
     reasoning_effort: str | None = None
-    """Accepted without effect."""
+    """none, minimal, low, medium, high, xhigh or max: the template's variable of that name, or
+    whether the model reasons."""
     verbosity: str | None = None
     """Accepted without effect."""
     metadata: dict[str, str] | None = None
@@ -136,7 +143,7 @@ class ReplyMessage(msgspec.Struct, kw_only=True):
     content: str | None = None
     refusal: str | None = None
     reasoning_content: str | UnsetType = UNSET
-    """The model's reasoning, in chats with tools; only for models that reason."""
+    """The model's reasoning before its content; only of models that reason."""
     tool_calls: list[ReplyToolCall] | UnsetType = UNSET
 
 
@@ -159,6 +166,8 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: OpenAiUsage
+    metrics: ReplyMetrics | UnsetType = UNSET
+    """Of a reply with one choice, if it was to have them."""
     system_fingerprint: str | UnsetType = UNSET
 
 
@@ -208,6 +217,8 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
     system_fingerprint: str | UnsetType = UNSET
     choices: list[ChunkChoice]
     usage: OpenAiUsage | UnsetType | None = UNSET
+    metrics: ReplyMetrics | UnsetType = UNSET
+    """In the last chunk of a reply with one choice, if it was to have them."""
 
 
 class ChatShape:
@@ -226,7 +237,9 @@ class ChatShape:
 
     def ending(self, reply: Reply, choice: Choice) -> ChatCompletionChunk:
         """The last chunk of a choice; see Shape.ending."""
-        return _chunk(reply, choice, _delta(choice.last), outrider=choice.details)
+        chunk = _chunk(reply, choice, _delta(choice.last), outrider=choice.details)
+        chunk.metrics = UNSET if reply.includes_usage else reply.metrics
+        return chunk
 
     def usage(self, reply: Reply, usage: OpenAiUsage) -> ChatCompletionChunk:
         """The chunk with the usage; see Shape.usage."""
@@ -237,6 +250,7 @@ class ChatShape:
             system_fingerprint=reply.fingerprint,
             choices=[],
             usage=usage,
+            metrics=reply.metrics,
         )
 
     def keep(self, choice: Choice, logprobs: Sequence[TokenLogprobs]) -> None:
@@ -260,6 +274,7 @@ class ChatShape:
                 for choice in choices
             ],
             usage=usage,
+            metrics=reply.metrics,
             system_fingerprint=reply.fingerprint,
         )
 
@@ -342,6 +357,9 @@ def plan(asked: ApiRequest) -> PlannedReply:
     tools = tools_of(body.tools or ())
     choice = choice_of(body.tool_choice, tools)
     prediction = _prediction(body.prediction)
+    options = template_options(
+        body.chat_template_kwargs, thinks=body.enable_thinking, effort=body.reasoning_effort
+    )
     sampling = replace(
         _sampling(body, asked.default_max_tokens),
         grammar=_grammar(body.response_format),
@@ -356,6 +374,7 @@ def plan(asked: ApiRequest) -> PlannedReply:
             tools=tools,
             tool_choice=choice,
             parallel_tool_calls=body.parallel_tool_calls is not False,
+            template_options=options,
         )
 
     return plan_choices(
@@ -365,7 +384,8 @@ def plan(asked: ApiRequest) -> PlannedReply:
         _SHAPE,
         sampling,
         [Prompt(put_into)],
-        has_parts=bool(tools) and choice != NONE,
+        is_chat=True,
+        has_tools=bool(tools) and choice != NONE,
         user=body.user or body.safety_identifier or "",
     )
 

@@ -14,7 +14,7 @@ from services.edge.http.api import ApiRequest, ChatApi, PlannedReply
 from services.edge.http.bodies import is_given, null, read
 from services.edge.http.openai_errors import error_body, refused
 from services.edge.http.openai_logprobs import chat_count
-from services.edge.http.openai_sampling import SamplingFields, check_metadata
+from services.edge.http.openai_sampling import SamplingFields, check_metadata, returns_metrics
 from services.edge.http.responses_input import (
     FunctionChoice,
     FunctionTool,
@@ -26,6 +26,7 @@ from services.edge.http.responses_input import (
 )
 from services.edge.http.responses_objects import ReasoningConfig, ResponseObject, TextConfig
 from services.edge.http.responses_reply import ResponseShape
+from services.edge.http.template_fields import template_options
 from services.edge.http.translation import (
     Conversation,
     ExtraFields,
@@ -136,7 +137,11 @@ def plan(asked: ApiRequest) -> PlannedReply:
     )
     is_streamed = bool(body.stream)
     writer = PartWriter(
-        ResponseShape(chat.seed, _frame(body, asked.now_s, chat.request.request_id)),
+        ResponseShape(
+            chat.seed,
+            _frame(body, asked.now_s, chat.request.request_id),
+            has_metrics=returns_metrics(body.return_metrics, asked),
+        ),
         chat.had,
         is_streamed=is_streamed,
         has_ids=bool(asked.idempotency_key),
@@ -160,6 +165,12 @@ def conversation_of(body: ConversationFields) -> Conversation:
         tool_definitions(body.tools or ()),
         tool_choice_of(body.tool_choice),
         parallel=body.parallel_tool_calls is not False,
+        options=template_options(
+            body.chat_template_kwargs,
+            thinks=body.enable_thinking,
+            effort=body.reasoning.effort if body.reasoning is not None else None,
+            effort_field="reasoning.effort",
+        ),
     )
 
 

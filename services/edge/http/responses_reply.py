@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import msgspec
+from msgspec import UNSET
 
 from outrider.errors import OutriderError
 from outrider.session.client import Accepted, Done
@@ -13,6 +14,7 @@ from outrider.session.types import TokenLogprobs
 from services.edge.http.openai_errors import described
 from services.edge.http.openai_logprobs import TokenLogprob, written_logprobs
 from services.edge.http.openai_reply import Choice
+from services.edge.http.reply_metrics import metrics_of
 from services.edge.http.reply_parts import (
     Part,
     PartBegun,
@@ -73,15 +75,18 @@ _ID_PREFIXES: Final = {PartKind.TEXT: "msg", PartKind.REASONING: "rs", PartKind.
 class ResponseShape:
     """How a reply is written; a Shape."""
 
-    def __init__(self, seed: int, frame: ResponseObject) -> None:
-        """`frame`: the response as it begins."""
+    def __init__(self, seed: int, frame: ResponseObject, *, has_metrics: bool = False) -> None:
+        """`frame`: the response as it begins; `has_metrics`: whether the client wants metrics."""
         self._seed = seed
+        self._has_metrics = has_metrics
         self._frame = frame
         self._request_id = ""
         """Empty: nothing has begun."""
         self._logprobs: list[TokenLogprob] = []
-        """Log probabilities of all tokens, encoded. If they were requested, the reply has one part,
-        which is text."""
+        """Log probabilities of the text's tokens, encoded. If they were requested, the reply is one
+        text, perhaps behind reasoning."""
+        self._num_begun: list[int] = []
+        """Code points that each of these tokens begins."""
         self._num_told = 0
         """How many of them were sent to the client with text."""
 
@@ -104,6 +109,10 @@ class ResponseShape:
         """Keep log probabilities for the next texts; see Shape.scored."""
         if logprobs:
             self._logprobs += written_logprobs(logprobs)
+            # In UTF-8 all bytes of a character but its first are 10xxxxxx.
+            self._num_begun += [
+                sum(byte & 0xC0 != 0x80 for byte in entry.chosen.text) for entry in logprobs
+            ]
             self._num_told = max(self._num_told, len(self._logprobs) - num_fresh)
 
     def part(self, event: PartEvent) -> list[Event]:
@@ -170,6 +179,8 @@ class ResponseShape:
         item_id, index = self._id(part), part.index
         match part.kind:
             case PartKind.TEXT:
+                if part.index and len(part.pieces) == 1:
+                    self._leave_out_reasoning(len(text))
                 fresh = self._logprobs[self._num_told :]
                 self._num_told = len(self._logprobs)
                 return _event(
@@ -187,6 +198,15 @@ class ResponseShape:
                 )
             case PartKind.CALL:
                 return _event(ArgumentsDelta(item_id=item_id, output_index=index, delta=text))
+
+    def _leave_out_reasoning(self, num_chars: int) -> None:
+        """Drop the tokens in front of the text, of which so many code points have come."""
+        first = len(self._num_begun)
+        while first and num_chars > 0:
+            first -= 1
+            num_chars -= self._num_begun[first]
+        del self._logprobs[:first], self._num_begun[:first]
+        self._num_told = max(0, self._num_told - first)
 
     def _part_ended(self, part: Part) -> list[Event]:
         item_id, index, text = self._id(part), part.index, part.text
@@ -229,6 +249,7 @@ class ResponseShape:
             output=[self._item(it, _status(it), it.text) for it in reader.parts],
             usage=_usage(done),
             outrider=Choice(0, self._seed, Position(), done=done).details,
+            metrics=metrics_of(done) if self._has_metrics else UNSET,
         )
 
     def _id(self, part: Part) -> str:
@@ -267,6 +288,6 @@ def _usage(done: Done) -> ResponsesUsage:
         input_tokens=usage.prompt_tokens,
         input_tokens_details=InputTokensDetails(cached_tokens=usage.cached_tokens),
         output_tokens=usage.completion_tokens,
-        output_tokens_details=OutputTokensDetails(),
+        output_tokens_details=OutputTokensDetails(reasoning_tokens=usage.reasoning_tokens),
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
     )

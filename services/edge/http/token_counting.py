@@ -17,7 +17,7 @@ async def serve_count_tokens(exchange: Exchange) -> None:
     """Answer POST /v1/messages/count_tokens of the Anthropic API. Raises OutriderError."""
     body = read(anthropic_messages.decode_count, await exchange.body())
     said = anthropic_messages.conversation_of(body)
-    count = await num_prompt_tokens(exchange, body.model, said.messages, said.shown_tools)
+    count = await num_prompt_tokens(exchange, body.model, said)
     data = msgspec.json.encode(TokenCount(input_tokens=count))
     await exchange.answer(200, data, headers=exchange.rate_headers())
 
@@ -26,6 +26,6 @@ async def serve_input_tokens(exchange: Exchange) -> None:
     """Answer POST /v1/responses/input_tokens of the OpenAI API. Raises OutriderError."""
     body = read(responses.decode_count, await exchange.body())
     said = responses.conversation_of(body)
-    count = await num_prompt_tokens(exchange, body.model, said.messages, said.shown_tools)
+    count = await num_prompt_tokens(exchange, body.model, said)
     data = msgspec.json.encode(InputTokens(input_tokens=count))
     await exchange.answer(200, data, headers=exchange.rate_headers())

@@ -38,6 +38,7 @@ from services.edge.models.kept_learning import KeptLearning
 from services.edge.models.keys import EdgeModel, ModelKey
 from services.edge.models.model_limits import ModelLimits
 from services.edge.models.settings import ModelSettings
+from services.edge.models.template_control import TemplateControl
 from services.edge.models.tool_calling import ToolCalling
 from services.edge.session.learning import EdgeLearning
 from services.edge.session.machine import SessionPolicy
@@ -70,6 +71,7 @@ class ServedModel:
     key: ModelKey
     limits: ModelLimits
     tool_calling: ToolCalling
+    template_control: TemplateControl
     policy: SessionPolicy
     tools: ReplyTools
     coder: TokenCoder
@@ -179,6 +181,7 @@ def load_model(
             suggested=model.spec.sampling or vocabulary.facts.sampling,
         ),
         tool_calling=ToolCalling.of(vocabulary, model.spec.tool_parser),
+        template_control=TemplateControl.of(vocabulary),
         policy=SessionPolicy(
             vocabulary_digest=digest,
             max_context_tokens=max_context_tokens,

@@ -14,6 +14,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.session.client import Accepted, Committed, Done, Failed, Provisional, Retracted
 from outrider.session.region import Commit, Draft
 from outrider.session.types import FinishReason, Priority, Speculation, Timings, Usage
+from services.edge.session.template_options import NO_OPTIONS, TemplateOptions
 
 if TYPE_CHECKING:
     from outrider.models.chat import Message
@@ -45,6 +46,8 @@ class ResumePoint:
     """Those tokens, or none: then they are computed anew."""
     model_identity: bytes = b""
     """Identity of the model that computed them (outrider.model_identity); empty: unknown."""
+    template_date: str = ""
+    """The date that the chat's template showed, YYYY-MM-DD; empty: it shows none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,11 @@ class ChatRequest:
     """auto, none, required, or the name of a tool."""
     parallel_tool_calls: bool = True
     """Whether a reply may have more than one call."""
+    template_options: TemplateOptions = NO_OPTIONS
+    """What the client asks of the model's chat template."""
+    template_variables: str = ""
+    """The same as variables of that template, once it is known (outrider.models.template_variables,
+    check_variables)."""
     reply_format: ReplyFormat | None = None
     """How its reply is to be read, once its model is known; None: as text alone."""
 
@@ -252,6 +260,7 @@ class Tokenize:
 
     messages: tuple[Message, ...]
     tools: tuple[str, ...] = ()
+    variables: str = ""
     prediction: str = ""
     text: str | None = None
     """Encode this instead, as it is."""

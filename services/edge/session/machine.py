@@ -24,6 +24,8 @@ from outrider.errors import (
     PromptTooLongError,
     VocabularyMismatchError,
 )
+from outrider.models.template_variables import date_in
+from outrider.reply_parsing.reasoning import begins_in_reasoning
 from outrider.session.client import Accepted, Committed, Done, Failed, Provisional
 from outrider.session.region import Commit
 from outrider.session.types import NO_SPECULATION, FinishReason, Timings, Usage
@@ -153,6 +155,8 @@ class _OpenedChat:
     """Text of earlier runs, sent to the client right after Accepted."""
     region: str = ""
     replica: str = ""
+    num_replicas: int = 0
+    """Replicas that have had the reply, one after the other."""
     prediction: tuple[int, ...] = ()
     """Ids of the text that the reply is expected to be."""
 
@@ -171,6 +175,8 @@ class ChatSession:
         self.milestones = Milestones()
         self.num_resumed = 0
         """Final tokens of earlier runs, once they have been taken over."""
+        self.done: Done | None = None
+        """How the chat ended, unless it failed or lost its client."""
         self.error: OutriderError | None = None
         """Why the chat failed."""
         self.error_reason: str | None = None
@@ -181,6 +187,11 @@ class ChatSession:
     def request(self) -> ChatRequest | None:
         """The request; None: it has not come."""
         return self._chat.request if self._chat is not None else None
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether a region has, or had, its session."""
+        return isinstance(self._chat, _OpenedChat) and bool(self._chat.region)
 
     @property
     def reply(self) -> ReplyFlow | None:
@@ -244,7 +255,11 @@ class ChatSession:
             return self._prompt_ready(asked, PromptReady(raw), now)
         if self._policy.bail_out_s and raw is None and not request.prediction:
             asked.bail_out_at = now + self._policy.bail_out_s
-        return [Tokenize(request.messages, request.tools, request.prediction, raw)]
+        return [
+            Tokenize(
+                request.messages, request.tools, request.template_variables, request.prediction, raw
+            )
+        ]
 
     def _prompt_ready(self, chat: _AskedChat, item: PromptReady, now: float) -> Actions:
         if item.ids is None:
@@ -253,6 +268,14 @@ class ChatSession:
         longest = self._policy.max_context_tokens - 1
         if len(item.ids) > longest:
             raise PromptTooLongError.of(len(item.ids), longest)
+        reply_format = chat.request.reply_format
+        if reply_format is not None and (tags := reply_format.reasoning) is not None:
+            # Templates begin reasoning in some chats, and leave it out of others.
+            is_open = begins_in_reasoning(
+                tags, item.ids, self._tools.all_bytes or self._tools.token_bytes
+            )
+            reply_format = replace(reply_format, begins_in_reasoning=is_open)
+            chat = replace(chat, request=replace(chat.request, reply_format=reply_format))
         return self._open(chat, item.ids, now, item.prediction)
 
     def _prompt_failed(self, chat: _AskedChat, item: PromptFailed, now: float) -> Actions:
@@ -314,6 +337,7 @@ class ChatSession:
         chat.reopening.opened(item.prompt_tokens, has_tokens=self.num_tokens > 0)
         chat.region = item.region
         chat.replica = item.replica
+        chat.num_replicas += 1
         self.state = SessionState.STREAMING
         chat.reply.opened(item, now)
         if chat.is_accepted:
@@ -328,6 +352,7 @@ class ChatSession:
     def _moved(self, chat: _OpenedChat, item: RegionMoved, now: float) -> Actions:
         chat.region = item.region
         chat.replica = item.replica
+        chat.num_replicas += 1
         chat.reply.moved(item)
         return []
 
@@ -350,7 +375,8 @@ class ChatSession:
 
     def _cancel(self, chat: _AskedChat | _OpenedChat, item: CancelAsked, now: float) -> Actions:
         events = chat.reply.finish(now, is_whole=False) if isinstance(chat, _OpenedChat) else []
-        usage = Usage(prompt_tokens=self.num_prompt_tokens, completion_tokens=self.num_tokens)
+        num_tokens = self.num_tokens
+        usage = Usage(self.num_prompt_tokens, 0, num_tokens, uncounted_tokens=num_tokens)
         done = self._done(FinishReason.CANCELLED, usage, Timings(), now)
         return [*self._leave("the client cancelled"), *events, done, Finish()]
 
@@ -427,10 +453,10 @@ class ChatSession:
         chat = self._chat
         opened = chat if isinstance(chat, _OpenedChat) else None
         self.error_reason = reason.error_reason
-        return Done(
+        self.done = Done(
             finish_reason=reason,
             upto=self.num_tokens,
-            usage=replace(usage, lossy_tokens=opened.reply.num_lossy) if opened else usage,
+            usage=opened.reply.counted(usage) if opened else usage,
             replica_timings=timings,
             edge_timings=self.milestones.timings(now),
             region=opened.region if opened else "",
@@ -438,7 +464,10 @@ class ChatSession:
             speculation_stats=opened.reply.stats() if opened else NO_SPECULATION,
             inexact=opened.reply.model.is_inexact if opened else False,
             stop_string=opened.reply.stop_string if opened else "",
+            num_moves=max(0, opened.num_replicas - 1) if opened else 0,
+            max_drafts=opened.reply.controller.max_drafts if opened else 0,
         )
+        return self.done
 
     def _fail(self, error: OutriderError) -> Actions:
         self.error = error.bare()
@@ -465,6 +494,7 @@ def _accept(chat: _OpenedChat) -> Actions:
         chat.num_prompt_tokens,
         reply_format=request.reply_format,
         sampling=request.sampling,
+        template_date=date_in(request.template_variables),
     )
     return [accepted, *chat.resumed]
 

@@ -349,7 +349,7 @@ def test_every_end_has_a_word_of_that_api(
 def test_calls_are_blocks_whose_arguments_stream() -> None:
     stream = written(with_shape(streamed=True), "(hm)Well", '[look]{"at": 1}[/]')
     events = [it for it in data_of(stream) if "index" in it]
-    assert [it["index"] for it in events] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 2]
+    assert [it["index"] for it in events] == [0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2]
     begun = [it["content_block"] for it in events if it["type"] == "content_block_start"]
     assert begun == [
         {"type": "thinking", "thinking": "", "signature": ""},
@@ -365,6 +365,7 @@ def test_calls_are_blocks_whose_arguments_stream() -> None:
     grown = [it["delta"] for it in events if it["type"] == "content_block_delta"]
     assert grown == [
         {"type": "thinking_delta", "thinking": "hm"},
+        {"type": "signature_delta", "signature": "msg_r1"},
         {"type": "text_delta", "text": "Well"},
         {"type": "input_json_delta", "partial_json": '{"a'},
         {"type": "input_json_delta", "partial_json": 't": 1}'},
@@ -378,6 +379,8 @@ def test_a_message_with_calls_is_as_the_api_has_it() -> None:
     assert anthropic_faults(whole, "Message") == []
     thought, text, look, stop = whole["content"]
     assert (thought["thinking"], text["text"]) == ("hm", "Well")
+    # Clients replay no thought without a signature; the stream has the same one.
+    assert thought["signature"] == whole["id"] == "msg_r1"
     assert (look["id"], look["input"]) == ("call_0", {"at": 1})
     assert (stop["name"], stop["input"]) == ("stop", {})
     assert whole["stop_reason"] == "tool_use"

@@ -30,7 +30,7 @@ from outrider.errors import (
 from outrider.models.chat import MAX_MESSAGES, Message
 from outrider.models.suggested_sampling import SuggestedSampling
 from outrider.models.tools import ToolCall
-from outrider.reply_parsing.formats import CallSyntax, ReplyFormat
+from outrider.reply_parsing.formats import REASONING_TAGS, CallSyntax, ReplyFormat
 from outrider.sampling.params import SamplingParams
 from outrider.session.client import Retracted
 from outrider.session.client_wire import write
@@ -49,7 +49,7 @@ from services.edge.wire import client as wire
 
 LOGPROBS = (TokenLogprobs(ScoredToken(2, -0.5, b"\xc3"), (ScoredToken(9, 0.0, b" a"),)),)
 LIMITS = ModelLimits("m", 100, 64)
-FORMAT = ReplyFormat(CallSyntax.MISTRAL, True, True, ("f", "g"), single_call=True)
+FORMAT = ReplyFormat(CallSyntax.MISTRAL, REASONING_TAGS[1], True, ("f", "g"), single_call=True)
 USAGE = Usage(1, 2, 3, 4, 5, Cost(6, "USD"))
 
 
@@ -127,6 +127,11 @@ def test_what_a_client_has_arrives() -> None:
     assert asked(Progress("t", [1], 5, model)).resume == ResumePoint("t", 1, 5, (1,), model)
     with pytest.raises(MalformedFrameError, match="at most 64"):
         asked(Progress("t", [1], 5, model + b"x"))
+    dated = Progress("t", [1], 5, model, "2026-11-29")
+    assert asked(dated).resume.template_date == "2026-11-29"
+    assert asked(dated).digest == asked().digest, "the same request"
+    with pytest.raises(InvalidRequestError, match=r"the date '29\.11\.2026' is not written"):
+        asked(Progress("t", [1], 5, model, "29.11.2026"))
 
 
 def test_a_credential_is_looked_at_before_anything_else_and_is_no_part_of_the_request() -> None:
