@@ -170,6 +170,7 @@ class Chat(AsyncIterator[Event]):
             tool_calls=tuple(ToolCall(it.id, it.name, it.arguments) for it in read.calls),
             request_id=self._transcript.request_id,
             model=self._transcript.model,
+            num_moves=done.num_moves,
         )
 
     def _logprobs(self) -> tuple[TokenLogprobs | None, ...]:

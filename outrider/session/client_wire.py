@@ -138,6 +138,7 @@ def _done_to_proto(done: Done) -> edge_pb2.ChatDone:
         replica=done.replica,
         speculation_stats=edge_pb2.SpeculationStats(**asdict(done.speculation_stats)),
         inexact=done.inexact,
+        num_moves=done.num_moves,
     )
 
 
@@ -242,4 +243,5 @@ def _done_from_proto(done: edge_pb2.ChatDone) -> Done:
             **{name: getattr(done.speculation_stats, name) for name in _STATS}
         ),
         inexact=done.inexact,
+        num_moves=done.num_moves,
     )

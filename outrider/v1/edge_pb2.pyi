@@ -781,12 +781,15 @@ class ChatDone(_message.Message):
     REPLICA_FIELD_NUMBER: _builtins.int
     SPECULATION_STATS_FIELD_NUMBER: _builtins.int
     INEXACT_FIELD_NUMBER: _builtins.int
+    NUM_MOVES_FIELD_NUMBER: _builtins.int
     finish_reason: _common_pb2.FinishReason.ValueType
     upto: _builtins.int
     region: _builtins.str
     replica: _builtins.str
     inexact: _builtins.bool
     """Whether a CommitText of the reply was `inexact`."""
+    num_moves: _builtins.int
+    """How often another replica went on with the reply."""
     @_builtins.property
     def usage(self) -> _common_pb2.Usage: ...
     @_builtins.property
@@ -811,10 +814,11 @@ class ChatDone(_message.Message):
         replica: _builtins.str = ...,
         speculation_stats: Global___SpeculationStats | None = ...,
         inexact: _builtins.bool = ...,
+        num_moves: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["edge_timings", b"edge_timings", "speculation_stats", b"speculation_stats", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["edge_timings", b"edge_timings", "finish_reason", b"finish_reason", "inexact", b"inexact", "region", b"region", "replica", b"replica", "speculation_stats", b"speculation_stats", "timings", b"timings", "upto", b"upto", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["edge_timings", b"edge_timings", "finish_reason", b"finish_reason", "inexact", b"inexact", "num_moves", b"num_moves", "region", b"region", "replica", b"replica", "speculation_stats", b"speculation_stats", "timings", b"timings", "upto", b"upto", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

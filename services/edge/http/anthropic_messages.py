@@ -22,7 +22,7 @@ from services.edge.http.api import ApiRequest, ChatApi, PlannedReply
 from services.edge.http.bodies import is_given, null, read, schema_in
 from services.edge.http.openai_errors import not_text, refused
 from services.edge.http.openai_messages import check_num_parts
-from services.edge.http.openai_sampling import SamplingFields
+from services.edge.http.openai_sampling import SamplingFields, returns_metrics
 from services.edge.http.template_fields import template_options
 from services.edge.http.text_documents import shown, text_of_data
 from services.edge.http.translation import (
@@ -215,7 +215,11 @@ def plan(asked: ApiRequest) -> PlannedReply:
     is_streamed = bool(body.stream)
     thinks = body.thinking is None or body.thinking.type != "disabled"
     writer = PartWriter(
-        MessageShape(chat.seed, shows_thinking=thinks),
+        MessageShape(
+            chat.seed,
+            shows_thinking=thinks,
+            has_metrics=returns_metrics(body.return_metrics, asked),
+        ),
         chat.had,
         is_streamed=is_streamed,
         has_ids=bool(asked.idempotency_key),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -18,6 +19,7 @@ from services.edge.chat.opening import open_chat
 from services.edge.http.api import ApiRequest, ChatApi, PlannedReply
 from services.edge.http.exchange import ClientLeft, Exchange
 from services.edge.http.stream import ChatStream, RunningReply
+from services.edge.http.system_lines import LeftOutLines
 from services.edge.session.events import ChatRequest
 
 log = structlog.get_logger()
@@ -33,7 +35,7 @@ async def serve_reply(api: ChatApi, exchange: Exchange) -> None:
     has begun, and ClientLeft."""
     exchange.frontend.check_draining()
     # The body is not kept while the reply is under way: it counts in no budget any more.
-    planned = api.plan(await _asked(exchange))
+    planned = _without_lines(api.plan(await _asked(exchange)), exchange.frontend.left_out)
     exchange.release()
     identity = exchange.admit(planned.user) if planned.user else exchange.identity
     assert identity is not None
@@ -66,10 +68,17 @@ async def _asked(exchange: Exchange) -> ApiRequest:
         random_seed=secrets.randbits(_SEED_BITS),
         max_choices=config.max_choices,
         default_max_tokens=config.default_max_tokens,
+        return_metrics=config.return_metrics,
         idempotency_key=headers.get("idempotency-key", ""),
         last_event_id=headers.get("last-event-id", ""),
         trace=exchange.trace,
     )
+
+
+def _without_lines(planned: PlannedReply, left_out: LeftOutLines) -> PlannedReply:
+    """The same reply to what the model is to read."""
+    chats = (replace(it, messages=left_out.without(it.messages)) for it in planned.chats)
+    return replace(planned, chats=tuple(chats))
 
 
 def _left(task: asyncio.Task[None], reply: RunningReply, *, may_return: bool) -> None:

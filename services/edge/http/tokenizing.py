@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -131,6 +132,7 @@ def _check(asked: TokenizeRequest) -> None:
 
 async def num_prompt_tokens(exchange: Exchange, model_name: str, said: Conversation) -> int:
     """Tokens of a conversation as the model gets it. Raises OutriderError, ClientLeft."""
+    said = replace(said, messages=exchange.frontend.left_out.without(said.messages))
 
     async def count() -> int:
         async with _using_model(exchange, model_name) as model:
@@ -145,7 +147,8 @@ async def _ids(
     identity = _identity(exchange)
     if asked.messages is not None:
         options = template_options(asked.chat_template_kwargs)
-        said = Conversation(messages_of(asked.messages), tools, template_options=options)
+        messages = exchange.frontend.left_out.without(messages_of(asked.messages))
+        said = Conversation(messages, tools, template_options=options)
         return await _chat_ids(model, said, identity)
     return await text_ids(
         asked.prompt or "",
