@@ -27,8 +27,9 @@ from typing import Final
 
 from outrider.errors import ConfigError, InvalidRequestError
 from outrider.models.chat import Message, Segment, check_text
+from outrider.models.replay_forms import replay_forms
 from outrider.models.template_data import TemplateData
-from outrider.models.templating import BROKEN, BoundedEnvironment
+from outrider.models.templating import BROKEN, BoundedEnvironment, BudgetSpentError
 from outrider.models.tools import ToolCall, tool_text
 
 _PIECE_CHARS: Final = 4096
@@ -93,23 +94,26 @@ class ChatTemplate:
 
     def segments(self, messages: Sequence[Message], tools: Sequence[str] = ()) -> list[Segment]:
         """The prompt for `messages`, which `check_messages` passed, with the generation prompt and
-        the definitions of `tools`, which `check_tools` returned.
+        the definitions of `tools`, which `check_tools` returned. What the template refuses, or
+        does not show, of earlier calls and results is rendered in another form (`replay_forms`).
 
-        Raises InvalidRequestError if the template refuses them or does not show them, or if a
-        message and the template would make a control token together.
+        Raises InvalidRequestError if the template refuses the messages in every form, if it shows
+        no tools, or if a message and the template would make a control token together.
         """
         if tools and not self.abilities.tools:
             raise InvalidRequestError(
                 "the model's chat template shows no tools; choose a model that was trained to "
                 "call them, or send the chat without tools"
             )
-        has_calls = any(message.tool_calls or message.role == "tool" for message in messages)
-        if has_calls and not self.abilities.calls:
-            raise InvalidRequestError(
-                "the model's chat template shows no tool calls and no results of tools; choose a "
-                "model that was trained to call tools, or send them as messages of the user"
-            )
-        return self._segments(messages, tools)
+        refusals = list[InvalidRequestError]()
+        for form in replay_forms(messages, shows_calls=self.abilities.calls):
+            try:
+                return self._segments(form, tools)
+            except InvalidRequestError as error:
+                refusals.append(error)
+                if isinstance(error.__cause__, BudgetSpentError):
+                    break
+        raise refusals[0]
 
     @cached_property
     def abilities(self) -> TemplateAbilities:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from outrider.models.chat import Message
-from outrider.models.tools import ToolCall, read_arguments
+from outrider.models.tools import ToolCall, UnreadArguments, read_arguments
 
 Change: TypeAlias = Callable[[str], str]
 
@@ -45,7 +45,7 @@ class TemplateData:
         cls, messages: Sequence[Message], tools: Sequence[str], *, knows_developer: bool
     ) -> TemplateData:
         """`knows_developer`: whether the template has that role; otherwise its messages become the
-        system's. Raises InvalidRequestError for arguments that are not a JSON object."""
+        system's."""
         names: dict[str, str] = {}
         turns = []
         for message in messages:
@@ -129,11 +129,15 @@ def _mapped_part(key: str, value: Any, text: Change, data: Callable[[Any], Any])
         | _function(
             {
                 "name": text(call["function"]["name"]),
-                "arguments": data(call["function"]["arguments"]),
+                "arguments": _mapped_arguments(call["function"]["arguments"], text, data),
             }
         )
         for call in value
     ]
+
+
+def _mapped_arguments(value: Any, text: Change, data: Callable[[Any], Any]) -> Any:
+    return UnreadArguments(text(value)) if isinstance(value, UnreadArguments) else data(value)
 
 
 def _texts(value: Any) -> Iterator[str]:
