@@ -19,6 +19,7 @@ from services.edge.http.openai_sampling import (
     read_positions,
     seed_of,
 )
+from services.edge.http.passed_over import PassedOver
 from services.edge.http.sse import Position
 from services.edge.session.events import ChatRequest
 
@@ -43,6 +44,7 @@ def plan_choices(
     *,
     has_parts: bool = False,
     user: str = "",
+    passed_over: PassedOver,
 ) -> PlannedReply:
     """The chats that answer a request, and their writer. `api`: name of the API; `sampling`: the
     request's sampling without its seed; `has_parts`: whether a reply may contain calls or
@@ -92,4 +94,4 @@ def plan_choices(
         has_ids=bool(asked.idempotency_key),
         num_per_prompt=count,
     )
-    return PlannedReply(chats, writer, is_streamed, user)
+    return PlannedReply(chats, writer, is_streamed, user, passed_over=passed_over)

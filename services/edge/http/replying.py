@@ -35,6 +35,8 @@ async def serve_reply(api: ChatApi, exchange: Exchange) -> None:
     # The body is not kept while the reply is under way: it counts in no budget any more.
     planned = api.plan(await _asked(exchange))
     exchange.release()
+    if planned.passed_over.names:
+        log.info("passed_over", request_id=exchange.request_id, parts=planned.passed_over.names)
     identity = exchange.admit(planned.user) if planned.user else exchange.identity
     assert identity is not None
     config, replies = exchange.frontend.config, exchange.frontend.replies
@@ -104,7 +106,7 @@ def _open(
 
 async def _send(exchange: Exchange, reply: RunningReply, planned: PlannedReply) -> None:
     if planned.is_streamed:
-        await _send_events(exchange, reply, planned.keepalive)
+        await _send_events(exchange, reply, planned)
     else:
         await reply.ended()
     if reply.is_left:
@@ -116,23 +118,25 @@ async def _send(exchange: Exchange, reply: RunningReply, planned: PlannedReply) 
         return
     last = planned.writer.whole()
     if not planned.is_streamed:
-        await exchange.answer(200, last, headers=exchange.rate_headers())
+        headers = exchange.rate_headers() | planned.passed_over.headers
+        await exchange.answer(200, last, headers=headers)
         return
     if not exchange.has_begun:
-        await _begin_stream(exchange)
+        await _begin_stream(exchange, planned)
     await exchange.write(last, more=False)
 
 
-async def _send_events(exchange: Exchange, reply: RunningReply, keepalive: bytes) -> None:
+async def _send_events(exchange: Exchange, reply: RunningReply, planned: PlannedReply) -> None:
     """Send events as they come. The head waits for the first, so that an earlier failure gets a
     status of its own."""
     patience_s = exchange.frontend.config.comment_s
     while (events := await reply.next(patience_s)) is not None:
         if not exchange.has_begun:
-            await _begin_stream(exchange)
+            await _begin_stream(exchange, planned)
             reply.begin_pushing(exchange.push)
-        await exchange.write(events or keepalive, more=True)
+        await exchange.write(events or planned.keepalive, more=True)
 
 
-async def _begin_stream(exchange: Exchange) -> None:
-    await exchange.begin(200, _EVENT_STREAM, _UNBUFFERED | exchange.rate_headers())
+async def _begin_stream(exchange: Exchange, planned: PlannedReply) -> None:
+    headers = _UNBUFFERED | exchange.rate_headers() | planned.passed_over.headers
+    await exchange.begin(200, _EVENT_STREAM, headers)
