@@ -103,13 +103,15 @@ class PromptTooLongError(InvalidRequestError):
     reason = "PROMPT_TOO_LONG"
 
     @classmethod
-    def of(cls, num_tokens: int, longest: int) -> PromptTooLongError:
-        """For a prompt of so many tokens, where at most `longest` fit."""
+    def of(cls, num_tokens: int, longest: int, *, is_whole: bool = True) -> PromptTooLongError:
+        """For a prompt of so many tokens, where at most `longest` fit; with `is_whole` false it has
+        more, which were not counted."""
         # Clients of the OpenAI API know it by these words: "is longer than the model's context
         # length".
         return cls(
             "the conversation is longer than the model's context length: the prompt has "
-            f"{num_tokens} tokens, at most {longest} fit; shorten it"
+            f"{'' if is_whole else 'more than '}{num_tokens} tokens, at most {longest} fit; "
+            "shorten it"
         )
 
 

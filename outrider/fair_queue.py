@@ -27,15 +27,16 @@ class FairItem(Hashable, Protocol):
         ...
 
     @property
-    def expires_at(self) -> float:
-        """Deadline, which orders the items of one flow; equal ones are ordered by arrival."""
+    def rank(self) -> float:
+        """Orders the items of one flow, least first, for example a deadline; equal ones are ordered
+        by arrival."""
         ...
 
 
 ItemT = TypeVar("ItemT", bound=FairItem)
 
 _Entry: TypeAlias = tuple[float, int, ItemT]
-"""Deadline, number in order of arrival, item."""
+"""Rank, number in order of arrival, item."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +47,7 @@ class _Flow(Generic[ItemT]):
     """Virtual time at which its next item starts, or earlier: another queue may have served the
     flow since."""
     waiting: list[_Entry[ItemT]] = field(default_factory=list)
-    """Sorted by deadline, then by arrival."""
+    """Sorted by rank, then by arrival."""
 
 
 class FairClock:
@@ -97,7 +98,7 @@ class FairClock:
 
 
 class FairQueue(Generic[ItemT]):
-    """A queue that is fair between flows, and serves the earliest deadline first within each.
+    """A queue that is fair between flows, and serves the least rank first within each.
 
     Between flows: start-time fair queueing (Goyal, Vin, Cheng: "Start-time fair queuing", SIGCOMM
     1996). A flow's next item starts at the virtual time at which its last one finished, or now if
@@ -107,8 +108,8 @@ class FairQueue(Generic[ItemT]):
     served for a while is behind the clock: a flow that joins it starts no later than those that
     have waited there.
 
-    Within a flow the order has no effect on other flows: earliest deadline first (Liu, Layland,
-    1973).
+    Within a flow the order has no effect on other flows. With deadlines as ranks it is earliest
+    deadline first (Liu, Layland, 1973).
     """
 
     def __init__(self, clock: FairClock | None = None) -> None:
@@ -152,7 +153,7 @@ class FairQueue(Generic[ItemT]):
             insort(self._starts, (flow.start, item.flow))
         self._clock.joined(item.flow)
         self._next += 1
-        entry = self._entries[item] = (item.expires_at, self._next, item)
+        entry = self._entries[item] = (item.rank, self._next, item)
         insort(flow.waiting, entry)
 
     def start(self) -> float:

@@ -19,7 +19,7 @@ class Item:
     flow: str
     number: int = 0
     cost: float = 1.0
-    expires_at: float = 0.0
+    rank: float = 0.0
 
 
 def served(queue: FairQueue[Item], count: int | None = None) -> list[Item]:
@@ -36,7 +36,7 @@ def served(queue: FairQueue[Item], count: int | None = None) -> list[Item]:
 def test_the_earliest_deadline_goes_first_and_equal_ones_in_order() -> None:
     queue = FairQueue[Item]()
     for number, until in enumerate([5.0, 3.0, 9.0, 3.0, 4.0]):
-        queue.push(Item("", number, expires_at=until))
+        queue.push(Item("", number, rank=until))
     assert [entry.number for entry in served(queue)] == [1, 3, 4, 0, 2]
     assert queue.peek() is None
 
@@ -155,7 +155,7 @@ def test_the_books_agree_whatever_happens(events: Events, data: st.DataObject) -
     for flow, cost in events:
         gives_up = data.draw(st.booleans())
         if flow in WEIGHTS:
-            there.append(Item(flow, cost=cost, expires_at=float(cost)))
+            there.append(Item(flow, cost=cost, rank=float(cost)))
             queue.push(there[-1])
         elif there and gives_up:
             queue.remove(there.pop(data.draw(st.integers(0, len(there) - 1))))
@@ -163,7 +163,7 @@ def test_the_books_agree_whatever_happens(events: Events, data: st.DataObject) -
             head = queue.peek()
             assert head is not None
             own = [entry for entry in there if entry.flow == head.flow]
-            assert head.expires_at == min(entry.expires_at for entry in own)
+            assert head.rank == min(entry.rank for entry in own)
             queue.pop(head)
             there.remove(head)
         assert len(queue) == len(there)

@@ -87,7 +87,9 @@ def share_interval(num_true: int, count: int) -> tuple[float, float]:
     middle = (share + square / (2 * count)) / (1 + square / count)
     spread_ = share * (1 - share) / count + square / (4 * count**2)
     error = _NORMAL_975 * math.sqrt(spread_) / (1 + square / count)
-    return max(0.0, middle - error), min(1.0, middle + error)
+    # Exactly 0 and 1 at the ends, where the terms cancel but for their last bits.
+    low = max(0.0, middle - error) if num_true else 0.0
+    return low, min(1.0, middle + error) if num_true < count else 1.0
 
 
 def pooled(parts: Iterable[Sequence[float]]) -> list[float]:

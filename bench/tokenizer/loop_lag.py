@@ -15,7 +15,9 @@ from bench.tokenizer.texts import text_of
 from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.backends.fallback import FallbackBackend
+from outrider.tokenization.cut_proofs import rule_of
 from outrider.tokenization.encoder import CachingEncoder
+from outrider.tokenization.pool.job_queue import Requester
 from outrider.tokenization.pool.pool import PoolPolicy, TokenizationPool, TokenizationResult
 
 LONG_BYTES = 318_000
@@ -23,6 +25,7 @@ LONG_BYTES = 318_000
 OUTSTANDING = 8
 INTERVAL_S = 0.01
 TICK_S = 0.001
+_ONE, _OTHER = Requester("long"), Requester("short")
 
 
 @dataclass(slots=True)
@@ -72,7 +75,8 @@ class Phase:
             if self._loop.time() < self._end:
                 self._send_long(number + 1)
 
-        self._front.submit(self._longs[number % len(self._longs)], answered, scope=b"bench")
+        long = self._longs[number % len(self._longs)]
+        self._front.submit(long, answered, requester=_ONE, scope=b"bench")
 
     def _send_short(self, number: int) -> None:
         begin = time.perf_counter()
@@ -82,7 +86,7 @@ class Phase:
             self.seen.chat_ms.append((time.perf_counter() - begin) * 1e3)
 
         ask = f"{number} {time.perf_counter_ns()}: what should I pack for a week in Lisbon in May?"
-        self._front.submit([Message("user", ask)], answered, scope=b"bench")
+        self._front.submit([Message("user", ask)], answered, requester=_OTHER, scope=b"bench")
 
 
 def measure(run: Run, vocabulary: Vocabulary, backends: Sequence[FallbackBackend]) -> None:
@@ -117,7 +121,8 @@ def measure(run: Run, vocabulary: Vocabulary, backends: Sequence[FallbackBackend
 async def _both(
     vocabulary: Vocabulary, backend: FallbackBackend, seconds: float
 ) -> tuple[Seen, Seen]:
-    front = TokenizationPool(CachingEncoder(vocabulary, backend), PoolPolicy())
+    cuts = rule_of(vocabulary.tokenizer_json)
+    front = TokenizationPool(CachingEncoder(vocabulary, backend, cuts=cuts), PoolPolicy())
     longs = [[Message("user", text_of(LONG_BYTES, seed))] for seed in range(8)]
     try:
         unloaded = await Phase(front, longs, seconds).run(is_loaded=False)

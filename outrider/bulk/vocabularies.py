@@ -12,7 +12,7 @@ from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.tokenization.backends.fallback import FallbackBackend
 from outrider.tokenization.backends.selection import load_backend, select_backend
-from outrider.tokenization.cut_proofs import UnprovenError, prove
+from outrider.tokenization.cut_proofs import rule_of
 from outrider.tokenization.cuts import CutRule
 
 _LINE: Final = "A line of text, and 1 number.\n"
@@ -37,15 +37,7 @@ class LoadedVocabulary:
         processes are forked."""
         for one in backend.both:
             one.encode(_LINE)
-        return cls(vocabulary, backend, rule_of(vocabulary), model)
-
-
-def rule_of(vocabulary: Vocabulary) -> CutRule | None:
-    """The rule for cutting texts of this vocabulary; None if none is proven."""
-    try:
-        return prove(vocabulary.tokenizer_json)
-    except UnprovenError:
-        return None
+        return cls(vocabulary, backend, rule_of(vocabulary.tokenizer_json), model)
 
 
 def of_model(name: str, backend: str) -> LoadedVocabulary:

@@ -82,6 +82,14 @@ def prove(tokenizer_json: str) -> CutRule:
     return CutRule.of(_places_between_merges(spec), added)
 
 
+def rule_of(tokenizer_json: str) -> CutRule | None:
+    """The rule of a tokenizer, as `prove` has it; None if none is proven."""
+    try:
+        return prove(tokenizer_json)
+    except UnprovenError:
+        return None
+
+
 def _require(condition: bool, otherwise: str) -> None:
     if not condition:
         raise UnprovenError(f"texts of this tokenizer cannot be cut: {otherwise}")

@@ -93,6 +93,11 @@ class Rewriter:
         """Whether `prepare` puts anything before chats."""
         return bool(self._policy.system_prefix)
 
+    @property
+    def shortens(self) -> bool:
+        """Whether chats that are too long are shortened rather than refused."""
+        return self._policy.too_long != TooLong.REFUSE
+
     def prepare(self, messages: Sequence[Message]) -> Sequence[Message]:
         """The chat with the operator's prefix. An empty chat stays empty, and is refused later."""
         prefix = self._policy.system_prefix

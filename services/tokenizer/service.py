@@ -85,7 +85,8 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self, request_iterator: AsyncIterator[tokenizer_pb2.EncodeRequest], context: Context
     ) -> AsyncIterator[tokenizer_pb2.EncodeResponse]:
         """Texts to ids."""
-        stream = AnswerStream(request_iterator, self._encode, max_in_flight=self._max_in_flight)
+        encode = partial(self._encode, _host(context))
+        stream = AnswerStream(request_iterator, encode, max_in_flight=self._max_in_flight)
         async with aclosing(stream.answers()) as answers:
             async for answer in answers:
                 yield answer
@@ -94,7 +95,8 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self, request_iterator: AsyncIterator[tokenizer_pb2.DecodeRequest], context: Context
     ) -> AsyncIterator[tokenizer_pb2.DecodeResponse]:
         """Ids to texts."""
-        stream = AnswerStream(request_iterator, self._decode, max_in_flight=self._max_in_flight)
+        decode = partial(self._decode, _host(context))
+        stream = AnswerStream(request_iterator, decode, max_in_flight=self._max_in_flight)
         async with aclosing(stream.answers()) as answers:
             async for answer in answers:
                 yield answer
@@ -135,14 +137,16 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self, request_iterator: AsyncIterator[tokenizer_pb2.DetokenizeRequest], context: Context
     ) -> AsyncIterator[tokenizer_pb2.DetokenizeResponse]:
         """One sequence of ids of any length."""
-        async with aclosing(self._detokenizer.texts(request_iterator)) as texts:
+        async with aclosing(self._detokenizer.texts(request_iterator, _host(context))) as texts:
             async for text in texts:
                 yield tokenizer_pb2.DetokenizeResponse(text=text)
 
-    async def _encode(self, request: tokenizer_pb2.EncodeRequest) -> tokenizer_pb2.EncodeResponse:
+    async def _encode(
+        self, peer: str, request: tokenizer_pb2.EncodeRequest
+    ) -> tokenizer_pb2.EncodeResponse:
         begun_at = time.perf_counter()
         response = await self._run(
-            "encode", self._handler.encode, request, tokenizer_pb2.EncodeResponse
+            "encode", peer, self._handler.encode, request, tokenizer_pb2.EncodeResponse
         )
         is_refused = response.error.reason == OverloadedError.reason
         ms = (time.perf_counter() - begun_at) * 1e3
@@ -150,9 +154,11 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self._metrics.tokens("encode", response.ids.count)
         return response
 
-    async def _decode(self, request: tokenizer_pb2.DecodeRequest) -> tokenizer_pb2.DecodeResponse:
+    async def _decode(
+        self, peer: str, request: tokenizer_pb2.DecodeRequest
+    ) -> tokenizer_pb2.DecodeResponse:
         response = await self._run(
-            "decode", self._handler.decode, request, tokenizer_pb2.DecodeResponse
+            "decode", peer, self._handler.decode, request, tokenizer_pb2.DecodeResponse
         )
         self._metrics.tokens("decode", request.ids.count)
         return response
@@ -160,6 +166,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
     async def _run(
         self,
         operation: str,
+        peer: str,
         work: Callable[[ServedVocabulary, RequestT], AnswerT],
         request: RequestT,
         response_type: Callable[..., AnswerT],
@@ -173,7 +180,11 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
                     labels["model"] = served.model
                     job_class = job_class_of(request)
                     return await self._threads.run(
-                        partial(work, served), request, job_class, num_bytes=request.ByteSize()
+                        partial(work, served),
+                        request,
+                        job_class,
+                        num_bytes=request.ByteSize(),
+                        peer=peer,
                     )
         except OutriderError as error:
             labels[names.ERROR_TYPE] = error.reason
@@ -186,6 +197,11 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
             return response_type(number=request.number, error=error_to_proto(failure))
         finally:
             self._metrics.metrics.counter(REQUESTS).add(1, labels)
+
+
+def _host(context: Context) -> str:
+    """The caller's address without its port: `ipv4:192.0.2.1`."""
+    return context.peer().rpartition(":")[0]
 
 
 async def _as_texts(

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
-from outrider.errors import OverloadedError
 from outrider.tokenization.backends.equivalence import is_defect
-from outrider.tokenization.pool.job_queue import JobClass
+from outrider.tokenization.pool.job_queue import JobClass, Requester, given_up
 from outrider.tokenization.pool.pool import defect
 from outrider.tokenization.pool.threads import WorkerThreads
 
@@ -26,8 +25,8 @@ class _Call(Generic[RequestT, AnswerT]):
         self._request = request
         self.answer: asyncio.Future[AnswerT] = self._loop.create_future()
 
-    def run(self) -> None:
-        """In a thread: do the work and give the loop its outcome."""
+    def run(self) -> bool:
+        """In a thread: do the work, all at once, and give the loop its outcome."""
         try:
             answer = self._work(self._request)
         except BaseException as failure:
@@ -38,6 +37,11 @@ class _Call(Generic[RequestT, AnswerT]):
             self._deliver(self._fail, failure if is_told else defect(failure))
         else:
             self._deliver(self._succeed, answer)
+        return False
+
+    def give_up(self) -> None:
+        """It has lost its place in the queue."""
+        self._fail(given_up())
 
     def _deliver(self, settle: Callable[[Any], None], outcome: Any) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody waits
@@ -58,10 +62,8 @@ class RequestThreads:
 
     def __init__(self, threads: int, max_pending: int, max_pending_bytes: int) -> None:
         self._threads: WorkerThreads[_Call[Any, Any]] = WorkerThreads(
-            threads, max(0, max_pending - threads), _Call.run
+            threads, max(0, max_pending - threads), max_pending_bytes, _Call.run, _Call.give_up
         )
-        self._max_pending_bytes = max_pending_bytes
-        self._num_pending_bytes = 0
         self.num_pending = 0
         """Requests queued or running."""
         self._idle = asyncio.Event()
@@ -73,27 +75,22 @@ class RequestThreads:
         job_class: JobClass = JobClass.SHORT,
         *,
         num_bytes: int = 0,
+        peer: str = "",
     ) -> AnswerT:
-        """Run `work(request)`, of a request of so many bytes, in a thread; cancelled while queued,
-        it never starts. However large, one is run if nothing else is pending.
+        """Run `work(request)`, of a request of so many bytes, in a thread, as one of `peer`:
+        threads are shared equally between peers. Cancelled while queued, it never starts. However
+        large, one is run if nothing else is pending.
 
         Raises OverloadedError when the queue is full, and what `work` raises.
         """
-        if self.num_pending and self._num_pending_bytes + num_bytes > self._max_pending_bytes:
-            raise OverloadedError(
-                f"requests of {self._num_pending_bytes} bytes wait for tokenization; try again",
-                retry_delay_ms=100,
-            )
         call = _Call(work, request)
-        self._threads.put(call, job_class)
+        self._threads.put(call, job_class, Requester(peer), num_bytes)
         self.num_pending += 1
-        self._num_pending_bytes += num_bytes
         try:
             return await call.answer
         finally:
-            self._threads.remove(call, job_class)
+            self._threads.remove(call)
             self.num_pending -= 1
-            self._num_pending_bytes -= num_bytes
             if not self.num_pending:
                 self._idle.set()
 

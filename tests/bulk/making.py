@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 from outrider.bulk.plan.results import ShardOutcome
 from outrider.bulk.plan.shards import BulkSettings, FileKind, RowGroup, Shard, SourceFile, kind_of
 from outrider.bulk.run import Executor, RunProgress, RunReport, RunRequest, run
-from outrider.bulk.vocabularies import rule_of
 from outrider.bulk.worker import BulkJob, BulkWorker
 from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.backends.base import REFERENCE
+from outrider.tokenization.cut_proofs import rule_of
 
 Row = dict[str, Any]
 
@@ -53,7 +53,7 @@ def tokenize(
         folder,
         settings or BulkSettings(),
         vocabulary,
-        rule_of(vocabulary),
+        rule_of(vocabulary.tokenizer_json),
         backend,
         resume,
     )

@@ -15,10 +15,10 @@ from outrider.bulk import encoding
 from outrider.bulk.encoding import DocumentEncoder, schema
 from outrider.bulk.plan.shards import COMPRESSIONS, FORMATS, BulkSettings
 from outrider.bulk.reading import Document
-from outrider.bulk.vocabularies import rule_of
 from outrider.bulk.writing import ShardWriter
 from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.backends.selection import select_backend
+from outrider.tokenization.cut_proofs import rule_of
 from tests.models import corpus
 
 pytestmark = pytest.mark.model
@@ -27,7 +27,8 @@ pytestmark = pytest.mark.model
 @pytest.fixture(scope="module")
 def encoder(vocabulary: Vocabulary) -> DocumentEncoder:
     chosen = select_backend(vocabulary, "tokenizers")
-    return DocumentEncoder(vocabulary, chosen, rule_of(vocabulary), token_offsets=True)
+    rule = rule_of(vocabulary.tokenizer_json)
+    return DocumentEncoder(vocabulary, chosen, rule, token_offsets=True)
 
 
 def document(text: str, record: int = 0) -> Document:

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol, TypeAlias
@@ -25,13 +26,16 @@ import structlog
 from outrider.errors import OutriderError, OverloadedError, PromptTooLongError
 from outrider.models.chat import Message, num_chars_of
 from outrider.tokenization.backends.equivalence import is_defect
-from outrider.tokenization.encoder import CacheScope, CachingEncoder, PartialPrompt
-from outrider.tokenization.pool.job_queue import LONG_CHARS, JobClass
+from outrider.tokenization.encoder import CacheScope, CachingEncoder, PartialPrompt, completed
+from outrider.tokenization.pool.job_queue import LONG_CHARS, JobClass, Requester, given_up
 from outrider.tokenization.pool.threads import WorkerThreads
 from outrider.tokenization.rewriting import Rewriter
 from outrider.tokenization.segment_cache import ContentClass
 
 _CHUNK_IDS: Final = 4096
+_MAX_COUNTED: Final = 4
+"""A prompt that cannot be shortened is counted up to so many times the tokens that fit: clients
+shorten it by the number, and the rest would only cost time."""
 
 log = structlog.get_logger()
 
@@ -65,6 +69,8 @@ class PoolPolicy:
     """Threads that tokenize."""
     max_queued: int = 64
     """Chats that may wait for a thread."""
+    max_pending_chars: int = 8 << 20
+    """Characters of the chats that wait or are tokenized: at most 32 MB of memory."""
     max_inline_chars: int = 4096
     """A longer chat is not looked up in the event loop: it goes to a thread at once."""
     max_inline_messages: int = 8
@@ -88,6 +94,8 @@ class TokenizationJob:
     messages: Sequence[Message]
     answer: Callable[[TokenizationResult], None]
     job_class: JobClass
+    requester: Requester
+    num_chars: int
     loop: asyncio.AbstractEventLoop
     begun_at: float
     """Seconds, by the pool's clock."""
@@ -99,6 +107,8 @@ class TokenizationJob:
     """The part of the prompt that the event loop found in the cache."""
     is_plain: bool = False
     """Whether it is text rather than a prompt: one that is too long is cut."""
+    slices: Generator[int, None, TokenizationResult] | None = None
+    """Its tokenization in a thread, once it has begun."""
     is_cancelled: bool = False
 
     def deliver(self, result: TokenizationResult) -> None:
@@ -150,7 +160,11 @@ class TokenizationPool:
         self._clock = clock
         self._may_fall_back = True
         self._threads: WorkerThreads[TokenizationJob] = WorkerThreads(
-            policy.num_workers, policy.max_queued, self._work
+            policy.num_workers,
+            policy.max_queued,
+            policy.max_pending_chars,
+            self._work,
+            self._give_up,
         )
 
     def submit(
@@ -158,6 +172,7 @@ class TokenizationPool:
         messages: Sequence[Message],
         answer: Callable[[TokenizationResult], None],
         *,
+        requester: Requester,
         tools: Sequence[str] = (),
         scope: CacheScope = None,
         is_typeahead: bool = False,
@@ -165,17 +180,22 @@ class TokenizationPool:
         """Call `answer` in the event loop with the ids, never before this returns.
 
         `tools`: what the model may call, as `check_tools` returned it. `scope`: the chat's cache
-        scope; with None its texts are not cached. `is_typeahead`: the prompt is still being typed,
-        so it comes after all chats and is dropped rather than taken to an overflow or fallback
-        tier. Raises OverloadedError when no tier has room.
+        scope; with None its texts are not cached. `requester`: with whom workers are shared. When
+        too much waits, the answer may be an OverloadedError. `is_typeahead`: the prompt is still
+        being typed, so it comes after all chats and is dropped rather than taken to an overflow or
+        fallback tier. Raises OverloadedError when no tier has room.
         """
         messages = self._rewriter.prepare(messages)
         num_chars = num_chars_of(messages, tools)
         job_class = JobClass.TYPEAHEAD if is_typeahead else _class_of(num_chars)
         loop = asyncio.get_running_loop()
-        job = TokenizationJob(messages, answer, job_class, loop, self._clock(), scope, tools)
-        if not self._is_answered_inline(job, num_chars):
-            self._enqueue(job, num_chars)
+        job = TokenizationJob(
+            *(messages, answer, job_class, requester, num_chars, loop, self._clock()),
+            scope=scope,
+            tools=tools,
+        )
+        if not self._is_answered_inline(job):
+            self._enqueue(job)
         return job
 
     def submit_text(
@@ -183,20 +203,28 @@ class TokenizationPool:
         text: str,
         answer: Callable[[TokenizationResult], None],
         *,
+        requester: Requester,
         scope: CacheScope = None,
     ) -> TokenizationJob:
         """Like `submit`, for a prompt given as text, in which the texts of control tokens become
         these tokens. It is not rewritten. Raises OverloadedError."""
         loop = asyncio.get_running_loop()
+        job_class = _class_of(len(text))
         job = TokenizationJob(
-            (), answer, _class_of(len(text)), loop, self._clock(), scope, text=text
+            *((), answer, job_class, requester, len(text), loop, self._clock()),
+            scope=scope,
+            text=text,
         )
-        if not self._is_answered_inline(job, len(text)):
-            self._enqueue(job, len(text))
+        if not self._is_answered_inline(job):
+            self._enqueue(job)
         return job
 
     def submit_plain(
-        self, text: str, answer: Callable[[TokenizationResult], None]
+        self,
+        text: str,
+        answer: Callable[[TokenizationResult], None],
+        *,
+        requester: Requester,
     ) -> TokenizationJob:
         """Like `submit`, for text that is no prompt: neither rewritten nor cached, and cut behind
         `max_tokens`. Only threads encode it. Raises OverloadedError when they have no room."""
@@ -204,15 +232,17 @@ class TokenizationPool:
         loop = asyncio.get_running_loop()
         prompt = PartialPrompt(None, [(text, ContentClass.USER)], len(text))
         job = TokenizationJob(
-            (), answer, job_class, loop, self._clock(), prompt=prompt, is_plain=True
+            *((), answer, job_class, requester, len(text), loop, self._clock()),
+            prompt=prompt,
+            is_plain=True,
         )
-        self._threads.put(job, job_class)
+        self._threads.put(job, job_class, requester, job.num_chars)
         return job
 
     def cancel(self, job: TokenizationJob) -> None:
         """The result is not wanted any more; it will not be delivered."""
         job.is_cancelled = True
-        self._threads.remove(job, job.job_class)
+        self._threads.remove(job)
 
     def close(self) -> None:
         """Give up what waits; what runs ends by itself."""
@@ -224,9 +254,10 @@ class TokenizationPool:
         """After `close`: wait for what runs. Blocks, so not in the event loop."""
         self._threads.join()
 
-    def _is_answered_inline(self, job: TokenizationJob, num_chars: int) -> bool:
+    def _is_answered_inline(self, job: TokenizationJob) -> bool:
         policy = self._policy
-        if num_chars > policy.max_inline_chars or len(job.messages) > policy.max_inline_messages:
+        is_long = job.num_chars > policy.max_inline_chars
+        if is_long or len(job.messages) > policy.max_inline_messages:
             return False
         try:
             job.prompt = self._begin(job)
@@ -246,24 +277,29 @@ class TokenizationPool:
         self._finish(job, self._encode(job, may_wait=False), tier)
         return True
 
-    def _enqueue(self, job: TokenizationJob, num_chars: int) -> None:
+    def _enqueue(self, job: TokenizationJob) -> None:
         """Give the job to the first tier behind the event loop that has room."""
         is_chat = job.job_class is not JobClass.TYPEAHEAD
         if is_chat and self._threads.is_saturated and self._is_taken_by_overflow(job):
             return
         try:
-            self._threads.put(job, job.job_class)
+            self._threads.put(job, job.job_class, job.requester, job.num_chars)
         except OverloadedError:
-            if is_chat and self._may_fall_back and num_chars <= self._policy.max_local_chars:
+            is_short = job.num_chars <= self._policy.max_local_chars
+            if is_chat and self._may_fall_back and is_short:
                 self._encode_as_fallback(job)
                 return
             tier = Tier.REFUSED if is_chat else Tier.DROPPED
             self._record(tier, (self._clock() - job.begun_at) * 1e3)
             raise
 
+    def _give_up(self, job: TokenizationJob) -> None:
+        is_chat = job.job_class is not JobClass.TYPEAHEAD
+        self._finish(job, given_up(), Tier.REFUSED if is_chat else Tier.DROPPED)
+
     def _is_taken_by_overflow(self, job: TokenizationJob) -> bool:
-        if self._overflow is None or job.text is not None:
-            return False  # other processes take chats
+        if self._overflow is None or job.text is not None or job.job_class is JobClass.LONG:
+            return False  # other processes take short chats; threads cut long ones in slices
         return self._overflow.offer(
             job, lambda done, result: self._finish(done, self._fit(done, result), Tier.PROCESS)
         )
@@ -280,8 +316,18 @@ class TokenizationPool:
 
     # What follows runs in any thread.
 
-    def _work(self, job: TokenizationJob) -> None:
-        self._finish(job, self._encode(job, may_wait=True), Tier.THREAD)
+    def _work(self, job: TokenizationJob) -> bool:
+        """One slice; whether there is another one."""
+        if job.is_cancelled:
+            return False
+        if job.slices is None:
+            job.slices = self._in_slices(job, may_wait=True)
+        try:
+            next(job.slices)
+        except StopIteration as done:
+            self._finish(job, done.value, Tier.THREAD)
+            return False
+        return True
 
     def _finish(self, job: TokenizationJob, result: TokenizationResult, tier: Tier) -> None:
         if not job.is_plain:
@@ -292,14 +338,31 @@ class TokenizationPool:
             job.loop.call_soon_threadsafe(job.deliver, result)
 
     def _encode(self, job: TokenizationJob, *, may_wait: bool) -> TokenizationResult:
-        return _result_of(lambda: self._ids(job, may_wait=may_wait))
+        return completed(self._in_slices(job, may_wait=may_wait))
 
-    def _ids(self, job: TokenizationJob, *, may_wait: bool) -> array[int]:
-        ids = self.encoder.finish(job.prompt or self._begin(job), may_wait=may_wait)
-        if len(ids) <= self._policy.max_tokens:
+    def _in_slices(
+        self, job: TokenizationJob, *, may_wait: bool
+    ) -> Generator[int, None, TokenizationResult]:
+        try:
+            ids = yield from self._ids(job, may_wait=may_wait)
+            return as_tuple(ids)
+        except OutriderError as error:
+            return error
+        except BaseException as failure:
+            if not is_defect(failure):
+                raise
+            return defect(failure)
+
+    def _ids(self, job: TokenizationJob, *, may_wait: bool) -> Generator[int, None, array[int]]:
+        max_tokens = self._policy.max_tokens
+        slices = self.encoder.in_slices(job.prompt or self._begin(job), may_wait=may_wait)
+        is_refused = job.text is not None or not (self._rewriter.shortens or job.is_plain)
+        most = _MAX_COUNTED * max_tokens if is_refused else math.inf
+        ids = yield from _up_to(slices, most, max_tokens)
+        if len(ids) <= max_tokens:
             return ids
         if job.is_plain:
-            return ids[: self._policy.max_tokens]
+            return ids[:max_tokens]
         return self._fitted(job, len(ids), may_wait=may_wait)
 
     def _fit(self, job: TokenizationJob, result: TokenizationResult) -> TokenizationResult:
@@ -332,6 +395,21 @@ class TokenizationPool:
         )
         self._shortened(num_tokens, len(ids))
         return ids
+
+
+def _up_to(
+    slices: Generator[int, None, array[int]], most: float, max_tokens: int
+) -> Generator[int, None, array[int]]:
+    """All slices. Raises PromptTooLongError as soon as there are more than `most` ids."""
+    while True:
+        try:
+            count = next(slices)
+        except StopIteration as done:
+            ids: array[int] = done.value
+            return ids
+        if count > most:
+            raise PromptTooLongError.of(count, max_tokens, is_whole=False)
+        yield count
 
 
 def _class_of(num_chars: int) -> JobClass:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Final, Generic
 
-from outrider.tokenization.pool.job_queue import JobClass, JobQueue, JobT
+from outrider.tokenization.pool.job_queue import JobClass, JobQueue, JobT, Requester
 
 SWITCH_INTERVAL_S: Final = 0.0005
 """Interval at which threads of this process hand over the GIL, instead of Python's 5 ms. A worker
@@ -20,11 +20,21 @@ class WorkerThreads(Generic[JobT]):
     """Threads that work on a JobQueue. The backend releases the GIL, so an event loop runs beside
     them."""
 
-    def __init__(self, num_workers: int, max_queued: int, work: Callable[[JobT], None]) -> None:
-        """`work` is called in a worker with every job and does not raise. Sets the interpreter's
-        switch interval to SWITCH_INTERVAL_S at most."""
+    def __init__(
+        self,
+        num_workers: int,
+        max_queued: int,
+        max_pending_size: int,
+        work: Callable[[JobT], bool],
+        give_up: Callable[[JobT], None],
+    ) -> None:
+        """`work` is called in a worker with every job and does not raise; it returns whether more
+        of the job is to be done, when it is called again. `give_up` is called by `put`, with a job
+        that waited and has lost its place. Sizes as in JobQueue. Sets the interpreter's switch
+        interval to SWITCH_INTERVAL_S at most."""
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
-        self._queue: JobQueue[JobT] = JobQueue(num_workers, max_queued)
+        self._queue: JobQueue[JobT] = JobQueue(num_workers, max_queued, max_pending_size)
+        self._give_up = give_up
         self._work = work
         self._num_workers = num_workers
         self._is_closed = False
@@ -41,16 +51,19 @@ class WorkerThreads(Generic[JobT]):
         """Whether as many chats wait as there are workers, so that one more waits for two."""
         return self._queue.num_waiting >= self._num_workers
 
-    def put(self, job: JobT, job_class: JobClass) -> None:
-        """Raises OverloadedError when too many of its class wait already."""
+    def put(self, job: JobT, job_class: JobClass, requester: Requester, size: int) -> None:
+        """Raises OverloadedError when too many of its class wait already, and none of them is given
+        up for it."""
         with self._changed:
-            self._queue.put(job, job_class)
+            given_up = self._queue.put(job, job_class, requester, size)
             self._changed.notify()
+        for one in given_up:
+            self._give_up(one)
 
-    def remove(self, job: JobT, job_class: JobClass) -> bool:
+    def remove(self, job: JobT) -> bool:
         """Give up a job that waits; False if a worker has taken it."""
         with self._changed:
-            return self._queue.remove(job, job_class)
+            return self._queue.remove(job)
 
     def close(self) -> None:
         """Give up what waits; what runs ends by itself."""
@@ -68,16 +81,19 @@ class WorkerThreads(Generic[JobT]):
     # Everything below runs in the workers.
 
     def _run(self) -> None:
-        while (taken := self._take()) is not None:
-            job, job_class = taken
+        while (job := self._take()) is not None:
+            has_more = False
             try:
-                self._work(job)
+                has_more = self._work(job)
             finally:
                 with self._changed:
-                    self._queue.finish(job_class)
+                    if has_more and not self._is_closed:
+                        self._queue.put_back(job)
+                    else:
+                        self._queue.finish(job)
                     self._changed.notify()  # a job of another class may be allowed to run now
 
-    def _take(self) -> tuple[JobT, JobClass] | None:
+    def _take(self) -> JobT | None:
         with self._changed:
             while not self._is_closed:
                 taken = self._queue.take()

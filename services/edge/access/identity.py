@@ -41,6 +41,7 @@ from outrider.errors import (
     UnauthenticatedError,
 )
 from outrider.session.types import Priority
+from outrider.tokenization.pool.job_queue import Requester
 from services.edge.access.limits import UNLIMITED, TenantLimits
 
 GROUP_BYTES: Final = 16
@@ -260,6 +261,11 @@ class Identity:
         """For counting: the tenant, or the address prefix of a client that belongs to none, since
         one client may claim to be many."""
         return self.tenant or f"\0{self.address_hash.hex()}"
+
+    @property
+    def requester(self) -> Requester:
+        """With whom its texts share the tokenizing threads."""
+        return Requester(self.origin, self.client.hex())
 
     def request_id(self, client_id: str) -> str:
         """The mesh's id of a request that its client calls `client_id`: 32 hexadecimal digits. No

@@ -116,6 +116,7 @@ class Chat:
         )
         self._leave = leave
         self._tenant = identity.tenant
+        self._requester = identity.requester
         self._allowance = allowance
         self._num_charged = len(request.resume.ids)
         """Tokens of the reply that its tenant has paid for as output: here, or in an earlier
@@ -354,10 +355,13 @@ class Chat:
             scope = self._request.group or None
             answer = partial(self._tokenized, action.prediction)
             pool = self._model.tokenization
+            whose = self._requester
             if action.text is None:
-                job = pool.submit(action.messages, answer, tools=action.tools, scope=scope)
+                job = pool.submit(
+                    action.messages, answer, requester=whose, tools=action.tools, scope=scope
+                )
             else:
-                job = pool.submit_text(action.text, answer, scope=scope)
+                job = pool.submit_text(action.text, answer, requester=whose, scope=scope)
             self._tokenizing = job, span
         except OutriderError as error:
             span.end(error)
@@ -402,7 +406,9 @@ class Chat:
             self._ready(PromptReady(prompt, ids))
 
         try:
-            self._tokenizing = self._model.tokenization.submit_plain(text, tokenized), span
+            pool = self._model.tokenization
+            job = pool.submit_plain(text, tokenized, requester=self._requester)
+            self._tokenizing = job, span
         except OutriderError as error:
             tokenized(error)
 

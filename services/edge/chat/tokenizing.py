@@ -24,15 +24,18 @@ from services.edge.models.served import ServedModel
 
 
 async def text_ids(
-    text: str, model: ServedModel, scope: bytes | None, services: TokenizerClient
+    text: str, model: ServedModel, identity: Identity, services: TokenizerClient
 ) -> tuple[int, ...]:
-    """The ids of text, in which texts of control tokens are these tokens; `scope`: whose cached ids
-    may serve. Raises PromptTooLongError, InvalidRequestError, OverloadedError."""
+    """The ids of a client's text, in which texts of control tokens are these tokens. Raises
+    PromptTooLongError, InvalidRequestError, OverloadedError."""
     ids = await _by_service(text, model, services)
     if ids is not None:
         return ids
-    pool = model.tokenization
-    return await answered(pool, lambda answer: pool.submit_text(text, answer, scope=scope))
+    pool, scope = model.tokenization, identity.group or None
+    return await answered(
+        pool,
+        lambda answer: pool.submit_text(text, answer, requester=identity.requester, scope=scope),
+    )
 
 
 async def _by_service(

@@ -211,9 +211,14 @@ class TypeaheadPrefill:
             self._close()  # its definition has changed, and perhaps its ids
             return
         try:
-            scope = self._typist.identity.group or None
+            identity = self._typist.identity
             job = model.tokenization.submit(
-                messages, self._tokenized, tools=self._tools, scope=scope, is_typeahead=True
+                messages,
+                self._tokenized,
+                requester=identity.requester,
+                tools=self._tools,
+                scope=identity.group or None,
+                is_typeahead=True,
             )
             self._job = job, model
         except OutriderError as error:

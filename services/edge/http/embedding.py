@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from outrider.errors import OutriderError, by_reason
 from outrider.model_identity import short_form
 from services.edge.access.identity import Identity
 from services.edge.chat.context import EdgeContext
 from services.edge.chat.tokenizing import allowed
-from services.edge.http.exchange import ClientLeft, Exchange
+from services.edge.http.exchange import Exchange
 from services.edge.http.openai_embeddings import AskedEmbeddings, answer_of, asked_of
 from services.edge.models.choice import choose
 from services.edge.upstream.embedding import Embedded, EmbeddingQuery, InputError, embedded
 
-_T = TypeVar("_T")
 _SHORT_BYTES: Final = 4 << 10
 """Bodies up to this size are parsed at once, in 0.4 ms at most and usually 0.02: starting a thread
 takes longer."""
@@ -50,7 +48,7 @@ async def serve_embeddings(exchange: Exchange) -> None:
     )
     with contextlib.ExitStack() as held:
         held.callback(exchange.begin_chat(identity.client))
-        found = await _while_wanted(exchange, _limited(context, identity, query))
+        found = await exchange.while_there(_limited(context, identity, query))
     is_short = found.vectors.size <= _SHORT_VALUES
     answer = partial(_written, found, model, asked)
     data = answer() if is_short else await asyncio.to_thread(answer)
@@ -82,21 +80,6 @@ def _of_input(failed: InputError) -> OutriderError:
         retry_delay_ms=error.retry_delay_ms,
         metadata={**error.metadata, "param": "input"},
     )
-
-
-async def _while_wanted(exchange: Exchange, work: Coroutine[Any, Any, _T]) -> _T:
-    """The result of `work`, which is cancelled if the client leaves. Raises ClientLeft."""
-    task = asyncio.ensure_future(work)
-    watch = asyncio.ensure_future(exchange.left())
-    try:
-        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientLeft
-        return task.result()
-    finally:
-        for each in (task, watch):
-            each.cancel()
-        await asyncio.gather(task, watch, return_exceptions=True)
 
 
 def _written(found: Embedded, model: str, asked: AskedEmbeddings) -> bytes:

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final, TypeVar
 from uuid import uuid4
 
 from starlette.datastructures import Headers
@@ -30,6 +30,8 @@ from services.edge.http.frontend import HttpFrontend
 from services.edge.http.proxies import FORWARDED_FOR, is_forwarded
 from services.edge.limits.listener import MemoryBudget
 from services.edge.session.request_fields import MAX_ID_CHARS, trace
+
+_T = TypeVar("_T")
 
 CONNECTION: Final = "outrider-connection"
 """ASGI extension: what the server says of the connection. All of it is optional: `secret`, 16
@@ -145,8 +147,12 @@ class Exchange:
         self._check_media_type()
         limit = self.frontend.config.max_body_bytes
         stated = self.headers.get("content-length", "")
-        if stated.isdecimal() and int(stated[:19]) > limit:
+        length = int(stated[:19]) if stated.isdecimal() else 0
+        if length > limit:
             raise _too_large(limit)
+        # All of it at once: bodies that come beside each other, each in part, would fill the memory
+        # with none of them whole.
+        self._hold(length)
         patience_s = self.frontend.config.body_timeout_s
         try:
             async with asyncio.timeout(patience_s):
@@ -167,22 +173,31 @@ class Exchange:
 
     async def _read(self, limit: int) -> bytes:
         pieces: list[bytes] = []
+        num_read = 0
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise ClientLeft
             piece: bytes = message.get("body", b"")
-            if self._held_bytes + len(piece) > limit:
+            num_read += len(piece)
+            if num_read > limit:
                 raise _too_large(limit)
-            if self._budget is not None and not self._budget.take(len(piece)):
-                raise OverloadedError(
-                    "this edge has no memory for more incomplete requests; send fewer at once"
-                )
-            self._held_bytes += len(piece)
+            self._hold(num_read)
             pieces.append(piece)
             if not message.get("more_body", False):
                 self._is_read = True
                 return b"".join(pieces)
+
+    def _hold(self, num_bytes: int) -> None:
+        """Have memory for so many bytes of the body in all. Raises OverloadedError."""
+        more = num_bytes - self._held_bytes
+        if more <= 0:
+            return
+        if self._budget is not None and not self._budget.take(more):
+            raise OverloadedError(
+                "this edge has no memory for more incomplete requests; send fewer at once"
+            )
+        self._held_bytes = num_bytes
 
     async def discard(self) -> None:
         """Read the rest of an unwanted body, within bounds: a client that still sends when its
@@ -207,6 +222,21 @@ class Exchange:
         """Return when the client closes the request. To be awaited once its body was read."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
+
+    async def while_there(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """The result of `work`, which is cancelled if the client leaves: nobody is computed for who
+        is gone. To be awaited once the body was read. Raises ClientLeft, and what `work` raises."""
+        task = asyncio.ensure_future(work)
+        watch = asyncio.ensure_future(self.left())
+        try:
+            await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise ClientLeft
+            return task.result()
+        finally:
+            for each in (task, watch):
+                each.cancel()
+            await asyncio.gather(task, watch, return_exceptions=True)
 
     def begin_chat(self, client: bytes) -> Callable[[], None]:
         """Count a chat; call the result at its end. Raises DrainingError, OverloadedError. See

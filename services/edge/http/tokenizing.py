@@ -10,6 +10,7 @@ import msgspec
 
 from outrider.errors import InvalidRequestError, PromptTooLongError
 from outrider.models.chat import MAX_CHAT_CHARS, Message
+from services.edge.access.identity import Identity
 from services.edge.chat.tokenizing import answered, text_ids, using_model
 from services.edge.http.bodies import read
 from services.edge.http.exchange import Exchange
@@ -73,20 +74,26 @@ async def serve_tokenize(exchange: Exchange) -> None:
     asked = read(_decode_tokenize, await exchange.body())
     _check(asked)
     passed_over = PassedOver()
+    answer = await exchange.while_there(_tokenized(exchange, asked, passed_over))
+    data = await asyncio.to_thread(msgspec.json.encode, answer)
+    await exchange.answer(200, data, headers=exchange.rate_headers() | passed_over.headers)
+
+
+async def _tokenized(
+    exchange: Exchange, asked: TokenizeRequest, passed_over: PassedOver
+) -> TokenizeResponse:
     tools = tools_of(asked.tools or (), passed_over)
     async with _using_model(exchange, asked.model) as model:
         ids = await _ids(asked, model, tools, exchange)
         texts = None
         if asked.return_token_strs:
             texts = await asyncio.to_thread(_token_strs, model, ids)
-        answer = TokenizeResponse(
+        return TokenizeResponse(
             count=len(ids),
             max_model_len=model.limits.max_context_tokens,
             tokens=list(ids),
             token_strs=texts,
         )
-    data = await asyncio.to_thread(msgspec.json.encode, answer)
-    await exchange.answer(200, data, headers=exchange.rate_headers() | passed_over.headers)
 
 
 async def serve_detokenize(exchange: Exchange) -> None:
@@ -127,38 +134,44 @@ async def num_prompt_tokens(
     exchange: Exchange, model_name: str, messages: tuple[Message, ...], tools: tuple[str, ...]
 ) -> int:
     """Tokens of a conversation as the model gets it; `tools` are those shown to it. Raises
-    OutriderError."""
-    async with _using_model(exchange, model_name) as model:
-        return len(await _chat_ids(model, messages, tools, _scope(exchange)))
+    OutriderError, ClientLeft."""
+
+    async def count() -> int:
+        async with _using_model(exchange, model_name) as model:
+            return len(await _chat_ids(model, messages, tools, _identity(exchange)))
+
+    return await exchange.while_there(count())
 
 
 async def _ids(
     asked: TokenizeRequest, model: ServedModel, tools: tuple[str, ...], exchange: Exchange
 ) -> tuple[int, ...]:
-    scope = _scope(exchange)
+    identity = _identity(exchange)
     if asked.messages is not None:
-        return await _chat_ids(model, messages_of(asked.messages), tools, scope)
-    return await text_ids(asked.prompt or "", model, scope, exchange.frontend.context.long_texts)
+        return await _chat_ids(model, messages_of(asked.messages), tools, identity)
+    return await text_ids(asked.prompt or "", model, identity, exchange.frontend.context.long_texts)
 
 
 async def _chat_ids(
     model: ServedModel,
     messages: tuple[Message, ...],
     tools: tuple[str, ...],
-    scope: bytes | None,
+    identity: Identity,
 ) -> tuple[int, ...]:
     """Ids of a conversation as the model gets it. Raises OutriderError."""
     if tools:
         model.tool_calling.check_calls_tools()
     pool = model.tokenization
+    requester, scope = identity.requester, identity.group or None
     return await answered(
-        pool, lambda answer: pool.submit(messages, answer, tools=tools, scope=scope)
+        pool,
+        lambda answer: pool.submit(messages, answer, requester=requester, tools=tools, scope=scope),
     )
 
 
-def _scope(exchange: Exchange) -> bytes | None:
+def _identity(exchange: Exchange) -> Identity:
     assert exchange.identity is not None
-    return exchange.identity.group or None
+    return exchange.identity
 
 
 def _token_strs(model: ServedModel, ids: tuple[int, ...]) -> list[str]:
@@ -170,6 +183,5 @@ def _text_of(model: ServedModel, ids: list[int]) -> str:
 
 
 def _using_model(exchange: Exchange, asked: str | None) -> AbstractAsyncContextManager[ServedModel]:
-    assert exchange.identity is not None
     context = exchange.frontend.context
-    return using_model(context, exchange.identity, exchange.begin_chat, asked or "")
+    return using_model(context, _identity(exchange), exchange.begin_chat, asked or "")

@@ -22,6 +22,7 @@ from outrider.static_prefixes import prefix_ids
 from outrider.tls import Tls
 from outrider.tokenization.backends.fallback import FallbackBackend
 from outrider.tokenization.backends.selection import load_backend
+from outrider.tokenization.cut_proofs import rule_of
 from outrider.tokenization.encoder import CachingEncoder
 from outrider.tokenization.pool.metrics import TokenizationMetrics
 from outrider.tokenization.pool.pool import PoolPolicy, TokenizationPool
@@ -144,7 +145,10 @@ def load_model(
     coder = TokenCoder(digest, vocabulary.size, shipped_table(vocabulary.tokens_digest))
     name, has_drafter = model.spec.name, model.draft != NO_DRAFT_MODEL
     encoder = CachingEncoder(
-        vocabulary, backend, CachePolicy(max_bytes=settings.tokenization.cache_bytes)
+        vocabulary,
+        backend,
+        CachePolicy(max_bytes=settings.tokenization.cache_bytes),
+        cuts=rule_of(vocabulary.tokenizer_json),
     )
     with ExitStack() as made:
         definitions = DrafterFile(definitions_of(model))

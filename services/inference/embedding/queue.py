@@ -61,8 +61,8 @@ class _Input:
         return self.estimated_tokens
 
     @property
-    def expires_at(self) -> float:
-        """Deadline in the fair queues: the same for all, so that a tenant's inputs keep their
+    def rank(self) -> float:
+        """Place in its flow: the same for all, so that a tenant's inputs keep their
         order."""
         return math.inf
 

@@ -44,6 +44,11 @@ class AdmittedSession:
         """Key of its flow in the fair queue."""
         return self.request.flow
 
+    @property
+    def rank(self) -> float:
+        """Its place in its flow: the first deadline first."""
+        return self.expires_at
+
     def used_tokens(self, upto: int) -> int:
         """Tokens computed for it when its reply has `upto` tokens; 0 before it has a replica."""
         num_new = max(0, upto - self.request.num_committed)

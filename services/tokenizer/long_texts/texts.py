@@ -201,8 +201,11 @@ class LongDetokenizer:
     threads: RequestThreads
     max_decode_ids: int
 
-    async def texts(self, requests: DetokenizeRequests) -> AsyncGenerator[str, None]:
+    async def texts(
+        self, requests: DetokenizeRequests, peer: str = ""
+    ) -> AsyncGenerator[str, None]:
         """The text that each block completes, and at the end what an unfinished character becomes.
+        Threads are shared equally between peers.
 
         Raises InvalidRequestError for no ids, what `ServedModels.using` raises, BadTokenBlockError,
         OverloadedError.
@@ -212,7 +215,7 @@ class LongDetokenizer:
         if message is None:
             raise InvalidRequestError("the request has no tokens; send a token block")
         async with self.models.using(message.model, message.vocabulary_digest) as served:
-            async for piece in self._texts(served, message, messages):
+            async for piece in self._texts(served, message, messages, peer):
                 yield piece
 
     async def _texts(
@@ -220,6 +223,7 @@ class LongDetokenizer:
         served: ServedVocabulary,
         first: tokenizer_pb2.DetokenizeRequest,
         rest: DetokenizeRequests,
+        peer: str,
     ) -> AsyncGenerator[str, None]:
         detokenizer = served.vocabulary.detokenizer(keep_special=first.keep_special)
 
@@ -231,7 +235,10 @@ class LongDetokenizer:
         message: tokenizer_pb2.DetokenizeRequest | None = first
         while message is not None:
             num_bytes = message.ByteSize()
-            if text := await self.threads.run(step, message, JobClass.LONG, num_bytes=num_bytes):
+            text = await self.threads.run(
+                step, message, JobClass.LONG, num_bytes=num_bytes, peer=peer
+            )
+            if text:
                 yield text
             message = await anext(rest, None)
         if unfinished := detokenizer.finish():

@@ -78,5 +78,7 @@ def test_the_mean_of_ratios_is_geometric_and_has_an_interval() -> None:
 
 def test_an_interval_of_a_share_is_wilson_s() -> None:
     assert share_interval(8, 10) == pytest.approx((0.490, 0.943), abs=0.001)
-    assert share_interval(0, 10)[0] == 0
+    for count in range(1, 100):
+        assert share_interval(0, count)[0] == 0
+        assert share_interval(count, count)[1] == 1
     assert share_interval(0, 0) == (0, 1)

@@ -245,3 +245,31 @@ async def test_pipelined_requests_leave_room_for_others(
             for _ in range(80):
                 await asyncio.wait_for(reader.readuntil(b'"object":"list"'), _TIMEOUT_S)
             writer.transport.abort()
+
+
+async def test_large_bodies_are_admitted_whole_or_refused_at_once(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    """One address may hold 16 MiB: of 24 bodies of 1 MB, sent in halves, 16 are answered."""
+    body = json.dumps({"prompt": "hello"}).encode().ljust(1_000_000)
+    half = len(body) // 2
+    async with serving_http(words, tmp_path) as mesh:
+        fields = {
+            "Host": "edge",
+            "Authorization": f"Bearer {KEY}",
+            "Content-Type": "application/json",
+            "Content-Length": str(len(body)),
+            "Expect": "100-continue",
+        }
+        asked = []
+        for _ in range(24):
+            asked.append(await RawRequest.connected(mesh))
+            asked[-1].send("POST /tokenize HTTP/1.1", fields)
+            assert (await asked[-1].until(b"\r\n\r\n")).startswith(b"HTTP/1.1 100")
+            if len(asked) <= 16:
+                asked[-1].writer.write(body[:half])
+            else:
+                assert (await asked[-1].until(b"\r\n\r\n")).startswith(b"HTTP/1.1 429")
+        for one in asked[:16]:
+            one.writer.write(body[half:])
+            assert (await one.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")

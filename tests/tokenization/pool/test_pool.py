@@ -6,8 +6,9 @@ import asyncio
 import gc
 import threading
 from array import array
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
+from typing import TypeAlias
 
 import pytest
 
@@ -22,8 +23,9 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from outrider.tokenization.backends.base import REFERENCE
 from outrider.tokenization.backends.selection import select_backend
-from outrider.tokenization.encoder import CachingEncoder, PartialPrompt
-from outrider.tokenization.pool.job_queue import JobClass
+from outrider.tokenization.cut_proofs import rule_of
+from outrider.tokenization.encoder import SLICE_CHARS, CachingEncoder, PartialPrompt
+from outrider.tokenization.pool.job_queue import JobClass, Requester
 from outrider.tokenization.pool.pool import (
     PoolPolicy,
     Tier,
@@ -37,13 +39,21 @@ ASK = [Message("user", "hello")]
 NEVER_INLINE = PoolPolicy(num_workers=1, max_queued=1, max_inline_chars=0, max_local_chars=0)
 
 
+ONE, OTHER = Requester("one"), Requester("other")
+Slices: TypeAlias = "Generator[int, None, array[int]]"
+
+
 class Counted(TokenizationPool):
     """A pool that remembers which tiers answered."""
 
     def __init__(self, vocabulary: Vocabulary, policy: PoolPolicy) -> None:
         self.tiers: list[Tier] = []
         super().__init__(
-            CachingEncoder(vocabulary, select_backend(vocabulary, REFERENCE)),
+            CachingEncoder(
+                vocabulary,
+                select_backend(vocabulary, REFERENCE),
+                cuts=rule_of(vocabulary.tokenizer_json),
+            ),
             policy,
             record=lambda tier, ms: self.tiers.append(tier),
         )
@@ -62,11 +72,17 @@ def tokenization(words: Vocabulary) -> Iterator[Counted]:
 
 
 def submit(
-    tokenization: TokenizationPool, ask: list[Message], *, is_typeahead: bool = False
+    tokenization: TokenizationPool,
+    ask: list[Message],
+    *,
+    requester: Requester = ONE,
+    is_typeahead: bool = False,
 ) -> tuple[TokenizationJob, asyncio.Future[TokenizationResult]]:
     future: asyncio.Future[TokenizationResult] = asyncio.get_running_loop().create_future()
-    answer = future.set_result
-    return tokenization.submit(ask, answer, scope=b"scope", is_typeahead=is_typeahead), future
+    job = tokenization.submit(
+        ask, future.set_result, requester=requester, scope=b"scope", is_typeahead=is_typeahead
+    )
+    return job, future
 
 
 class Gate:
@@ -76,15 +92,24 @@ class Gate:
         self._open = threading.Event()
         self.entered = threading.Semaphore(0)
         self.threads: set[threading.Thread] = set()
-        finish = CachingEncoder.finish
+        self.num_slices = 0
+        in_slices = CachingEncoder.in_slices
 
-        def slow(encoder: CachingEncoder, draft: PartialPrompt, *, may_wait: bool) -> array[int]:
-            self.threads.add(threading.current_thread())
-            self.entered.release()
-            assert self._open.wait(30)
-            return finish(encoder, draft, may_wait=may_wait)
+        def slow(encoder: CachingEncoder, draft: PartialPrompt, *, may_wait: bool) -> Slices:
+            slices = in_slices(encoder, draft, may_wait=may_wait)
+            while True:
+                self.num_slices += 1
+                self.threads.add(threading.current_thread())
+                self.entered.release()
+                assert self._open.wait(30)
+                try:
+                    count = next(slices)
+                except StopIteration as done:
+                    ids: array[int] = done.value
+                    return ids
+                yield count
 
-        monkeypatch.setattr(CachingEncoder, "finish", slow)
+        monkeypatch.setattr(CachingEncoder, "in_slices", slow)
 
     def open(self) -> None:
         self._open.set()
@@ -105,7 +130,7 @@ class PanicException(BaseException):
     """What a Rust package raises that panics."""
 
 
-@pytest.mark.parametrize("where", ["begin", "finish"])
+@pytest.mark.parametrize("where", ["begin", "in_slices"])
 @pytest.mark.parametrize("kind", [ZeroDivisionError, PanicException])
 async def test_a_defect_fails_its_chat_and_leaves_the_worker(
     tokenization: Counted,
@@ -238,7 +263,9 @@ class Full(Counted):
     def __init__(self, vocabulary: Vocabulary, policy: PoolPolicy) -> None:
         super().__init__(vocabulary, policy)
 
-        def refuse(job: TokenizationJob, job_class: JobClass) -> None:
+        def refuse(
+            job: TokenizationJob, job_class: JobClass, requester: Requester, size: int
+        ) -> None:
             raise OverloadedError("no room", retry_delay_ms=100)
 
         self._threads.put = refuse  # type: ignore[method-assign]
@@ -291,13 +318,13 @@ async def test_a_refusal_keeps_nothing_of_its_prompt(words: Vocabulary) -> None:
 async def test_a_refusal_keeps_nothing_of_what_led_to_it(
     tokenization: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refusing(encoder: CachingEncoder, draft: PartialPrompt, *, may_wait: bool) -> array[int]:
+    def refusing(encoder: CachingEncoder, draft: PartialPrompt, *, may_wait: bool) -> Slices:
         try:
             raise ZeroDivisionError
         except ZeroDivisionError as error:
             raise InvalidRequestError("it cannot be done") from error
 
-    monkeypatch.setattr(CachingEncoder, "finish", refusing)
+    monkeypatch.setattr(CachingEncoder, "in_slices", refusing)
     _, ids = submit(tokenization, ASK)
     refused = await ids
     assert isinstance(refused, InvalidRequestError)
@@ -309,7 +336,7 @@ async def test_plain_text_is_tokenized_in_a_thread_cut_and_not_cached(words: Voc
     size = made.encoder.size
     for text in ("abc", "abcdefgh", "<|im_end|>"):
         answered: asyncio.Future[TokenizationResult] = asyncio.get_running_loop().create_future()
-        made.submit_plain(text, answered.set_result)
+        made.submit_plain(text, answered.set_result, requester=ONE)
         assert await answered == tuple(words.encode(text)[:5]), "special text stays text"
     assert made.encoder.size == size
     assert made.tiers == [], "it is no chat"
@@ -322,9 +349,83 @@ async def test_plain_text_waits_for_a_thread_or_is_refused(
     gate = Gate(monkeypatch)
     answers: list[TokenizationResult] = []
     for _ in range(2):
-        tokenization.submit_plain("abc", answers.append)
+        tokenization.submit_plain("abc", answers.append, requester=ONE)
     with pytest.raises(OverloadedError):
-        tokenization.submit_plain("abc", answers.append)
+        tokenization.submit_plain("abc", answers.append, requester=ONE)
     gate.open()
     await eventually(lambda: len(answers) == 2)
     assert answers == [tuple(words.encode("abc"))] * 2
+
+
+LONG = [Message("user", "hello " * SLICE_CHARS)]
+
+
+async def test_a_long_text_is_cut_and_has_the_ids_of_the_whole(
+    tokenization: Counted, words: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    gate.open()
+    _, ids = submit(tokenization, LONG)
+    assert await ids == tuple(words.encode_chat(LONG))
+    assert gate.num_slices == 6
+
+
+async def test_another_tenants_long_text_waits_for_one_slice_of_a_flood(
+    words: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    made = Counted(words, replace(NEVER_INLINE, max_queued=100))
+    flood = [submit(made, LONG)[1] for _ in range(32)]
+    assert gate.entered.acquire(timeout=30)
+    mine = [Message("user", "hello " * (SLICE_CHARS // 8))]
+    _, ids = submit(made, mine, requester=OTHER)
+    gate.open()
+    assert await ids == tuple(words.encode_chat(mine))
+    assert not any(one.done() for one in flood)
+    made.close()
+
+
+async def test_a_full_pool_gives_up_what_floods_it_for_another_tenant(
+    words: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    made = Counted(words, replace(NEVER_INLINE, max_queued=2))
+    _, running = submit(made, ASK)
+    assert gate.entered.acquire(timeout=30)
+    _, waiting = submit(made, ASK)
+    _, last = submit(made, ASK)
+    _, mine = submit(made, ASK, requester=OTHER)
+    refused = await last
+    assert isinstance(refused, OverloadedError) and refused.retry_delay_ms > 0
+    gate.open()
+    assert await mine == await waiting == await running
+    assert made.tiers.count(Tier.REFUSED) == 1
+    made.close()
+
+
+async def test_a_cancelled_text_is_not_tokenized_further_than_its_slice(
+    tokenization: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    running, never = submit(tokenization, LONG)
+    assert gate.entered.acquire(timeout=30)
+    tokenization.cancel(running)
+    gate.open()
+    _, after = submit(tokenization, ASK)
+    await after
+    assert gate.num_slices == 2
+    assert not never.done()
+
+
+async def test_what_is_far_too_long_is_not_counted_to_its_end(
+    words: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    gate.open()
+    made = Counted(words, replace(NEVER_INLINE, max_tokens=SLICE_CHARS // 2))
+    _, ids = submit(made, LONG)
+    refused = await ids
+    assert isinstance(refused, PromptTooLongError)
+    assert "more than" in refused.message
+    assert gate.num_slices == 2
+    made.close()

@@ -15,7 +15,7 @@ from outrider.models.chat import Message
 from outrider.models.tools import ToolCall, check_tools
 from outrider.testing import eventually
 from outrider.tokenization.backends.base import REFERENCE
-from outrider.tokenization.pool.job_queue import JobClass, two_choices
+from outrider.tokenization.pool.job_queue import JobClass, Requester, two_choices
 from outrider.tokenization.pool.pool import TokenizationJob, TokenizationResult
 from outrider.tokenization.pool.processes import MAX_PENDING, ProcessPool
 from tests.edge.integration.region import small_vocabulary
@@ -35,7 +35,8 @@ def offer(
 ) -> asyncio.Future[TokenizationResult]:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[TokenizationResult] = loop.create_future()
-    job = TokenizationJob(messages, future.set_result, JobClass.SHORT, loop, 0.0, tools=tools)
+    answer = future.set_result
+    job = TokenizationJob(messages, answer, JobClass.SHORT, Requester(), 0, loop, 0.0, tools=tools)
 
     def finish(done: TokenizationJob, outcome: TokenizationResult) -> None:
         loop.call_soon_threadsafe(done.deliver, outcome)

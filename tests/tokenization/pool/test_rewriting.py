@@ -10,6 +10,7 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.backends.base import REFERENCE
 from outrider.tokenization.backends.selection import select_backend
 from outrider.tokenization.encoder import CachingEncoder
+from outrider.tokenization.pool.job_queue import Requester
 from outrider.tokenization.pool.pool import (
     PoolPolicy,
     Shortened,
@@ -57,7 +58,7 @@ async def outcome(
         overflow=Elsewhere(vocabulary) if elsewhere else None,
     )
     future: asyncio.Future[TokenizationResult] = asyncio.get_running_loop().create_future()
-    pool.submit(chat, future.set_result)
+    pool.submit(chat, future.set_result, requester=Requester("one"))
     try:
         return await future, vocabulary
     finally:
