@@ -43,8 +43,11 @@ OutriderError                    INTERNAL            500
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import ClassVar, Self
+from typing import ClassVar, Final, Self
+
+_DIGITS: Final = re.compile("[0-9]{1,18}")
 
 
 class OutriderError(Exception):
@@ -98,21 +101,39 @@ class EmptyPromptError(InvalidRequestError):
 
 
 class PromptTooLongError(InvalidRequestError):
-    """Prompt and reply do not fit the model's context."""
+    """Prompt and reply do not fit the model's context. `metadata` may have `prompt_tokens` and
+    `max_prompt_tokens`."""
 
     reason = "PROMPT_TOO_LONG"
 
     @classmethod
     def of(cls, num_tokens: int, longest: int, *, is_whole: bool = True) -> PromptTooLongError:
-        """For a prompt of so many tokens, where at most `longest` fit; with `is_whole` false it has
-        more, which were not counted."""
-        # Clients of the OpenAI API know it by these words: "is longer than the model's context
-        # length".
+        """For a prompt of `num_tokens`, where at most `longest` fit and one token more is the
+        context; with `is_whole` false it has more, which were not counted. Clients find both
+        numbers in these words, which OpenAI and vLLM use."""
+        more = "" if is_whole else " and more"
         return cls(
-            "the conversation is longer than the model's context length: the prompt has "
-            f"{'' if is_whole else 'more than '}{num_tokens} tokens, at most {longest} fit; "
-            "shorten it"
+            f"this model's maximum context length is {longest + 1} tokens; your prompt resulted in "
+            f"{num_tokens} tokens{more}, and at most {longest} fit: it exceeds the context window; "
+            "reduce the length of the messages",
+            metadata={"prompt_tokens": str(num_tokens), "max_prompt_tokens": str(longest)},
         )
+
+    @classmethod
+    def of_text(cls, what: str, num_chars: int, longest: int) -> PromptTooLongError:
+        """For a text of `num_chars` characters, too long for any model here: at most `longest` are
+        read. `what` names it: "the chat"."""
+        return cls(
+            f"{what} has {num_chars} characters and is longer than the model's context length can "
+            f"be: at most {longest} are read here; reduce the length of the messages"
+        )
+
+    @property
+    def num_tokens(self) -> tuple[int, int] | None:
+        """Tokens of the prompt, and how many fit; None if they were not counted."""
+        stated = (self.metadata.get("prompt_tokens"), self.metadata.get("max_prompt_tokens"))
+        found = [int(it) for it in stated if it is not None and _DIGITS.fullmatch(it)]
+        return (found[0], found[1]) if len(found) == len(stated) else None
 
 
 class MalformedFrameError(InvalidRequestError):

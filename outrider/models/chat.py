@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from outrider.errors import EmptyPromptError, InvalidRequestError
+from outrider.errors import EmptyPromptError, InvalidRequestError, PromptTooLongError
 from outrider.models.tools import ToolCall
 
 SYSTEM_ROLES: Final = ("system", "developer")
@@ -91,15 +91,14 @@ def check_num_calls(count: int) -> None:
 
 
 def check_messages(messages: Sequence[Message]) -> None:
-    """Raises EmptyPromptError or InvalidRequestError for a chat that cannot be answered."""
+    """Raises EmptyPromptError, PromptTooLongError or InvalidRequestError for a chat that cannot be
+    answered."""
     if not has_content(messages):
         raise EmptyPromptError("the chat has no text; send at least one message with content")
     check_num_messages(len(messages))
     num_chars = num_chars_of(messages)
     if num_chars > MAX_CHAT_CHARS:
-        raise InvalidRequestError(
-            f"the chat has {num_chars} characters; send at most {MAX_CHAT_CHARS}"
-        )
+        raise PromptTooLongError.of_text("the chat", num_chars, MAX_CHAT_CHARS)
     for number, message in enumerate(messages):
         _check_message(f"messages[{number}]", message)
 

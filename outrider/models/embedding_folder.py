@@ -159,6 +159,7 @@ class TextTokenizer:
     def _check_truncated(self, num_tokens: int, truncate: bool) -> None:
         if not truncate:
             raise PromptTooLongError(
-                f"an input has {num_tokens} tokens, the model takes {self._max_tokens}; shorten "
-                "it, or send truncate_prompt_tokens: -1 to have its end left out"
+                f"this model's maximum context length is {self._max_tokens} tokens; the input has "
+                f"{num_tokens} tokens: shorten it, or send truncate_prompt_tokens: -1 to have its "
+                "end left out"
             )

@@ -86,7 +86,9 @@ class SamplingParams:
     def _check_lists(self) -> None:
         check_counts(len(self.stop), len(self.stop_ids), len(self.logit_bias))
         if any(not s or len(s) > MAX_STOP_CHARS for s in self.stop):
-            raise InvalidSamplingError(f"a stop string has 1 to {MAX_STOP_CHARS} characters")
+            raise InvalidSamplingError(
+                f"stop has a string that is empty or longer than {MAX_STOP_CHARS} characters"
+            )
         for bias in self.logit_bias.values():
             _in_range("logit_bias", bias, -100.0, 100.0)
 
@@ -94,8 +96,10 @@ class SamplingParams:
 def check_counts(num_stops: int, num_stop_ids: int, num_biases: int) -> None:
     """Whether so many may be in the lists, which is known before they are read: a frame of 1 MiB
     holds half a million entries. Raises InvalidSamplingError."""
-    if num_stops > MAX_STOPS or num_stop_ids > MAX_STOPS:
-        raise InvalidSamplingError(f"at most {MAX_STOPS} stop strings and stop ids are allowed")
+    if num_stops > MAX_STOPS:
+        raise InvalidSamplingError(f"stop has {num_stops} strings; send at most {MAX_STOPS}")
+    if num_stop_ids > MAX_STOPS:
+        raise InvalidSamplingError(f"stop_ids has {num_stop_ids} ids; send at most {MAX_STOPS}")
     if num_biases > MAX_LOGIT_BIASES:
         raise InvalidSamplingError(f"logit_bias has at most {MAX_LOGIT_BIASES} entries")
 

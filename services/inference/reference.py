@@ -66,10 +66,7 @@ def _check_prompt(prompt_ids: Sequence[int], limit: int, vocabulary_size: int) -
     if not prompt_ids:
         raise EmptyPromptError("the prompt has no tokens; send at least one")
     if len(prompt_ids) >= limit:
-        raise PromptTooLongError(
-            f"the prompt has {len(prompt_ids)} tokens and the model has room for {limit - 1} "
-            "before a reply; shorten it"
-        )
+        raise PromptTooLongError.of(len(prompt_ids), limit - 1)
     if min(prompt_ids) < 0 or max(prompt_ids) >= vocabulary_size:
         raise InvalidRequestError(
             f"the prompt has ids outside the vocabulary of {vocabulary_size} ids"

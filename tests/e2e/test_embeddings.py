@@ -56,7 +56,7 @@ def test_what_openai_clients_ask_for(client: openai.OpenAI, mesh: LocalMesh) -> 
 
 
 def test_what_cannot_be_embedded_is_refused_by_name(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match=r"input\[1\].*the model takes 256") as long:
+    with pytest.raises(openai.BadRequestError, match=r"input\[1\].*length is 256 tokens") as long:
         client.embeddings.create(model=MODEL, input=["short", "word " * 300])
     assert (long.value.code, long.value.param) == ("context_length_exceeded", "input")
     cut = client.embeddings.create(

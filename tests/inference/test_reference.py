@@ -82,7 +82,7 @@ def test_a_full_context_ends_the_reply(min_rows: int, context: int, blocks: int)
     assert reply.finish_reason == "length"
     assert 3 + len(reply.ids) == room - max(0, min_rows - 2)
     longest = list(range(3)) * (room // 3 + 1)
-    with pytest.raises(PromptTooLongError, match="shorten it"):
+    with pytest.raises(PromptTooLongError, match="at most"):
         generate(FakeEngine(options), longest, sampling, new_reply)
 
 

@@ -7,7 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from outrider.errors import ConfigError, EmptyPromptError, InvalidRequestError
+from outrider.errors import (
+    ConfigError,
+    EmptyPromptError,
+    InvalidRequestError,
+    PromptTooLongError,
+)
 from outrider.models.chat import (
     MAX_CHAT_CHARS,
     MAX_MESSAGES,
@@ -132,7 +137,7 @@ def test_messages_are_checked() -> None:
         check_messages([Message("user", ""), Message("system", "")])
     with pytest.raises(InvalidRequestError, match=f"at most {MAX_MESSAGES}"):
         check_messages([Message("user", "x")] * (MAX_MESSAGES + 1))
-    with pytest.raises(InvalidRequestError, match="characters; send at most"):
+    with pytest.raises(PromptTooLongError, match="characters and is longer than"):
         check_messages([Message("user", "x" * MAX_CHAT_CHARS), Message("user", "x")])
     with pytest.raises(InvalidRequestError, match="lone surrogate"):
         check_messages([Message("user", "x\ud83d")])

@@ -123,7 +123,7 @@ def texts_of(ids: Any) -> str:
 def test_texts_are_neither_padded_nor_cut(tokenizer: TextTokenizer) -> None:
     assert texts_of(tokenizer.encode("The cats sat.")) == "[CLS] the cat ##s sat . [SEP]"
     assert texts_of(tokenizer.encode("")) == "[CLS] [SEP]"
-    with pytest.raises(PromptTooLongError, match="12 tokens, the model takes 8"):
+    with pytest.raises(PromptTooLongError, match="length is 8 tokens; the input has 12 tokens"):
         tokenizer.encode("a b c d e f g h i j")
     assert texts_of(tokenizer.encode("a b c d e f g h i j", truncate=True)) == (
         "[CLS] a b c d e f [SEP]"

@@ -45,7 +45,7 @@ def fitted(one: Rewriter, chat: Sequence[Message], max_tokens: int) -> Sequence[
     try:
         ids = one.fitted(chat, tokens(chat), max_tokens, encode)
     except PromptTooLongError as error:
-        assert f"has {tokens(chat)} tokens, at most {max_tokens} fit" in error.message
+        assert f"in {tokens(chat)} tokens, and at most {max_tokens} fit" in error.message
         return None
     assert len(ids) == tokens(asked[-1])
     return asked[-1]

@@ -105,7 +105,7 @@ def test_a_conversation_that_does_not_fit_is_made_shorter_by_the_callers_limit()
 def test_a_conversation_that_cannot_be_made_shorter_is_refused_with_both_numbers() -> None:
     bench = Bench()
     num_tokens = len(bench.ids(asking(LONG)))
-    with pytest.raises(PromptTooLongError, match=f"has {num_tokens} tokens, at most 99 fit"):
+    with pytest.raises(PromptTooLongError, match=f"in {num_tokens} tokens, and at most 99 fit"):
         bench.ids(asking(LONG, max_prompt_tokens=99))
     assert not bench.shortened
 

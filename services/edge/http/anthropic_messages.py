@@ -27,6 +27,7 @@ from services.edge.http.openai_sampling import SamplingFields
 from services.edge.http.passed_over import PassedOver
 from services.edge.http.requests import RequestReader
 from services.edge.http.response_format import flat_format
+from services.edge.http.text_documents import shown, text_of_data
 from services.edge.http.translation import (
     Conversation,
     ExtraFields,
@@ -50,9 +51,19 @@ _NO_TEXTS: Final = ("tool_use", "tool_result", "thinking", "redacted_thinking")
 _MAX_NAME_CHARS: Final = 64
 
 
+class Source(msgspec.Struct, kw_only=True, gc=False):
+    """Contents of a document: of type text, content (blocks) or base64; others are refused."""
+
+    type: str
+    media_type: str | None = None
+    data: str | None = None
+    content: str | list[InputBlock] | None = None
+
+
 class InputBlock(msgspec.Struct, kw_only=True, gc=False):
-    """A block of a message: text, tool_use, tool_result, thinking. An assistant's may be of any
-    type: calls and results of the API's own tools are shown as those of others."""
+    """A block of a message: text, tool_use, tool_result, thinking, and documents whose contents are
+    text. An assistant's may be of any type: calls and results of the API's own tools are shown as
+    those of others."""
 
     type: str
     text: str | None = None
@@ -65,6 +76,11 @@ class InputBlock(msgspec.Struct, kw_only=True, gc=False):
     """Of a result: text, or blocks of text; of the API's own tools any JSON."""
     is_error: bool | None = None
     thinking: str | None = None
+    source: Source | str | None = None
+    """Of a document; the text is that of blocks which are refused."""
+    title: str | None = None
+    """Of a document, like `context`: shown to the model before it."""
+    context: str | None = None
 
 
 class InputMessage(msgspec.Struct, kw_only=True, gc=False):
@@ -172,6 +188,12 @@ def plan(asked: ApiRequest) -> PlannedReply:
     request = _REQUESTS.read(asked.body)
     body = request.body
     said = conversation_of(body, request.passed_over)
+    if said.messages[-1].role == "assistant":
+        raise refused(
+            "messages",
+            "messages: the conversation ends with an assistant's message, and beginnings of "
+            "replies are not continued here; end it with a user's",
+        )
     fields = SamplingFields(
         model=body.model,
         stream=body.stream,
@@ -191,6 +213,7 @@ def plan(asked: ApiRequest) -> PlannedReply:
         said,
         response_format_of(body.output_config),
         format_field=request.format_field or _FORMAT,
+        names={"stop": "stop_sequences"},
     )
     is_streamed = bool(body.stream)
     thinks = body.thinking is None or body.thinking.type != "disabled"
@@ -220,12 +243,6 @@ def conversation_of(body: _Conversation, passed_over: PassedOver) -> Conversatio
         raise refused("thinking", f"thinking.type is one of {', '.join(_THINKING)}")
     check_num_messages(len(body.messages))
     messages = messages_of(body.system, body.messages)
-    if body.messages and messages and messages[-1].role == "assistant":
-        raise refused(
-            "messages",
-            "messages: the conversation ends with an assistant's message, and beginnings of "
-            "replies are not continued here; end it with a user's",
-        )
     choice, parallel = tool_choice_of(body.tool_choice)
     tools = tool_definitions(body.tools or (), passed_over)
     return conversation(messages, tools, choice, parallel=parallel)
@@ -322,9 +339,23 @@ def _text(where: str, content: str | Sequence[InputBlock]) -> str:
 
 
 def _block_text(where: str, block: InputBlock) -> str:
+    if block.type == "document" and isinstance(block.source, Source):
+        return shown(_document_text(where, block.source), block.title, block.context)
     if block.type != "text":
         raise _no_text(where, block)
     return block.text or ""
+
+
+def _document_text(where: str, source: Source) -> str:
+    match source.type:
+        case "text":
+            return source.data or ""
+        case "content":
+            return _text(f"{where}.source.content", source.content or "")
+        case "base64":
+            return text_of_data(where, "document", source.media_type, source.data)
+        case _:
+            raise not_text(where, "document")
 
 
 def _no_text(where: str, block: InputBlock) -> InvalidRequestError:
@@ -333,7 +364,8 @@ def _no_text(where: str, block: InputBlock) -> InvalidRequestError:
     return refused(
         where,
         f"{where}: a block of type {block.type!r} is out of place; an assistant's message has "
-        "text, thinking and tool_use, a user's has text and tool_result, others have text",
+        "text, thinking and tool_use, a user's has text, documents and tool_result, others have "
+        "text and documents",
     )
 
 

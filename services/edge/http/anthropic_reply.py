@@ -1,4 +1,10 @@
-"""Replies as the Anthropic API writes them: content blocks, streamed or whole (pure)."""
+"""Replies as the Anthropic API writes them: content blocks, streamed or whole (pure).
+
+That API's document lists many fields as always there and null (`citations`, `container`,
+`stop_details`, `cache_creation`). Its replies leave out those that have no value, and clients that
+check replies (the AI SDK) take no null in their place, so they are not written here. `stop_reason`
+and `stop_sequence` are null in its replies too.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +43,6 @@ class TextBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
     """Text."""
 
     text: str
-    citations: None = None
 
 
 class ThinkingBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="thinking"):
@@ -71,15 +76,13 @@ class AnthropicUsage(msgspec.Struct, kw_only=True):
     """Tokens. The prompt's are `input_tokens` and `cache_read_input_tokens` together."""
 
     input_tokens: int
-    cache_creation_input_tokens: int | None = None
-    cache_read_input_tokens: int | None = None
-    """Prompt tokens whose KV was reused; null while unknown, when they count as `input_tokens`."""
-    cache_creation: None = None
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int = 0
+    """Prompt tokens whose KV was reused. At the start of a stream they are not known yet, and count
+    as `input_tokens`."""
     output_tokens: int
-    output_tokens_details: None = None
-    server_tool_use: None = None
-    service_tier: str | None = None
-    inference_geo: None = None
+    service_tier: str | UnsetType = UNSET
+    """Left out at the end of a stream."""
 
 
 class AnthropicMessage(msgspec.Struct, kw_only=True):
@@ -92,8 +95,6 @@ class AnthropicMessage(msgspec.Struct, kw_only=True):
     content: list[ContentBlock]
     stop_reason: str | None = None
     stop_sequence: str | None = None
-    stop_details: None = None
-    container: None = None
     usage: AnthropicUsage
     outrider: ChoiceDetails | UnsetType = UNSET
 
@@ -147,8 +148,6 @@ class MessageEnd(msgspec.Struct, kw_only=True):
 
     stop_reason: str | None
     stop_sequence: str | None = None
-    stop_details: None = None
-    container: None = None
 
 
 class MessageDelta(msgspec.Struct, kw_only=True, tag_field="type", tag="message_delta"):
@@ -181,6 +180,7 @@ MessageEvent: TypeAlias = (
 PING: Final = b"event: ping\ndata: " + msgspec.json.encode(Ping()) + b"\n\n"
 """Keeps a stream alive that was silent for a while."""
 _NO_INPUT: Final = msgspec.Raw(b"{}")
+_SERVICE_TIER: Final = "standard"
 
 
 class MessageShape:
@@ -195,7 +195,9 @@ class MessageShape:
 
     def began(self, accepted: Accepted) -> list[Event]:
         """Events for the start of a reply; see Shape.began."""
-        usage = AnthropicUsage(input_tokens=accepted.prompt_tokens, output_tokens=0)
+        usage = AnthropicUsage(
+            input_tokens=accepted.prompt_tokens, output_tokens=0, service_tier=_SERVICE_TIER
+        )
         return [_event(MessageStart(message=_message(accepted, [], usage)))]
 
     def scored(self, logprobs: Sequence[TokenLogprobs], num_fresh: int) -> None:
@@ -230,13 +232,14 @@ class MessageShape:
         """The whole reply as one message; see Shape.body."""
         blocks = [_block(it) for it in reader.parts if self._is_shown(it)]
         message = _message(accepted, blocks, _usage(done))
+        message.usage.service_tier = _SERVICE_TIER
         message.stop_reason, message.stop_sequence = _stop(reader, done)
         message.outrider = self._details(done)
         return message
 
-    def failed(self, error: OutriderError) -> Event:
+    def failed(self, error: OutriderError) -> list[Event]:
         """The event for a failure; see Shape.failed."""
-        return Event("error", described(error))
+        return [Event("error", described(error))]
 
     def _is_shown(self, part: Part) -> bool:
         return self._shows_thinking or part.kind is not PartKind.REASONING
@@ -261,10 +264,8 @@ def _usage(done: Done) -> AnthropicUsage:
     usage = done.usage
     return AnthropicUsage(
         input_tokens=max(0, usage.prompt_tokens - usage.cached_tokens),
-        cache_creation_input_tokens=0,
         cache_read_input_tokens=usage.cached_tokens,
         output_tokens=usage.completion_tokens,
-        service_tier="standard",
     )
 
 

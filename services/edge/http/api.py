@@ -74,6 +74,9 @@ class PlannedReply:
     """Sent on a stream that was silent for a while."""
     passed_over: PassedOver = field(default_factory=PassedOver)
     """Parts of the request that have no effect on the answer."""
+    streamed_errors: tuple[type[OutriderError], ...] = ()
+    """Errors that are events of the stream even if it has not begun, since clients of the API look
+    for them there; others are answers with a status of their own."""
 
 
 @dataclass(frozen=True, slots=True)

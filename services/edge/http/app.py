@@ -27,7 +27,8 @@ from outrider.errors import (
 from services.edge.http.exchange import EXCHANGE, ClientLeft, Exchange
 from services.edge.http.frontend import HttpFrontend
 from services.edge.http.http_errors import headers_of
-from services.edge.http.routes import ALL_ROUTES, Access, Route, error_body_of
+from services.edge.http.paths import normal_path
+from services.edge.http.routes import ALL_ROUTES, Access, Route, error_answer
 
 log = structlog.get_logger()
 
@@ -90,6 +91,7 @@ class _Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope["path"] = normal_path(scope["path"])
         exchange = Exchange(self._frontend, scope, receive, send)
         scope[EXCHANGE] = exchange
         try:
@@ -125,11 +127,11 @@ class _Gate:
             exchange.abort()  # whatever came of the answer, the client must not take it for whole
             return
         await exchange.discard()
-        body = error_body_of(exchange.scope["path"])(error, exchange.request_id)
+        status, body = error_answer(exchange.scope["path"], error, exchange.request_id)
         headers = headers_of(error)
         if isinstance(error, RateLimitedError):
             headers |= exchange.rate_headers()
-        await exchange.answer(error.http_status, body, headers=headers)
+        await exchange.answer(status, body, headers=headers)
 
 
 async def _raise_ours(request: Request, failure: Exception) -> Response:

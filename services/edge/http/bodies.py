@@ -6,6 +6,7 @@ otherwise parsing would trigger collections that look at all of the edge's objec
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Callable
@@ -25,8 +26,10 @@ _Body = TypeVar("_Body")
 
 
 def read(decode: Callable[[bytes], _Body], data: bytes) -> _Body:
-    """Parse a request's body with `decode`, of a msgspec decoder. Raises InvalidRequestError, which
-    quotes nothing of the body."""
+    """Parse a request's body with `decode`, of a msgspec decoder. A byte order mark before it is
+    ignored (RFC 8259, section 8.1). Raises InvalidRequestError, which quotes nothing of the
+    body."""
+    data = data.removeprefix(codecs.BOM_UTF8)
     try:
         # The decoder leaves alone what it skips, and the fields that are msgspec.Raw.
         str(data, "utf-8")

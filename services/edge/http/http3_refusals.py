@@ -9,7 +9,8 @@ from typing import Final
 from outrider.errors import OutriderError, SlowRequestError, UnavailableError
 from services.edge.http.exchange import JSON, own_headers, request_id_of
 from services.edge.http.http_errors import headers_of
-from services.edge.http.routes import error_body_of
+from services.edge.http.paths import normal_path
+from services.edge.http.routes import error_answer
 from services.edge.http3.messages import Refusal, Request
 
 _ERRORS: Final[dict[int, type[OutriderError]]] = {408: SlowRequestError, 503: UnavailableError}
@@ -29,7 +30,7 @@ def worded(refusal: Refusal, request: Request) -> Refusal:
     fields = [(name.encode(), value.encode()) for name, value in headers_of(error).items()]
     return replace(
         refusal,
-        text=error_body_of(request.path)(error, request_id).decode(),
+        text=error_answer(normal_path(request.path), error, request_id)[1].decode(),
         retry_after_s=0,  # among the fields
         content_type=JSON.encode(),
         fields=(*own_headers(request_id), *fields),

@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from outrider.models.chat import check_text
 from outrider.models.tools import NONE
+from outrider.sampling.params import SamplingParams
 from outrider.session.types import TokenLogprobs
 from services.edge.http.api import ApiRequest, ChatApi, PlannedReply
 from services.edge.http.bodies import null
@@ -129,7 +130,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: OpenAiUsage
-    system_fingerprint: str | None = None
+    system_fingerprint: str | UnsetType = UNSET
 
 
 class FunctionDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -175,7 +176,7 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int
     model: str
-    system_fingerprint: str | None = None
+    system_fingerprint: str | UnsetType = UNSET
     choices: list[ChunkChoice]
     usage: OpenAiUsage | UnsetType | None = UNSET
 
@@ -311,9 +312,8 @@ def plan(asked: ApiRequest) -> PlannedReply:
     messages = messages_of(body.messages)
     choice, tools = choice_of(body.tool_choice, tools_of(body.tools or (), request.passed_over))
     prediction = _prediction(body.prediction)
-    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     sampling = replace(
-        sampling_params(body, reply_limit(limit, asked)),
+        _sampling(body, asked.default_max_tokens),
         grammar=grammar_of(body.response_format, request.format_field or FORMAT),
         num_logprobs=chat_count(body.logprobs, body.top_logprobs),
     )
@@ -342,6 +342,13 @@ def plan(asked: ApiRequest) -> PlannedReply:
 
 
 API: Final = ChatApi(plan, error_body)
+
+
+def _sampling(body: ChatCompletionRequest, default_max_tokens: int) -> SamplingParams:
+    if body.max_completion_tokens is None:
+        return sampling_params(body, reply_limit(body.max_tokens, default_max_tokens))
+    limit = reply_limit(body.max_completion_tokens, default_max_tokens)
+    return sampling_params(body, limit, {"max_tokens": "max_completion_tokens"})
 
 
 def _prediction(given: Prediction | None) -> str:

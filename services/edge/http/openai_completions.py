@@ -10,7 +10,7 @@ from typing import Final, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from outrider.errors import EmptyPromptError
+from outrider.errors import EmptyPromptError, PromptTooLongError
 from outrider.models.chat import MAX_CHAT_CHARS, check_text
 from outrider.session.types import TokenLogprobs
 from services.edge.http.api import ApiRequest, ChatApi, PlannedReply
@@ -25,7 +25,12 @@ from services.edge.http.openai_reply import (
     Piece,
     Reply,
 )
-from services.edge.http.openai_sampling import SamplingFields, check_num_prompts, sampling_params
+from services.edge.http.openai_sampling import (
+    SamplingFields,
+    check_num_prompts,
+    reply_limit,
+    sampling_params,
+)
 from services.edge.http.requests import RequestReader
 from services.edge.http.response_format import grammar_of
 from services.edge.session.events import ChatRequest, RawPrompt
@@ -64,7 +69,7 @@ class Completion(msgspec.Struct, kw_only=True):
     object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
-    system_fingerprint: str | None = None
+    system_fingerprint: str | UnsetType = UNSET
     choices: list[CompletionChoice]
     usage: OpenAiUsage | UnsetType | None = UNSET
 
@@ -152,7 +157,7 @@ def plan(asked: ApiRequest) -> PlannedReply:
     prompts = prompts_of(body.prompt, asked.max_choices)
     _refuse_what_is_not_served(body, prompts)
     num_logprobs = completion_count(body.logprobs)
-    max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    max_tokens = reply_limit(body.max_tokens, _DEFAULT_MAX_TOKENS)
     return plan_choices(
         "completion",
         body,
@@ -189,7 +194,7 @@ def _text(prompt: str) -> str:
     if not prompt:
         raise EmptyPromptError("prompt is empty; send at least one character")
     if len(prompt) > MAX_CHAT_CHARS:
-        raise refused("prompt", f"a prompt has at most {MAX_CHAT_CHARS} characters; shorten it")
+        raise PromptTooLongError.of_text("the prompt", len(prompt), MAX_CHAT_CHARS)
     check_text(prompt)
     return prompt
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-import re
 from typing import Final
 
 import msgspec
 
-from outrider.errors import InvalidRequestError, InvalidSamplingError, OutriderError
-from outrider.sampling.params import SamplingParams
+from outrider.errors import InvalidRequestError, OutriderError
 
 _CODES: Final = {
     "UNAUTHENTICATED": "invalid_api_key",
@@ -26,9 +23,6 @@ _TYPES: Final = {
     429: "rate_limit_error",
 }
 _MAX_TYPE_CHARS: Final = 64
-_NAME: Final = re.compile(r"[a-z_]+(?= )")
-_FIELDS: Final = {it.name for it in dataclasses.fields(SamplingParams)} - {"grammar"}
-"""Sampling values that the API has by the same names."""
 
 
 class OpenAiError(msgspec.Struct, kw_only=True):
@@ -59,16 +53,10 @@ def described(error: OutriderError) -> OpenAiErrorBody:
         error=OpenAiError(
             message=error.message,
             type=_TYPES.get(status, default),
-            param=error.metadata.get("param") or _sampling_name(error),
+            param=error.metadata.get("param"),
             code=_CODES.get(error.reason, error.reason.lower()),
         )
     )
-
-
-def _sampling_name(error: OutriderError) -> str | None:
-    """The field named at the beginning of a message about a sampling value."""
-    found = _NAME.match(error.message) if isinstance(error, InvalidSamplingError) else None
-    return found.group() if found is not None and found.group() in _FIELDS else None
 
 
 def refused(param: str, message: str) -> InvalidRequestError:

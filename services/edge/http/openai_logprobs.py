@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, TypeVar, cast
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from outrider.sampling.params import MAX_LOGPROBS
 from outrider.session.types import ScoredToken, TokenLogprobs
@@ -46,8 +47,8 @@ class CompletionLogprobs(msgspec.Struct, kw_only=True):
     tokens: list[str]
     """A token that is part of a character is written as `bytes:\\xe2\\x82`."""
     token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None = None
-    """The likeliest tokens, and the text's own. None: they were not asked for."""
+    top_logprobs: list[dict[str, float]] | UnsetType = UNSET
+    """The likeliest tokens, and the text's own, if they were asked for."""
     text_offset: list[int]
     """Code points before each, in the text of the choice."""
 
@@ -122,7 +123,7 @@ class CompletionOffsets:
     def keep(self, entries: Sequence[TokenLogprobs], *, with_top: bool) -> None:
         """Keep the next tokens, to be written with all others at the end."""
         made = self.told(entries, with_top=with_top)
-        if made.top_logprobs is not None:
+        if made.top_logprobs is not UNSET:
             made.top_logprobs = _written(made.top_logprobs)
         if (kept := self.kept) is None:
             self.kept = made
@@ -130,20 +131,20 @@ class CompletionOffsets:
         kept.tokens += made.tokens
         kept.token_logprobs += made.token_logprobs
         kept.text_offset += made.text_offset
-        if kept.top_logprobs is not None:
+        if kept.top_logprobs is not UNSET:
             kept.top_logprobs += made.top_logprobs or ()
 
     def told(self, entries: Sequence[TokenLogprobs], *, with_top: bool) -> CompletionLogprobs:
         """The next tokens in the form of completions."""
         made = CompletionLogprobs(
-            tokens=[], token_logprobs=[], top_logprobs=[] if with_top else None, text_offset=[]
+            tokens=[], token_logprobs=[], top_logprobs=[] if with_top else UNSET, text_offset=[]
         )
         for chosen, top in entries:
             made.tokens.append(_name(chosen))
             made.token_logprobs.append(chosen.logprob)
             made.text_offset.append(self._at)
             self._at += len(self._decoder.decode(chosen.text))
-            if made.top_logprobs is not None:
+            if made.top_logprobs is not UNSET:
                 # Two tokens may have one name: the likelier one has it.
                 named: dict[str, float] = {}
                 for token in (*top, chosen):

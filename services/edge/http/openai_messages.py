@@ -22,24 +22,36 @@ from services.edge.http.bodies import is_given, null
 from services.edge.http.history import arguments_in, call_with_input
 from services.edge.http.openai_errors import not_text, refused
 from services.edge.http.passed_over import PassedOver
+from services.edge.http.text_documents import shown, text_of_file
 
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 """`function`: the result of a function_call; it becomes a tool's."""
 MODES: Final = (AUTO, NONE, REQUIRED)
 """Values of tool_choice that name no tool."""
 TEXT_PARTS: Final = ("text", "input_text", "output_text")
+_FILES: Final = ("file", "input_file")
 _PART_SEPARATOR: Final = "\n"
 _MAX_NAME_CHARS: Final = 64
 _MAX_PARTS: Final = 4096
 """Parts of one message; a body has room for fifty thousand, which would hold the event loop."""
 
 
-class ContentPart(msgspec.Struct, kw_only=True, gc=False):
-    """A part of a message; parts that are no text are refused."""
+class AttachedFile(msgspec.Struct, kw_only=True, gc=False):
+    """A file sent with the request."""
+
+    file_data: str | None = None
+    """A data URL, or base64."""
+    filename: str | None = None
+
+
+class ContentPart(AttachedFile, kw_only=True, gc=False):
+    """A part of a message: text, or a file whose contents are text; others are refused."""
 
     type: str
     text: str | None = None
     refusal: str | None = None
+    file: AttachedFile | None = None
+    """Of a part of type `file`; one of type `input_file` has these fields itself."""
 
 
 class CalledFunction(msgspec.Struct, kw_only=True, gc=False):
@@ -186,18 +198,13 @@ def _function_call(call_id: str, function: CalledFunction) -> ToolCall:
     return ToolCall(call_id, function.name, arguments_in(function.arguments))
 
 
-def text_of(
-    where: str,
-    content: str | Sequence[ContentPart] | None,
-    text_parts: Sequence[str] = TEXT_PARTS,
-) -> str:
-    """The text of a field, which may be in parts; `text_parts`: the types of those that are text.
-    Raises InvalidRequestError."""
+def text_of(where: str, content: str | Sequence[ContentPart] | None) -> str:
+    """The text of a field, which may be in parts. Raises InvalidRequestError."""
     if content is None or isinstance(content, str):
         return content or ""
     check_num_parts(where, len(content))
     return _PART_SEPARATOR.join(
-        _text(f"{where}[{number}]", part, text_parts) for number, part in enumerate(content)
+        _text(f"{where}[{number}]", part) for number, part in enumerate(content)
     )
 
 
@@ -207,11 +214,15 @@ def check_num_parts(where: str, count: int) -> None:
         raise refused(where, f"{where} has at most {_MAX_PARTS} parts; join texts into one")
 
 
-def _text(where: str, part: ContentPart, text_parts: Sequence[str]) -> str:
-    if part.type in text_parts:
+def _text(where: str, part: ContentPart) -> str:
+    if part.type in TEXT_PARTS:
         return part.text or ""
     if part.type == "refusal":
         return part.refusal or ""
+    if part.type in _FILES:
+        given = part.file or part
+        text = text_of_file(where, part.type, given.file_data)
+        return shown(text, given.filename)
     raise not_text(where, part.type)
 
 

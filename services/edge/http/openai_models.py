@@ -1,8 +1,11 @@
-"""GET /v1/models and /v1/models/{id} of the OpenAI API: the models that a key may use."""
+"""GET /v1/models and /v1/models/{id}: the models that a key may use. One answer has what clients of
+the OpenAI API, of vLLM and of the Anthropic API read, since all ask at the same path."""
 
 from __future__ import annotations
 
-from typing import Literal
+from datetime import UTC, datetime
+from typing import Final, Literal
+from urllib.parse import parse_qs
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -11,6 +14,9 @@ from outrider.errors import UnknownModelError
 from services.edge.http.exchange import Exchange
 from services.edge.models.choice import usable
 from services.edge.wire.client import ListedModel
+
+_CODEX: Final = b"client_version"
+"""Field of the query that Codex alone sends."""
 
 
 class SamplingDefaults(msgspec.Struct, kw_only=True):
@@ -31,6 +37,16 @@ class Model(msgspec.Struct, kw_only=True):
     created: int
     """Unix time at which this edge was started."""
     owned_by: Literal["outrider"] = "outrider"
+    type: Literal["model"] = "model"
+    """This and the fields up to `capabilities` are the Anthropic API's."""
+    display_name: str
+    created_at: str
+    """The same time by RFC 3339."""
+    max_input_tokens: int | None
+    """Most tokens of prompt and reply together; null if unknown."""
+    max_tokens: int | None
+    """Most tokens of a reply; null for an embedding model."""
+    capabilities: None = None
     context_window: int | UnsetType = UNSET
     """Most tokens of prompt and reply together; of an embedding model, of one text, if its
     definition gives it."""
@@ -48,11 +64,24 @@ class ModelList(msgspec.Struct, kw_only=True):
 
     object: Literal["list"] = "list"
     data: list[Model]
+    has_more: Literal[False] = False
+    """This and the next two are the Anthropic API's: the list is whole."""
+    first_id: str | None = None
+    last_id: str | None = None
+    models: list[None] | UnsetType = UNSET
+    """Only for Codex, which names its version in the request and reads nothing without this list.
+    It stays empty: an entry would replace Codex's own instructions to the model."""
 
 
 async def serve_models(exchange: Exchange) -> None:
     """Answer with the list of all models."""
-    models = ModelList(data=[_model(exchange, it) for it in _listed(exchange)])
+    data = [_model(exchange, it) for it in _listed(exchange)]
+    models = ModelList(
+        data=data,
+        first_id=data[0].id if data else None,
+        last_id=data[-1].id if data else None,
+        models=[] if _CODEX in parse_qs(exchange.scope["query_string"]) else UNSET,
+    )
     await exchange.answer(200, msgspec.json.encode(models))
 
 
@@ -83,9 +112,14 @@ def _model(exchange: Exchange, listed: ListedModel) -> Model:
     own, context_tokens = listed.suggested, listed.max_context_tokens
     most = exchange.frontend.config.default_max_tokens or context_tokens
     writes = listed.name in exchange.frontend.context.models.names
+    started_s = exchange.frontend.started_s
     return Model(
         id=listed.name,
-        created=exchange.frontend.started_s,
+        created=started_s,
+        display_name=listed.name,
+        created_at=datetime.fromtimestamp(started_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        max_input_tokens=context_tokens or None,
+        max_tokens=(context_tokens or None) if writes else None,
         context_window=context_tokens or UNSET,
         max_model_len=context_tokens or UNSET,
         default_max_tokens=min(most, context_tokens) if writes else UNSET,

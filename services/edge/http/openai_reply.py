@@ -250,7 +250,7 @@ class Reply:
     """Unix time."""
     reply_id: str = ""
     model: str = ""
-    fingerprint: str | None = None
+    fingerprint: str | UnsetType = UNSET
     """Short model identity of the replica (outrider.model_identity), once known."""
     includes_usage: bool = False
     """Whether the stream ends with the usage; its other objects then have a null usage."""

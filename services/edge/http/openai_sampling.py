@@ -5,13 +5,14 @@ Besides that API's own fields there are those that vLLM and others added, by the
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Final
 
 import msgspec
 
-from outrider.errors import InvalidRequestError
+from outrider.errors import InvalidRequestError, InvalidSamplingError
 from outrider.sampling.params import SamplingParams
 from outrider.session.types import Priority, Speculation
 from services.edge.http.api import ApiRequest
@@ -22,6 +23,10 @@ from services.edge.session.events import ChatRequest, ResumePoint
 from services.edge.session.request_fields import request_id, residency
 
 _UNLIMITED_TOKENS: Final = 2**31 - 1
+_NO_LIMIT: Final = -1
+_SAMPLING_NAMES: Final = {it.name for it in dataclasses.fields(SamplingParams)}
+_NAMES: Final = {"stop_ids": "stop_token_ids"}
+"""Fields of this API by their names in SamplingParams."""
 _MAX_METADATA: Final = 16
 _MAX_METADATA_KEY_CHARS: Final = 64
 _MAX_METADATA_CHARS: Final = 512
@@ -77,17 +82,33 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     """Ours: the regions in which the prompt may be computed."""
 
 
-def reply_limit(max_tokens: int | None, asked: ApiRequest) -> int:
-    """Most tokens of a reply, given what the request says about it. The model's context is another
-    limit, ModelLimits."""
-    if max_tokens is not None:
-        return max_tokens
-    return asked.default_max_tokens or _UNLIMITED_TOKENS
+def reply_limit(max_tokens: int | None, default: int) -> int:
+    """Most tokens of a reply, given what the request says about it, and the default for one that
+    says nothing (0: none). -1 is LM Studio's and llama.cpp's word for no limit. The model's context
+    is another limit, ModelLimits."""
+    if max_tokens is None:
+        max_tokens = default or _NO_LIMIT
+    return _UNLIMITED_TOKENS if max_tokens == _NO_LIMIT else max_tokens
 
 
-def sampling_params(fields: SamplingFields, max_tokens: int, seed: int = 0) -> SamplingParams:
-    """Raises InvalidSamplingError. The API's defaults: temperature 1, everything else off; they
-    hold for models without settings of their own (`left_to_model`)."""
+def sampling_params(
+    fields: SamplingFields, max_tokens: int, names: Mapping[str, str] | None = None
+) -> SamplingParams:
+    """The request's sampling, without its seed. The API's defaults: temperature 1, everything else
+    off; they hold for models without settings of their own (`left_to_model`). `names`: fields that
+    the API has by other names than SamplingParams. Raises InvalidSamplingError, which names the
+    field as the API does."""
+    try:
+        return _sampling_params(fields, max_tokens)
+    except InvalidSamplingError as error:
+        name, _, rest = error.message.partition(" ")
+        if name not in _SAMPLING_NAMES:
+            raise
+        own = {**_NAMES, **(names or {})}.get(name, name)
+        raise InvalidSamplingError(f"{own} {rest}", metadata={"param": own}) from None
+
+
+def _sampling_params(fields: SamplingFields, max_tokens: int) -> SamplingParams:
     stop = fields.stop
     return SamplingParams(
         temperature=1.0 if fields.temperature is None else fields.temperature,
@@ -98,7 +119,6 @@ def sampling_params(fields: SamplingFields, max_tokens: int, seed: int = 0) -> S
         presence_penalty=fields.presence_penalty or 0.0,
         frequency_penalty=fields.frequency_penalty or 0.0,
         logit_bias=_biases(fields),
-        seed=seed,
         max_tokens=max_tokens,
         stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
         stop_ids=_stop_ids(fields),

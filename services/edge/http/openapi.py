@@ -52,6 +52,7 @@ _REPLY_HEADERS: Final = (
     ),
 )
 
+_BUSY: Final = "No capacity; retry-after says when to come back."
 _RETRIED: Final = ("429", "503")
 _RETRY_HEADERS: Final = {
     "retry-after": "When to try again: seconds from now.",
@@ -174,10 +175,12 @@ def _responses(route: Route, schema_of: dict[type, dict[str, Any]]) -> dict[str,
     if route.access is Access.PUBLIC:
         return made
     errors = _ERRORS if route.request is None else _ERRORS | _BODY_ERRORS
+    busy = str(route.busy_status)
+    errors = {busy: _BUSY} | errors
     error = {JSON: {"schema": schema_of[route.error]}}
     for status, description in sorted(errors.items()):
         made[status] = {"description": description, "content": error}
-    for status in _RETRIED:
+    for status in {busy, *_RETRIED}:
         made[status]["headers"] = _headers(tuple(_RETRY_HEADERS))
     made["429"]["headers"] |= _headers(limits)
     return made

@@ -113,7 +113,9 @@ async def _send(exchange: Exchange, reply: RunningReply, planned: PlannedReply) 
         raise ClientLeft
     if reply.error is not None:
         if not exchange.has_begun:
-            raise reply.error
+            if not (planned.is_streamed and isinstance(reply.error, planned.streamed_errors)):
+                raise reply.error
+            await _begin_stream(exchange, planned)
         await exchange.write(planned.writer.failed(reply.error), more=False)
         return
     last = planned.writer.whole()

@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 from msgspec import UNSET
 
+from outrider.errors import PromptTooLongError
 from outrider.models.chat import check_num_messages
 from services.edge.http.api import ApiRequest, ChatApi, PlannedReply
 from services.edge.http.bodies import is_given, null
@@ -128,17 +129,22 @@ def plan(asked: ApiRequest) -> PlannedReply:
         said,
         flat_format(null() if text_format is None else text_format, _FORMAT),
         format_field=request.format_field or _FORMAT,
+        names={"max_tokens": "max_output_tokens"},
         num_logprobs=num_logprobs,
     )
     is_streamed = bool(body.stream)
     writer = PartWriter(
-        ResponseShape(chat.seed, _frame(body, asked.now_s)),
+        ResponseShape(chat.seed, _frame(body, asked.now_s, chat.request.request_id)),
         chat.had,
         is_streamed=is_streamed,
         has_ids=bool(asked.idempotency_key),
     )
     user = body.user or body.safety_identifier or ""
-    return PlannedReply((chat.request,), writer, is_streamed, user, passed_over=request.passed_over)
+    return PlannedReply(
+        *((chat.request,), writer, is_streamed, user),
+        streamed_errors=(PromptTooLongError,),
+        passed_over=request.passed_over,
+    )
 
 
 API: Final = ChatApi(plan, error_body)
@@ -179,11 +185,11 @@ def _num_logprobs(body: ResponsesRequest, said: Conversation) -> int:
     return chat_count(is_asked, body.top_logprobs)
 
 
-def _frame(body: ResponsesRequest, created_at: int) -> ResponseObject:
+def _frame(body: ResponsesRequest, created_at: int, request_id: str = "") -> ResponseObject:
     """The response as it begins; what it leaves to the model is known once that is."""
     text = body.text or TextConfig()
     return ResponseObject(
-        id="",
+        id=f"resp_{request_id}",
         created_at=created_at,
         model=body.model,
         instructions=body.instructions,

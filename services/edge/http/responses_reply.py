@@ -61,6 +61,8 @@ from services.edge.http.translation import CUT_OFF, Event
 MAX_ECHO_BYTES: Final = 16 << 10
 """Longest instructions and tools repeated in the first events of a stream: longer ones would delay
 the text, and are only in the last event."""
+_FAILURES: Final = {it: it for it in ("context_length_exceeded", "rate_limit_exceeded")}
+"""Codes of failed responses by those of errors; for others the API has `server_error`."""
 _COMPLETED: Final = "completed"
 _INCOMPLETE: Final = "incomplete"
 
@@ -72,7 +74,7 @@ class ResponseShape:
     """How a reply is written; a Shape."""
 
     def __init__(self, seed: int, frame: ResponseObject) -> None:
-        """`frame`: the response as it begins, without id and model."""
+        """`frame`: the response as it begins."""
         self._seed = seed
         self._frame = frame
         self._request_id = ""
@@ -86,6 +88,9 @@ class ResponseShape:
     def began(self, accepted: Accepted) -> list[Event]:
         """Events for the start of a reply; see Shape.began."""
         self._named(accepted)
+        return self._opening()
+
+    def _opening(self) -> list[Event]:
         brief = self._frame
         echo = len(msgspec.json.encode([brief.instructions, brief.tools]))
         if echo > MAX_ECHO_BYTES:
@@ -124,21 +129,22 @@ class ResponseShape:
         self._named(accepted)
         return self._response(reader, done)
 
-    def failed(self, error: OutriderError) -> Event:
-        """The event for a failure; see Shape.failed."""
+    def failed(self, error: OutriderError) -> list[Event]:
+        """Events for a failure; see Shape.failed. A response that has not begun does so for them:
+        some clients look for the code in `response.failed`, the official packages for `error`."""
         wording = described(error).error
-        code = "rate_limit_exceeded" if error.http_status == 429 else "server_error"
+        code = _FAILURES.get(wording.code or "", "server_error")
+        failed = msgspec.structs.replace(
+            self._frame, status="failed", error=ResponseError(code=code, message=error.message)
+        )
+        last = _event(ResponseFailed(response=failed))
         if self._request_id:
-            failed = msgspec.structs.replace(
-                self._frame,
-                status="failed",
-                error=ResponseError(code=code, message=error.message),
-            )
-            return _event(ResponseFailed(response=failed))
+            return [last]
         payload = ErrorPayload(
             type=wording.type, code=wording.code, message=error.message, param=wording.param
         )
-        return _event(ErrorEvent(code=wording.code, message=error.message, error=payload))
+        told = ErrorEvent(code=wording.code, message=error.message, error=payload)
+        return [*self._opening(), _event(told), last]
 
     def _named(self, accepted: Accepted) -> None:
         self._request_id = accepted.request_id

@@ -10,7 +10,7 @@ from types import UnionType
 from typing import Any, Final, TypeAlias
 
 from outrider.access.api_keys import Scope
-from outrider.errors import OutriderError, UnknownChatError
+from outrider.errors import OutriderError, OverloadedError, UnknownChatError
 from services.edge.access.limits import RateWords
 from services.edge.http import (
     anthropic_errors,
@@ -33,6 +33,10 @@ from services.edge.http.replying import serve_reply
 
 Handle: TypeAlias = Callable[[Exchange], Awaitable[None]]
 ErrorBody: TypeAlias = Callable[[OutriderError, str], bytes]
+
+
+def _status_of(error: OutriderError) -> int:
+    return error.http_status
 
 
 class Access(Enum):
@@ -64,6 +68,8 @@ class Route:
     error_body: ErrorBody = error_body
     error: type = OpenAiErrorBody
     """Type of an error's body."""
+    status_of: Callable[[OutriderError], int] = _status_of
+    """Status of an error."""
     rate_words: RateWords = RateWords.OPENAI
     """Wording of the headers with remaining limits."""
 
@@ -72,6 +78,11 @@ class Route:
         """Whether its requests count towards their tenant's limits, and answers have the remaining
         limits: all routes that compute something."""
         return self.request is not None
+
+    @property
+    def busy_status(self) -> int:
+        """Status of an answer that says that there is no capacity."""
+        return self.status_of(OverloadedError(""))
 
 
 def _reply(api: ChatApi) -> Handle:
@@ -155,6 +166,7 @@ ROUTES: Final = (
         anthropic_reply.MessageEvent,
         error_body=anthropic_errors.error_body,
         error=anthropic_errors.AnthropicErrorBody,
+        status_of=anthropic_errors.status_of,
         rate_words=RateWords.ANTHROPIC,
     ),
     Route(
@@ -166,6 +178,7 @@ ROUTES: Final = (
         anthropic_messages.CountTokensRequest,
         error_body=anthropic_errors.error_body,
         error=anthropic_errors.AnthropicErrorBody,
+        status_of=anthropic_errors.status_of,
         rate_words=RateWords.ANTHROPIC,
     ),
     Route(
@@ -212,9 +225,10 @@ DOCUMENT: Final = Route(
     access=Access.PUBLIC,
 )
 ALL_ROUTES: Final = (*ROUTES, DOCUMENT)
-_ERROR_BODIES: Final = {route.path: route.error_body for route in ALL_ROUTES}
+_BY_PATH: Final = {route.path: route for route in ALL_ROUTES}
 
 
-def error_body_of(path: str) -> ErrorBody:
-    """How errors look in the API that the path is of."""
-    return _ERROR_BODIES.get(path, error_body)
+def error_answer(path: str, error: OutriderError, request_id: str) -> tuple[int, bytes]:
+    """Status and body of an error in the API that the path is of."""
+    route = _BY_PATH.get(path, DOCUMENT)
+    return route.status_of(error), route.error_body(error, request_id)

@@ -115,7 +115,7 @@ def _check(asked: TokenizeRequest) -> None:
     if (asked.prompt is None) == (asked.messages is None):
         raise InvalidRequestError("send either `prompt` or `messages`")
     if asked.prompt is not None and len(asked.prompt) > MAX_CHAT_CHARS:
-        raise refused("prompt", f"a prompt has at most {MAX_CHAT_CHARS} characters; shorten it")
+        raise PromptTooLongError.of_text("the prompt", len(asked.prompt), MAX_CHAT_CHARS)
     if asked.tools and asked.messages is None:
         raise refused("tools", "tools go with `messages`: a chat template shows them")
     for name in ("chat_template", "chat_template_kwargs"):

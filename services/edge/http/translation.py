@@ -129,11 +129,13 @@ def plan_chat(
     response_format: Mapping[str, Any],
     *,
     format_field: str,
+    names: Mapping[str, str],
     num_logprobs: int = -1,
 ) -> PlannedChat:
     """The chat of a request. `api`: name of the API; `fields`: its sampling; `response_format`: in
-    the form of chat completions; `format_field`: the request's field for it; `num_logprobs`: as in
-    SamplingParams. Raises InvalidRequestError and InvalidSamplingError."""
+    the form of chat completions; `format_field`: the request's field for it; `names`: as
+    `sampling_params` takes them; `num_logprobs`: as in SamplingParams. Raises InvalidRequestError
+    and InvalidSamplingError."""
     fields = msgspec.structs.replace(
         fields,
         stream_options=body.stream_options,
@@ -152,7 +154,7 @@ def plan_chat(
     is_streamed = bool(fields.stream)
     (had,) = read_positions(asked, 1, is_streamed=is_streamed)
     sampling = replace(
-        sampling_params(fields, reply_limit(fields.max_tokens, asked)),
+        sampling_params(fields, reply_limit(fields.max_tokens, asked.default_max_tokens), names),
         grammar=grammar_in(response_format, format_field),
         num_logprobs=num_logprobs,
     )
@@ -215,8 +217,8 @@ class Shape(Protocol):
         """The whole reply, if it is not streamed."""
         ...
 
-    def failed(self, error: OutriderError) -> Event:
-        """The failure of a reply that has begun."""
+    def failed(self, error: OutriderError) -> list[Event]:
+        """The failure of a reply, which may have begun."""
         ...
 
 
@@ -295,7 +297,7 @@ class PartWriter:
 
     def failed(self, error: OutriderError) -> bytes:
         """The last bytes of a failed reply; see ReplyWriter.failed."""
-        return self._written([self._shape.failed(error)])
+        return self._written(self._shape.failed(error))
 
     def _commit(self, commit: Committed) -> bytes:
         growth = self._content.take(commit)

@@ -54,10 +54,7 @@ def check_request(request: OpenRequest, info: EngineInfo, context_limit: int) ->
         check_ids("a draft", request.drafts.ids, info)
     check_sampling(request.sampling, info)
     if len(request.prompt) >= context_limit:
-        raise PromptTooLongError(
-            f"the prompt has {len(request.prompt)} tokens, but prompt and reply together have "
-            f"room for {context_limit}; shorten the prompt"
-        )
+        raise PromptTooLongError.of(len(request.prompt), context_limit - 1)
 
 
 def check_ids(name: str, ids: Sequence[int], info: EngineInfo) -> None:

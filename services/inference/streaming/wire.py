@@ -254,10 +254,7 @@ def _prompt(frame: inference_pb2.OpenSession, contract: Contract) -> tuple[int, 
     if frame.ids.prefix_tokens:
         raise PrefixUnknownError("this replica holds no prompt of that prefix; send the whole one")
     if frame.ids.tail.count >= contract.context_limit:
-        raise PromptTooLongError(
-            f"the prompt has {frame.ids.tail.count} tokens, but prompt and reply together have "
-            f"room for {contract.context_limit}; shorten the prompt"
-        )
+        raise PromptTooLongError.of(frame.ids.tail.count, contract.context_limit - 1)
     if not frame.ids.tail.count:
         raise EmptyPromptError("the prompt has no tokens; send at least one")
     return _ids(frame.ids.tail, contract, contract.context_limit)

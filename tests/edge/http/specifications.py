@@ -1,4 +1,8 @@
-"""The specifications of other APIs, as llm-comply carries them."""
+"""The specifications of other APIs, as llm-comply carries them.
+
+Anthropic's lists fields as always there whose default is null. Its replies leave them out, and so
+do ours: here they need not be there.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,14 @@ _SPECS = Path(llm_comply.__file__).parent / "specs"
 
 @cache
 def _loaded(name: str) -> SpecLoader:
-    return SpecLoader(str(_SPECS / name))
+    loaded = SpecLoader(str(_SPECS / name))
+    for schema in map(loaded.get_schema, loaded.schema_names):
+        if schema is not None and "required" in schema:
+            fields = schema.get("properties", {})
+            schema["required"] = [
+                it for it in schema["required"] if fields.get(it, {}).get("default", "") is not None
+            ]
+    return loaded
 
 
 def anthropic_faults(data: Any, schema: str) -> list[str]:

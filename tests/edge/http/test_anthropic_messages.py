@@ -17,6 +17,7 @@ from outrider.errors import (
     OutriderError,
     OverloadedError,
     PermissionDeniedError,
+    RateLimitedError,
     UnauthenticatedError,
     UnknownModelError,
 )
@@ -326,14 +327,12 @@ def test_tools_their_calls_and_results_and_a_schema_arrive() -> None:
 START = (
     b'event: message_start\ndata: {"type":"message_start","message":{"id":"msg_r1",'
     b'"type":"message","role":"assistant","model":"small","content":[],"stop_reason":null,'
-    b'"stop_sequence":null,"stop_details":null,"container":null,"usage":{"input_tokens":5,'
-    b'"cache_creation_input_tokens":null,"cache_read_input_tokens":null,"cache_creation":null,'
-    b'"output_tokens":0,"output_tokens_details":null,"server_tool_use":null,"service_tier":null,'
-    b'"inference_geo":null}}}\n\n'
+    b'"stop_sequence":null,"usage":{"input_tokens":5,"cache_creation_input_tokens":0,'
+    b'"cache_read_input_tokens":0,"output_tokens":0,"service_tier":"standard"}}}\n\n'
 )
 BLOCK = (
     b'event: content_block_start\ndata: {"type":"content_block_start","index":0,'
-    b'"content_block":{"type":"text","text":"","citations":null}}\n\n'
+    b'"content_block":{"type":"text","text":""}}\n\n'
 )
 DELTA = (
     b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,'
@@ -342,10 +341,8 @@ DELTA = (
 STOP = (
     b'event: content_block_stop\ndata: {"type":"content_block_stop","index":0}\n\n'
     b'event: message_delta\ndata: {"type":"message_delta","delta":{"stop_reason":"end_turn",'
-    b'"stop_sequence":null,"stop_details":null,"container":null},"usage":{"input_tokens":2,'
-    b'"cache_creation_input_tokens":0,"cache_read_input_tokens":3,"cache_creation":null,'
-    b'"output_tokens":2,"output_tokens_details":null,"server_tool_use":null,'
-    b'"service_tier":"standard","inference_geo":null},"outrider":{"seed":77,"region":"r",'
+    b'"stop_sequence":null},"usage":{"input_tokens":2,"cache_creation_input_tokens":0,'
+    b'"cache_read_input_tokens":3,"output_tokens":2},"outrider":{"seed":77,"region":"r",'
     b'"replica":"replica","ttft_ms":2,"total_ms":0.0}}\n\n'
     b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 )
@@ -364,7 +361,7 @@ def test_a_stream_byte_for_byte() -> None:
 def test_a_message_that_is_not_streamed_is_as_the_api_has_it() -> None:
     whole = json.loads(told(planned(API, body()), ending("He", "llo", cached_tokens=3)))
     assert anthropic_faults(whole, "Message") == []
-    assert whole["content"] == [{"type": "text", "text": "Hello", "citations": None}]
+    assert whole["content"] == [{"type": "text", "text": "Hello"}]
     assert (whole["stop_reason"], whole["stop_sequence"]) == ("end_turn", None)
     usage = whole["usage"]
     assert (usage["input_tokens"], usage["cache_read_input_tokens"]) == (2, 3)
@@ -411,7 +408,7 @@ def test_calls_are_blocks_whose_arguments_stream() -> None:
     begun = [it["content_block"] for it in events if it["type"] == "content_block_start"]
     assert begun == [
         {"type": "thinking", "thinking": "", "signature": ""},
-        {"type": "text", "text": "", "citations": None},
+        {"type": "text", "text": ""},
         {
             "type": "tool_use",
             "id": "call_0",
@@ -473,7 +470,8 @@ def test_provisional_text_is_never_of_calls() -> None:
         (PermissionDeniedError("x"), "permission_error"),
         (UnknownModelError("x"), "not_found_error"),
         (FrameTooLargeError("x"), "request_too_large"),
-        (OverloadedError("x"), "rate_limit_error"),
+        (RateLimitedError("x"), "rate_limit_error"),
+        (OverloadedError("x"), "overloaded_error"),
         (NoReplicaError("x"), "overloaded_error"),
         (DeadlineError("x"), "timeout_error"),
         (EngineError("x"), "api_error"),

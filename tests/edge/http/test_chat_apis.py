@@ -32,6 +32,10 @@ class Shape:
     """What an event adds to the text."""
     ignored: dict[str, Any]
     """Fields that are accepted and have no effect."""
+    limit: str = "max_tokens"
+    """The field for the most tokens of a reply."""
+    stop: str = "stop"
+    """The field for stop strings; empty: there is none."""
 
 
 CHAT: Final = Shape(
@@ -55,6 +59,7 @@ CHAT: Final = Shape(
         "prediction": None,
         "something_new": [1],
     },
+    limit="max_completion_tokens",
 )
 COMPLETION: Final = Shape(
     openai_completions.API,
@@ -77,6 +82,7 @@ MESSAGE: Final = Shape(
         "context_management": {"edits": []},
         "cache_control": {"type": "ephemeral"},
     },
+    stop="stop_sequences",
 )
 RESPONSE: Final = Shape(
     responses.API,
@@ -100,6 +106,8 @@ RESPONSE: Final = Shape(
         "conversation": None,
         "background": False,
     },
+    limit="max_output_tokens",
+    stop="",
 )
 ALL: Final = {"chat": CHAT, "completion": COMPLETION, "message": MESSAGE, "response": RESPONSE}
 over_all = pytest.mark.parametrize("it", ALL.values(), ids=ALL)
@@ -130,6 +138,30 @@ def test_whatever_the_bytes_are_a_plan_or_a_typed_error_comes_of_them(
         it.api.plan(asked(data))
     except OutriderError as error:
         assert json.loads(it.api.error_body(error, "id"))["error"]["message"]
+
+
+@over_all
+def test_a_byte_order_mark_is_passed_over(it: Shape) -> None:
+    marked = b"\xef\xbb\xbf" + json.dumps(it.body).encode()
+    (chat,) = it.api.plan(asked(marked, idempotency_key="k")).chats
+    assert chat == planned(it.api, it.body, idempotency_key="k").chats[0]
+
+
+@over_all
+def test_minus_one_is_no_limit(it: Shape) -> None:
+    (chat,) = planned(it.api, it.body | {it.limit: -1}).chats
+    assert chat.sampling.max_tokens == 2**31 - 1
+
+
+@over_all
+def test_an_error_names_the_field_as_the_api_does(it: Shape) -> None:
+    cases: list[tuple[str, Any]] = [(it.limit, 0), (it.limit, -2), ("temperature", 9)]
+    cases += [(it.stop, [""]), (it.stop, ["a"] * 17)] if it.stop else []
+    for name, value in cases:
+        error = refusal(it.api, it.body | {name: value})
+        assert error.message.startswith(f"{name} ")
+        told = json.loads(it.api.error_body(error, "id"))["error"]
+        assert told.get("param", name) == name
 
 
 SURROGATE: Final = [{"role": "user", "content": "\ud800"}]

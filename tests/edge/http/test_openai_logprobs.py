@@ -55,16 +55,12 @@ def test_a_body_says_of_each_token_what_a_stream_says(api: ChatApi, asked: dict[
 
 def test_without_likely_ones_and_without_tokens() -> None:
     only = reply()
-    for count, top in ((0, None), (1, [])):
+    asked_for: list[tuple[int, dict[str, Any]]] = [(0, {}), (1, {"top_logprobs": []})]
+    for count, top in asked_for:
         asked = planned(openai_completions.API, COMPLETIONS | {"logprobs": count})
         (choice,) = json.loads(told(asked, [only[0], only[-1]]))["choices"]
-        nothing: dict[str, Any] = {
-            "tokens": [],
-            "token_logprobs": [],
-            "top_logprobs": top,
-            "text_offset": [],
-        }
-        assert choice["logprobs"] == nothing
+        nothing: dict[str, Any] = {"tokens": [], "token_logprobs": [], "text_offset": []}
+        assert choice["logprobs"] == nothing | top
     (choice,) = json.loads(told(planned(openai_chat.API, CHATS), [only[0], only[-1]]))["choices"]
     assert choice["logprobs"] is None
 

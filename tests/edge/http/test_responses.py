@@ -538,8 +538,13 @@ def test_a_response_that_fails_says_so(error: OutriderError, code: str) -> None:
 
 
 def test_a_stream_that_fails_before_its_response_has_begun_says_so() -> None:
-    writer = planned(API, body(stream=True)).writer
-    (failed,) = data_of(writer.failed(EngineError("x")))
-    assert event_faults(failed) == []
-    assert (failed["type"], failed["message"]) == ("error", "x")
-    assert failed["error"]["code"] == failed["code"] == "engine"
+    reply = planned(API, body(stream=True), idempotency_key="k")
+    events = data_of(reply.writer.failed(EngineError("x")))
+    assert [fault for it in events for fault in event_faults(it)] == []
+    *opening, error, failed = events
+    assert [it["type"] for it in opening] == ["response.created", "response.in_progress"]
+    assert (error["type"], error["message"]) == ("error", "x")
+    assert error["error"]["code"] == error["code"] == "engine"
+    assert (failed["type"], failed["response"]["id"]) == ("response.failed", "resp_k")
+    assert failed["response"]["error"] == {"code": "server_error", "message": "x"}
+    assert [it["sequence_number"] for it in events] == [0, 1, 2, 3]

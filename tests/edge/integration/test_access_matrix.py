@@ -42,7 +42,7 @@ from tests.edge.integration.running import REPLY, Running
 from tests.edge.integration.trouble import RawStream, raw, start, whole
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
-_NOWHERE = ("/", "/metrics", "/health", "/ready", "/nothing/here", "/v1/models_", "/openapi.json/")
+_NOWHERE = ("/", "/metrics", "/health", "/ready", "/nothing/here", "/v1/models_", "/openapi.json/x")
 _TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error"}
 _CODES = {400: "invalid_request", 401: "invalid_api_key", 403: "permission_denied"}
 _REASONS = {400: "INVALID_REQUEST", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED"}

@@ -39,7 +39,7 @@ _ANSWERS = "outrider_edge_http_answers_total"
 async def test_every_error_is_in_that_apis_shape(mesh: Running, caller: AsyncClient) -> None:
     cases = [
         (404, caller.get("/nothing")),
-        (404, caller.get("/v1/models/")),
+        (404, caller.get("/v1/models/nothing")),
         (405, caller.get("/v1/chat/completions")),
         (405, caller.delete("/v1/models")),
         (400, caller.post("/v1/chat/completions", json={})),
@@ -70,6 +70,23 @@ async def test_every_error_is_in_that_apis_shape(mesh: Running, caller: AsyncCli
         counted = partial(mesh.sample, _ANSWERS, route=route, status=code)
         await eventually(lambda counted=counted: counted() == 1)  # type: ignore[misc]
     assert mesh.region.opened == []
+
+
+async def test_a_target_may_have_an_origin_and_more_slashes_than_it_needs(mesh: Running) -> None:
+    head = {"Host": "edge", "Authorization": f"Bearer {KEY}", "Connection": "close"}
+    for target in (
+        "/v1/models/",
+        "//v1//models",
+        "http://edge/v1/models",
+        "HTTPS://other:1//v1/models/?limit=1",
+        "http://edge/v1/models/small/",
+    ):
+        request = await RawRequest.connected(mesh)
+        request.send(f"GET {target} HTTP/1.1", head)
+        assert (await request.rest()).startswith(b"HTTP/1.1 200"), target
+    hidden = await RawRequest.connected(mesh)
+    hidden.send("GET http://edge//v1/models HTTP/1.1", head | {"Authorization": "Bearer none"})
+    assert (await hidden.rest()).startswith(b"HTTP/1.1 401")
 
 
 @pytest.mark.edge(
@@ -187,7 +204,10 @@ async def test_tokens_of_a_chat_with_tools(tmp_path: Path) -> None:
 _COUNTED = {
     "/tokenize": {"prompt": "hello"},
     "/detokenize": {"tokens": [1]},
-    "/v1/messages/count_tokens": {"model": "small", "messages": CHAT["messages"]},
+    "/v1/messages/count_tokens": {
+        "model": "small",
+        "messages": [*CHAT["messages"], {"role": "assistant", "content": "So"}],
+    },
     "/v1/responses/input_tokens": {"model": "small", "input": "hello"},
 }
 

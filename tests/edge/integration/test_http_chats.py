@@ -13,6 +13,7 @@ from pathlib import Path
 
 import openai
 import pytest
+from anthropic import AsyncAnthropic
 from httpx2 import AsyncClient
 
 from outrider.errors import OverloadedError
@@ -27,7 +28,7 @@ from services.edge.http.config import HttpConfig
 from services.edge.http.exchange import Exchange
 from services.edge.http.http2 import Http2
 from services.edge.http.stream import RunningReply
-from tests.edge.http.asking import events_of
+from tests.edge.http.asking import data_of, events_of
 from tests.edge.integration.access_matrix import DOORS, as_bearer
 from tests.edge.integration.chat_routes import (
     CHAT,
@@ -38,7 +39,14 @@ from tests.edge.integration.chat_routes import (
     ChatRoute,
     over_chat_routes,
 )
-from tests.edge.integration.http_client import KEY, RawRequest, official, plain, serving_http
+from tests.edge.integration.http_client import (
+    KEY,
+    RawRequest,
+    official,
+    plain,
+    serving_http,
+    url,
+)
 from tests.edge.integration.running import REPLY, Running
 from tests.mesh import catalog_of
 
@@ -285,15 +293,52 @@ async def test_models_are_those_that_the_key_may_use(mesh: Running) -> None:
         model = await client.models.retrieve("org/large")
         told = model.model_extra
         assert told is not None and 0 < told["default_max_tokens"] < told["context_window"]
+        async with AsyncAnthropic(base_url=url(mesh), api_key=KEY, max_retries=0) as claude:
+            of_claude = [it async for it in claude.models.list()]
+            assert [it.id for it in of_claude] == ["small", "org/large"]
+            assert [it.display_name for it in of_claude] == ["small", "org/large"]
+            assert of_claude[0].type == "model" and of_claude[0].created_at.tzinfo is not None
+            assert of_claude[0].max_input_tokens == told["context_window"]
         async with plain(mesh, key="") as anonymous:
-            names = [it["id"] for it in (await anonymous.get("/v1/models")).json()["data"]]
-            assert names == ["small"]
+            answer = (await anonymous.get("/v1/models")).json()
+            assert [it["id"] for it in answer["data"]] == ["small"]
+            assert (answer["has_more"], answer["first_id"], answer["last_id"]) == (
+                *(False, "small", "small"),
+            )
+            of_codex = await anonymous.get("/v1/models?client_version=0.145.0")
+            assert of_codex.json() == answer | {"models": []}
             hidden = await anonymous.get("/v1/models/org/large")
             unknown = await anonymous.get("/v1/models/org/other")
             assert hidden.status_code == unknown.status_code == 404
         with pytest.raises(openai.NotFoundError) as caught:
             await client.chat.completions.create(model="nope", messages=[USER])
         assert caught.value.code == "model_not_found"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_prompt_that_is_too_long_is_told_where_clients_look_for_it(
+    streamed: bool, mesh: Running, caller: AsyncClient
+) -> None:
+    (model,) = (await caller.get("/v1/models")).json()["data"]
+    longest = model["context_window"] - 1
+    long = "a " * model["context_window"]
+    messages = [{"role": "user", "content": long}]
+    for route in (CHAT, MESSAGE, RESPONSE):
+        field = {"input": long} if route is RESPONSE else {"messages": messages}
+        body = {**route.body, **field, "stream": streamed}
+        answer = await caller.post(route.path, json=body)
+        if route is RESPONSE and streamed:
+            assert answer.status_code == 200
+            (*_, failed) = data_of(answer.content)
+            error = failed["response"]["error"]
+        else:
+            assert answer.status_code == 400
+            error = answer.json()["error"]
+        start = "prompt is too long: " if route is MESSAGE else "this model's maximum context "
+        assert error["message"].startswith(start)
+        assert f"{longest} maximum" in error["message"] or f"most {longest} fit" in error["message"]
+        assert error.get("code", "") == ("" if route is MESSAGE else "context_length_exceeded")
+    assert not mesh.region.opened
 
 
 OWN = SuggestedSampling(temperature=0.2, top_k=20, top_p=0.9)
@@ -341,11 +386,12 @@ async def test_a_failure_before_the_first_token_has_a_status_of_its_own(
 ) -> None:
     mesh.region.error = OverloadedError("the queue is full", retry_delay_ms=1500)
     answer = await caller.post(route.path, json={**route.body, "stream": stream})
-    assert answer.status_code == 429
+    assert answer.status_code == (529 if route is MESSAGE else 429)
     headers = answer.headers
     assert (headers["retry-after"], headers["retry-after-ms"]) == ("2", "1500")
     assert headers["x-request-id"]
-    assert answer.json()["error"]["type"] == "rate_limit_error"
+    kind = "overloaded_error" if route is MESSAGE else "rate_limit_error"
+    assert answer.json()["error"]["type"] == kind
 
 
 @over_chat_routes

@@ -192,7 +192,7 @@ def test_bad_drafts_are_refused() -> None:
 def test_a_prompt_that_never_fits_the_pool_is_refused_and_the_longest_is_served() -> None:
     options = FakeOptions(min_rows=2, block_tokens=4, num_blocks=10, scratch_tokens=1)
     driver = Driver(options)
-    with pytest.raises(PromptTooLongError, match="room for 39"):
+    with pytest.raises(PromptTooLongError, match="length is 39 tokens"):
         driver.scheduler.open(request(prompt=(3,) * 39), driver.now)
     peer = driver.open(request(prompt=(3,) * 38))
     driver.finish()

@@ -298,7 +298,7 @@ async def test_a_prompt_beyond_every_context_is_refused_with_both_numbers() -> N
     mesh.send(edge, opening(1, tokens=2048))
     (frame,) = await mesh.at_edge(edge)
     assert frame.error.reason == "PROMPT_TOO_LONG"
-    assert "2048 tokens, at most 2047 fit" in frame.error.message
+    assert "2048 tokens, and at most 2047 fit" in frame.error.message
     mesh.send(edge, opening(2, tokens=2047))
     assert len(mesh.table) == 1
     mesh.metrics.close()

@@ -300,7 +300,7 @@ async def test_a_prompt_that_does_not_fit_is_refused_with_its_length(words: Voca
                 assert outcome == tuple(words.encode_chat(ASK))
             else:
                 assert isinstance(outcome, PromptTooLongError)
-                assert f"{num_tokens} tokens, at most {max_tokens}" in outcome.message
+                assert f"{num_tokens} tokens, and at most {max_tokens}" in outcome.message
             pool.close()
 
 
