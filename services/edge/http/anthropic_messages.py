@@ -212,6 +212,7 @@ def plan(asked: ApiRequest) -> PlannedReply:
         asked,
         said,
         response_format_of(body.output_config),
+        passed_over=request.passed_over,
         format_field=request.format_field or _FORMAT,
         names={"stop": "stop_sequences"},
     )

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from outrider.models.chat import check_text
-from outrider.models.tools import NONE
+from outrider.models.tools import AUTO, NONE
 from outrider.sampling.params import SamplingParams
 from outrider.session.types import TokenLogprobs
 from services.edge.http.api import ApiRequest, ChatApi, PlannedReply
@@ -49,7 +49,7 @@ from services.edge.http.openai_sampling import (
 )
 from services.edge.http.reply_parts import Part, PartKind
 from services.edge.http.requests import RequestReader
-from services.edge.http.response_format import grammar_of
+from services.edge.http.response_format import check_strict, grammar_of
 from services.edge.session.events import ChatRequest
 from services.edge.session.request_fields import check_prediction
 
@@ -311,10 +311,15 @@ def plan(asked: ApiRequest) -> PlannedReply:
     check_metadata(body.metadata)
     messages = messages_of(body.messages)
     choice, tools = choice_of(body.tool_choice, tools_of(body.tools or (), request.passed_over))
+    for number, tool in enumerate(body.tools or ()):
+        if tool.function is not None and tool.function.strict and choice not in (AUTO, NONE):
+            check_strict(tool.function.parameters, f"tools[{number}].function.parameters")
     prediction = _prediction(body.prediction)
     sampling = replace(
         _sampling(body, asked.default_max_tokens),
-        grammar=grammar_of(body.response_format, request.format_field or FORMAT),
+        grammar=grammar_of(
+            body.response_format, request.format_field or FORMAT, request.passed_over
+        ),
         num_logprobs=chat_count(body.logprobs, body.top_logprobs),
     )
 

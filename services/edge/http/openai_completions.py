@@ -165,7 +165,9 @@ def plan(asked: ApiRequest) -> PlannedReply:
         CompletionShape(num_logprobs),
         replace(
             sampling_params(body, max_tokens),
-            grammar=grammar_of(body.response_format, request.format_field or FORMAT),
+            grammar=grammar_of(
+                body.response_format, request.format_field or FORMAT, request.passed_over
+            ),
             num_logprobs=num_logprobs,
         ),
         [Prompt(partial(_about, it), _echoed(body, it)) for it in prompts],

@@ -109,8 +109,8 @@ class FunctionDefinition(msgspec.Struct, kw_only=True, gc=False):
     parameters: msgspec.Raw = msgspec.field(default_factory=null)
     """A JSON schema of type object. Raw, since the order of its properties counts."""
     strict: bool | None = None
-    """Accepted without effect: arguments of calls forced by `tool_choice` follow the schema, those
-    of others are the model's own."""
+    """Whether keywords of the schema that cannot be enforced are refused where `tool_choice` forces
+    a call, whose arguments follow the schema. Those of other calls are the model's own."""
 
 
 class Tool(msgspec.Struct, kw_only=True, gc=False):

@@ -11,6 +11,7 @@ from outrider.errors import InvalidSamplingError
 from outrider.sampling.grammar import Grammar, from_response_format
 from services.edge.http.bodies import null, schema_in
 from services.edge.http.openai_errors import refused
+from services.edge.http.passed_over import PassedOver
 
 
 class JsonSchemaFormat(msgspec.Struct, kw_only=True):
@@ -21,7 +22,8 @@ class JsonSchemaFormat(msgspec.Struct, kw_only=True):
     name: str | None = None
     description: str | None = None
     strict: bool | None = None
-    """Accepted without effect: the reply always follows the schema."""
+    """Whether keywords that cannot be enforced are refused; otherwise the reply need not follow
+    them."""
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
@@ -35,7 +37,9 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
     """For regex and lark: the expression or grammar."""
 
 
-def grammar_of(wanted: ResponseFormat | None, field: str) -> Grammar | None:
+def grammar_of(
+    wanted: ResponseFormat | None, field: str, passed_over: PassedOver
+) -> Grammar | None:
     """The grammar of a `response_format`, which the request has in `field`. Raises
     InvalidRequestError."""
     if wanted is None:
@@ -43,16 +47,30 @@ def grammar_of(wanted: ResponseFormat | None, field: str) -> Grammar | None:
     value: dict[str, Any] = {"type": wanted.type, "grammar": wanted.grammar}
     value["schema"] = schema_in(field, wanted.schema)
     if wanted.json_schema is not None:
-        value["json_schema"] = {"schema": schema_in(field, wanted.json_schema.schema)}
-    return grammar_in(value, field)
+        schema = schema_in(field, wanted.json_schema.schema)
+        value["json_schema"] = {"schema": schema, "strict": wanted.json_schema.strict}
+    return grammar_in(value, field, passed_over)
 
 
-def grammar_in(response_format: Mapping[str, Any], field: str) -> Grammar | None:
+def grammar_in(
+    response_format: Mapping[str, Any], field: str, passed_over: PassedOver
+) -> Grammar | None:
     """The same, of a `response_format` as Python has it."""
     try:
-        return from_response_format(response_format)
+        grammar = from_response_format(response_format)
     except InvalidSamplingError as error:
         raise refused(field, f"{field}: {error.message}") from None
+    for keyword in () if grammar is None else grammar.unenforced:
+        passed_over.add(field, keyword)
+    return grammar
+
+
+def check_strict(parameters: msgspec.Raw, field: str) -> None:
+    """Raises InvalidRequestError for the schema of a strict tool that cannot be enforced."""
+    schema = schema_in(field, parameters)
+    if isinstance(schema, dict):
+        wanted = {"type": "json_schema", "json_schema": {"schema": schema, "strict": True}}
+        grammar_in(wanted, field, PassedOver())
 
 
 def flat_format(given: msgspec.Raw, field: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from msgspec import UNSET
 
 from outrider.errors import PromptTooLongError
 from outrider.models.chat import check_num_messages
+from outrider.models.tools import AUTO, NONE
 from services.edge.http.api import ApiRequest, ChatApi, PlannedReply
 from services.edge.http.bodies import is_given, null
 from services.edge.http.fields import Door
@@ -18,7 +19,7 @@ from services.edge.http.openai_logprobs import chat_count
 from services.edge.http.openai_sampling import SamplingFields, check_metadata
 from services.edge.http.passed_over import PassedOver
 from services.edge.http.requests import RequestReader
-from services.edge.http.response_format import flat_format
+from services.edge.http.response_format import check_strict, flat_format
 from services.edge.http.responses_input import (
     FunctionChoice,
     FunctionTool,
@@ -128,6 +129,7 @@ def plan(asked: ApiRequest) -> PlannedReply:
         asked,
         said,
         flat_format(null() if text_format is None else text_format, _FORMAT),
+        passed_over=request.passed_over,
         format_field=request.format_field or _FORMAT,
         names={"max_tokens": "max_output_tokens"},
         num_logprobs=num_logprobs,
@@ -157,6 +159,9 @@ def conversation_of(body: ConversationFields, passed_over: PassedOver) -> Conver
         check_num_messages(len(body.input))
     body.tools = functions_of(body.tools or (), passed_over)
     choice, names = tool_choice_of(body.tool_choice)
+    for number, tool in enumerate(body.tools):
+        if tool.strict and choice not in (AUTO, NONE):
+            check_strict(tool.parameters, f"tools[{number}].parameters")
     return conversation(
         messages_of(body.instructions, body.input, passed_over),
         [definition_of(it.name, it.description, it.parameters) for it in body.tools],

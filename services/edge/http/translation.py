@@ -32,6 +32,7 @@ from services.edge.http.openai_sampling import (
     reply_limit,
     sampling_params,
 )
+from services.edge.http.passed_over import PassedOver
 from services.edge.http.reply_parts import (
     PartEvent,
     PartReader,
@@ -128,6 +129,7 @@ def plan_chat(
     said: Conversation,
     response_format: Mapping[str, Any],
     *,
+    passed_over: PassedOver,
     format_field: str,
     names: Mapping[str, str],
     num_logprobs: int = -1,
@@ -155,7 +157,7 @@ def plan_chat(
     (had,) = read_positions(asked, 1, is_streamed=is_streamed)
     sampling = replace(
         sampling_params(fields, reply_limit(fields.max_tokens, asked.default_max_tokens), names),
-        grammar=grammar_in(response_format, format_field),
+        grammar=grammar_in(response_format, format_field, passed_over),
         num_logprobs=num_logprobs,
     )
     digest = _digest_of(api, body)

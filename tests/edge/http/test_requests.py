@@ -229,3 +229,42 @@ def test_the_guide_has_the_matrix() -> None:
     assert field_matrix.written(page) == page, "run python -m tools.field_matrix"
     for door in Door:
         assert f"`{door}`" in page
+
+
+SET: Final = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+WHERE: Final = "the schema's uniqueItems at #/properties/a/uniqueItems cannot be enforced"
+
+
+def by_schema(door: Door, schema: Any, *, strict: bool) -> dict[str, Any]:
+    """Fields that ask for a reply by the schema, as each API writes them."""
+    if door is Door.RESPONSES:
+        named = {"type": "json_schema", "name": "n", "schema": schema, "strict": strict}
+        return {"text": {"format": named}}
+    if door is Door.MESSAGES:
+        named = {"type": "json_schema", "schema": schema, "strict": strict}
+        return {"output_config": {"format": named}}
+    named = {"name": "n", "schema": schema, "strict": strict}
+    return {FORMAT: {"type": "json_schema", "json_schema": named}}
+
+
+@pytest.mark.parametrize("door", Door)
+def test_what_cannot_be_enforced_is_refused_under_strict_and_told_otherwise(door: Door) -> None:
+    error = refused(door, **by_schema(door, SET, strict=True))
+    assert WHERE in error.message
+    reply = plan(door, **by_schema(door, SET, strict=False))
+    (name,) = reply.passed_over.names
+    assert name.endswith(":uniqueItems")
+    grammar = reply.chats[0].sampling.grammar
+    assert grammar is not None and "uniqueItems" not in grammar.text
+    assert not plan(door, **by_schema(door, SCHEMA, strict=True)).passed_over.names
+
+
+@pytest.mark.parametrize("door", [Door.CHAT, Door.RESPONSES])
+def test_a_strict_tool_that_has_to_be_called_is_enforced_or_refused(door: Door) -> None:
+    function = {"name": "f", "parameters": SET, "strict": True}
+    tool = {"type": "function", **function}
+    if door is Door.CHAT:
+        tool = {"type": "function", "function": function}
+    error = refused(door, tools=[tool], tool_choice="required")
+    assert WHERE in error.message and error.metadata["param"].startswith("tools[0].")
+    assert plan(door, tools=[tool], tool_choice="auto").chats[0].tools
