@@ -15,10 +15,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 CHECKS := types lint imports protos-check
 # What `make test` leaves out; tests/conftest.py says which tests these are.
-PROMISES := not instrument and not soak
+PROMISES := not instrument and not soak and not packages
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check collect lint types imports protos-check deploy-check trace-check bench bench-core bench-check protos docs dist format exactness clean
+.PHONY: help setup demo test test-all client-packages check collect lint types imports protos-check deploy-check trace-check bench bench-core bench-check protos docs dist format exactness clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -37,7 +37,10 @@ test: setup  ## Static checks and every test that guards a promise
 	@$(BIN)/outrider models pull $(MODEL)
 	$(PY) -m pytest -n 3 -m "$(PROMISES)"
 
-test-all: setup  ## That, the tests of benchmarks, tools, deploy and pages, soaks, and properties on new examples
+client-packages: setup
+	@tools/client_packages.sh
+
+test-all: setup client-packages  ## That, the tests of benchmarks, tools, deploy and pages, soaks, packages of others, and properties on new examples
 	@$(MAKE) --no-print-directory -j 2 collect $(CHECKS) deploy-check
 	@$(BIN)/outrider models pull $(MODEL)
 	$(PY) -m pytest -n 3
@@ -91,7 +94,8 @@ bench-check: setup  ## Whether pages and charts are what is recorded; says what 
 protos: setup  ## Regenerate outrider/v1 from protos/
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(PY) tools/gen_protos.py
 
-dist: setup  ## Build the wheel and the sdist into dist/
+dist:  ## Build the wheel and the sdist into dist/
+	@tools/setup.sh dist
 	$(PY) -m hatchling build
 
 format: setup  ## Format the code

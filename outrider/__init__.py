@@ -1,4 +1,4 @@
-"""Outrider, a speculative token mesh: what several services share and what users import."""
+"""Outrider: what several services share and what users import."""
 
 import os
 

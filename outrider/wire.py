@@ -21,6 +21,7 @@ from outrider.errors import (
 )
 from outrider.models.chat import Message, check_num_calls
 from outrider.models.tools import ToolCall
+from outrider.reply_parsing.formats import MAX_TAG_CHARS, ReasoningTags
 from outrider.sampling.grammar import Grammar, GrammarKind
 from outrider.sampling.params import MAX_LOGPROBS, SamplingParams, check_counts
 from outrider.session.types import (
@@ -110,6 +111,8 @@ def sampling_to_proto(params: SamplingParams) -> common_pb2.Sampling:
         num_logprobs=params.num_logprobs if params.num_logprobs >= 0 else None,
         grammar=_grammar_to_proto(params.grammar),
         special_tokens=params.special_tokens,
+        max_thinking_tokens=params.max_thinking_tokens if params.max_thinking_tokens >= 0 else None,
+        reasoning_tags=params.reasoning_tags or (),
     )
 
 
@@ -137,7 +140,19 @@ def sampling_from_proto(sampling: common_pb2.Sampling) -> SamplingParams:
         num_logprobs=sampling.num_logprobs if sampling.HasField("num_logprobs") else -1,
         grammar=_grammar_from_proto(sampling.grammar) if sampling.HasField("grammar") else None,
         special_tokens=sampling.special_tokens,
+        max_thinking_tokens=(
+            sampling.max_thinking_tokens if sampling.HasField("max_thinking_tokens") else -1
+        ),
+        reasoning_tags=_tags_from_proto(sampling.reasoning_tags),
     )
+
+
+def _tags_from_proto(tags: Sequence[str]) -> ReasoningTags | None:
+    if not tags:
+        return None
+    if len(tags) != 2 or not all(0 < len(tag) <= MAX_TAG_CHARS for tag in tags):
+        raise InvalidSamplingError(f"reasoning has two tags of 1 to {MAX_TAG_CHARS} characters")
+    return ReasoningTags(*tags)
 
 
 def message_to_proto(message: Message) -> common_pb2.ChatMessage:
@@ -282,6 +297,7 @@ def usage_to_proto(usage: Usage) -> common_pb2.Usage:
         accepted_prediction_tokens=usage.accepted_prediction_tokens,
         rejected_prediction_tokens=usage.rejected_prediction_tokens,
         lossy_tokens=usage.lossy_tokens,
+        reasoning_tokens=usage.reasoning_tokens,
     )
     set_cost(message, usage.cost)
     return message
@@ -298,6 +314,7 @@ def usage_from_proto(usage: common_pb2.Usage) -> Usage:
         accepted_prediction_tokens=usage.accepted_prediction_tokens,
         rejected_prediction_tokens=usage.rejected_prediction_tokens,
         lossy_tokens=usage.lossy_tokens,
+        reasoning_tokens=usage.reasoning_tokens,
         cost=cost_of(usage),
     )
 

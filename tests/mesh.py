@@ -20,6 +20,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ from services.edge.http3.application import Application
 from services.edge.models.served import LoadVocabulary, ServedModel
 from services.inference.app import Replica
 from services.inference.config import InferenceConfig
+from services.inference.grammars.token_table import TokenTable
 from services.inference.model import LoadedModel, replies_in
 from services.router.fleet.entries import ReplicaConfig
 from services.router.relay.policy import HangPolicy
@@ -215,7 +217,13 @@ def model_of(vocabulary: Vocabulary, engine: Engine, name: str = MODEL) -> Loade
     """A model as replicas serve it, whatever the engine: all those made here compute the same."""
     coder = TokenCoder(vocabulary.digest, vocabulary.size)
     texts = replies_in(vocabulary)
-    return LoadedModel(name, engine, coder, vocabulary.digest, texts, b"m" * 32)
+    table = None if engine.info.num_candidates else _table_of(vocabulary)
+    return LoadedModel(name, engine, coder, vocabulary.digest, texts, b"m" * 32, token_table=table)
+
+
+@lru_cache(maxsize=4)
+def _table_of(vocabulary: Vocabulary) -> TokenTable:
+    return TokenTable(vocabulary)
 
 
 @asynccontextmanager

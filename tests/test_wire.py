@@ -15,6 +15,7 @@ from outrider.codec.ranks import RankTable
 from outrider.codec.tokens import Block, TokenCoder, ids_checksum
 from outrider.cost import MAX_AMOUNT_NANOS, Cost
 from outrider.errors import BadTokenBlockError, InvalidSamplingError, MalformedFrameError
+from outrider.reply_parsing.formats import REASONING_TAGS
 from outrider.sampling.grammar import JSON_OBJECT, Grammar, GrammarKind
 from outrider.sampling.params import MAX_LOGPROBS, SamplingParams
 from outrider.session.types import (
@@ -88,6 +89,8 @@ def test_unknown_codec_reaches_the_decoder() -> None:
         ignore_eos=st.just(False),
         acceptance_threshold=st.floats(0, 1),
         num_logprobs=st.integers(-1, 20),
+        max_thinking_tokens=st.integers(-1, 2**31 - 1),
+        reasoning_tags=st.sampled_from([None, *REASONING_TAGS]),
         grammar=st.sampled_from(
             [
                 None,
@@ -137,6 +140,10 @@ def test_explicit_zero_is_not_a_default() -> None:
         {"acceptance_threshold": 2.0},
         {"num_logprobs": 21},
         {"num_logprobs": 2**32 - 1},
+        {"max_thinking_tokens": 2**32 - 1},
+        {"reasoning_tags": ["<think>"]},
+        {"reasoning_tags": ["<think>", ""]},
+        {"reasoning_tags": ["<think>", "x" * 99]},
         {"logit_bias": [common_pb2.LogitBias(id=1, bias=math.nan)]},
         {"grammar": common_pb2.Grammar()},
         {"grammar": common_pb2.Grammar(kind=common_pb2.GrammarKind.ValueType(9), text="a")},

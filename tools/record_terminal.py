@@ -88,11 +88,12 @@ RECORDINGS: Final = {
             "outrider down",
         )
     ),
-    "demo-wan": Recording(("outrider demo wan --rtt 150",)),
+    "demo-wan": Recording(("outrider demo wan",)),
     "demo-kill": Recording(("outrider demo kill",)),
     "status-watch": Recording(
         ("outrider up --detach", "outrider status --watch --interval 1"),
         columns=150,
+        rows=30,
         load="outrider chat --prompt-file {prompts} --parallel 4 --max-tokens 100 --json",
         ctrl_c_after_s=15.0,
         unseen_end="outrider down",
@@ -103,7 +104,7 @@ _PROMPTS: Final = (
     *("What is a comet?", "How do bees see?", "What is rain?", "Why is the sea salty?"),
 )
 """Prompts of the load, repeated without end."""
-_NUM_PROMPTS: Final = 64
+_NUM_PROMPTS: Final = 256
 
 Row = tuple[tuple[str, str], ...]
 """A row of the screen: runs of text, each with its color."""

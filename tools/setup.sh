@@ -1,5 +1,6 @@
 #!/bin/sh
-# Make .venv and install Outrider into it: `tools/setup.sh runtime` or `tools/setup.sh dev`.
+# Make .venv and install Outrider into it: `tools/setup.sh runtime` or `tools/setup.sh dev`. With `dist`
+# it gets what builds the wheel, and nothing else.
 # Safe to run again: it does nothing while pyproject.toml and constraints.txt are unchanged.
 set -eu
 cd "$(dirname "$0")/.."
@@ -119,23 +120,34 @@ unpack_renderers() {
     )
 }
 
+install() {
+    # At a terminal pip says what it fetches.
+    [ -t 1 ] && quiet= || quiet=--quiet
+    # shellcheck disable=SC2086
+    .venv/bin/python -m pip install $quiet --disable-pip-version-check "$@" ||
+        fail 'pip could not install it. Does it reach a package index? (PIP_INDEX_URL names one, HTTPS_PROXY a proxy.) Then run it again'
+}
+
+install_outrider() {
+    echo "setup: installing outrider$(printf %s "$1" | tr -d .) into .venv (0.5 to 1 GB, some minutes)"
+    install --constraint constraints.txt --editable "$1"
+}
+
 make_venv
 stamp=".venv/.outrider-$extra"
 want=$(cat pyproject.toml constraints.txt tools/setup.sh | sha256sum)
 if [ "$(cat "$stamp" 2>/dev/null || true)" != "$want" ]; then
-    target='.[dev]'
-    [ "$extra" = dev ] || target='.[edge,router,tokenizer,inference,draft]'
-    echo "setup: installing outrider$(printf %s "$target" | tr -d .) into .venv (0.5 to 1 GB, some minutes)"
-    # At a terminal pip says what it fetches.
-    [ -t 1 ] && quiet= || quiet=--quiet
-    .venv/bin/python -m pip install $quiet --disable-pip-version-check \
-        --constraint constraints.txt --editable "$target" ||
-        fail 'pip could not install it. Does it reach a package index? (PIP_INDEX_URL names one, HTTPS_PROXY a proxy.) Then run it again'
-    if [ "$extra" = dev ]; then
+    case $extra in
+    dist) install --require-hashes --requirement deploy/docker/requirements/build.txt ;;
+    runtime) install_outrider '.[edge,router,tokenizer,inference,draft]' ;;
+    dev)
+        install_outrider '.[dev]'
         .venv/bin/python -m tools.check_deploy --fetch
         get_nginx
         get_promtool
         get_renderers
-    fi
+        ;;
+    *) fail "there is runtime, dev and dist, not $extra" ;;
+    esac
     printf '%s\n' "$want" >"$stamp"
 fi

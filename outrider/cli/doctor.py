@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 import socket
 import sys
@@ -26,6 +25,7 @@ from outrider.extras import install_command
 from outrider.models.catalog import DEFAULT_MODEL, ModelSpec, load_catalog, lookup
 from outrider.models.definitions import NO_DRAFT
 from outrider.models.store import ModelStore, default_root
+from outrider.usable_cores import usable_cores
 
 if TYPE_CHECKING:
     from outrider.engines.model_size import ModelSize
@@ -92,7 +92,7 @@ def _cpu() -> Finding:
     found = [name for name in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if name in flags]
     return Finding(
         not flags or "avx2" in flags,
-        f"CPU: {os.cpu_count()} cores, {', '.join(found) or 'no vector extensions known'}",
+        f"CPU: {usable_cores()} cores, {', '.join(found) or 'no vector extensions known'}",
         "the OpenVINO engine needs AVX2 on x86; replicas of one mesh should be one CPU generation",
     )
 
@@ -188,6 +188,7 @@ def _tokenizer(spec: ModelSpec) -> Finding:
     # Imported here: the libraries take a while. The gate's seconds are spent once per version.
     from outrider.models.vocabulary import load_vocabulary
     from outrider.tokenization.backends.selection import load_backend
+    from outrider.tokenization.pool.config import automatic_processes
 
     store = ModelStore(default_root())
     try:
@@ -196,7 +197,12 @@ def _tokenizer(spec: ModelSpec) -> Finding:
     except OutriderError as error:
         fix = _pull(spec) if _has_changed(spec) else "outrider models verify"
         return Finding(False, f"tokenizer: {error.message}", fix)
-    return Finding(True, f"tokenizer for {spec.name}: {backend.name} ({backend.reason})")
+    helping = automatic_processes(usable_cores(), is_fast=backend.is_fast)
+    return Finding(
+        True,
+        f"tokenizer for {spec.name}: {backend.name} ({backend.reason}); {helping} other processes "
+        "help when an edge's threads are busy",
+    )
 
 
 def _draft(spec: ModelSpec) -> Finding:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +46,7 @@ EXIT_CODES: dict[type[OutriderError], int] = {
 MIRRORS_VARIABLE = "OUTRIDER_MODEL_MIRRORS"
 _MAX_LABEL = 24
 _SIZE_WIDTH = 12
+_LINE_EVERY_S = 5.0
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -399,7 +401,8 @@ def failures(as_json: bool) -> Iterator[None]:
 
 @contextmanager
 def progress_bar(model: str, as_json: bool) -> Iterator[ReportProgress]:
-    """A bar on stderr if that is a terminal; silence otherwise."""
+    """A bar on stderr if that is a terminal, and a line now and then elsewhere; with `as_json`
+    neither."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -410,9 +413,12 @@ def progress_bar(model: str, as_json: bool) -> Iterator[ReportProgress]:
         TransferSpeedColumn,
     )
 
-    console = Console(stderr=True)
-    if as_json or not console.is_terminal:
+    console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    if as_json:
         yield ignore_progress
+        return
+    if not console.is_terminal:
+        yield PullLines(model, console.print, time.monotonic)
         return
     columns = (
         TextColumn("{task.description}"),
@@ -420,6 +426,44 @@ def progress_bar(model: str, as_json: bool) -> Iterator[ReportProgress]:
     )
     with Progress(*columns, console=console, transient=True) as bars:
         yield _Bar(bars, model)
+
+
+def _label(stage: str) -> str:
+    labels = {"waiting": "waiting for another pull of", "asking": "asking mirrors for"}
+    return labels.get(stage, stage)
+
+
+class PullLines:
+    """A line every few seconds of a pull, with rate and time left."""
+
+    def __init__(
+        self, model: str, write: Callable[[str], None], clock: Callable[[], float]
+    ) -> None:
+        """`clock` gives seconds."""
+        self._model = model
+        self._write = write
+        self._clock = clock
+        self._last_at = clock()
+        self._begin: PullProgress | None = None
+        """First report of this stage; what was there before does not count for the rate."""
+        self._began_at = 0.0
+
+    def __call__(self, progress: PullProgress) -> None:
+        now = self._clock()
+        if self._begin is None or self._begin.stage != progress.stage:
+            self._begin, self._began_at = progress, now
+        if progress.stage != "waiting" and now < self._last_at + _LINE_EVERY_S:
+            return  # waiting is reported once
+        self._last_at = now
+        line = f"{_label(progress.stage)} {self._model}"
+        if progress.total_bytes is not None:
+            line += f": {progress.done_bytes / 1e6:.1f} of {progress.total_bytes / 1e6:.1f} MB"
+            fetched, took_s = progress.done_bytes - self._begin.done_bytes, now - self._began_at
+            if fetched and took_s:
+                rate = fetched / took_s
+                left_s = (progress.total_bytes - progress.done_bytes) / rate
+                line += f", {rate / 1e6:.1f} MB/s, {left_s:.0f} s left"
+        self._write(line)
 
 
 class _Bar:
@@ -432,11 +476,9 @@ class _Bar:
         self._task = bars.add_task(self._model, total=None)
 
     def __call__(self, progress: PullProgress) -> None:
-        labels = {"waiting": "waiting for another pull of", "asking": "asking mirrors for"}
-        label = labels.get(progress.stage, progress.stage)
         self._bars.update(
             self._task,
-            description=f"{label} {self._model}",
+            description=f"{_label(progress.stage)} {self._model}",
             completed=progress.done_bytes,
             total=progress.total_bytes,
         )

@@ -37,6 +37,7 @@ from outrider.client.wire import (
 from outrider.codec.frames import FrameDecoder
 from outrider.errors import ConfigError, OutriderError, UnavailableError
 from outrider.models.chat import Message
+from outrider.models.template_variables import check_variables
 from outrider.models.tools import check_tools, tool_text
 from outrider.sampling.grammar import from_response_format
 from outrider.sampling.params import SamplingParams
@@ -76,14 +77,17 @@ class Client:
         idempotency_key: str = "",
         residency: tuple[str, ...] = (),
         prediction: str = "",
+        template_variables: Mapping[str, Any] | None = None,
     ) -> Chat:
         """Start a chat, which is sent when entered: `async with client.chat(...) as chat`.
 
         `messages` are Message objects, or mappings with "role" and "content" as in OpenAI's API,
         tool calls included. `tools` are the tools that the model may call, each with name,
         description and parameters (a JSON schema), or as in OpenAI's API. `response_format` is
-        OpenAI's, and sets the grammar of `sampling` (outrider.sampling.grammar). The other
-        arguments are described in ChatOptions.
+        OpenAI's, and sets the grammar of `sampling` (outrider.sampling.grammar).
+        `template_variables` are for the model's chat template, for example
+        {"enable_thinking": False}; one that it does not have is refused. The other arguments are
+        described in ChatOptions.
 
         Raises InvalidSamplingError for an invalid `response_format`. Entering raises
         UnavailableError if the connection is lost, and InvalidRequestError for a request that
@@ -106,6 +110,7 @@ class Client:
             tools=check_tools([tool_text(tool) for tool in tools]),
             tool_choice=tool_choice,
             parallel_tool_calls=parallel_tool_calls,
+            template_variables=check_variables(template_variables or {}),
         )
         asked = read_messages(messages)
         return Chat(self._link, asked, options, self._credential)

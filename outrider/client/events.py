@@ -122,9 +122,9 @@ class ChatResult:
     """Log probabilities of each of `ids`, if `num_logprobs` asked for them; None for a token whose
     values are unknown (Committed.logprobs)."""
     content: str = ""
-    """The answer: the text without reasoning and tool calls; all of it in a chat without tools."""
+    """The answer: the text without reasoning and tool calls."""
     reasoning: str = ""
-    """The model's reasoning before the answer, in a chat with tools."""
+    """The model's reasoning before the answer."""
     tool_calls: tuple[ToolCall, ...] = ()
     """Complete tool calls. An incomplete call stays in `content`."""
     request_id: str = ""

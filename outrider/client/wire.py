@@ -94,6 +94,8 @@ class ChatOptions:
     """auto (or empty), none, required, or the name of the tool to call."""
     parallel_tool_calls: bool = True
     """Whether a reply may have more than one call."""
+    template_variables: str = ""
+    """Variables for the model's chat template (outrider.models.template_variables)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +140,12 @@ def request_frame(
             tools=options.tools,
             tool_choice=options.tool_choice,
             single_tool_call=not options.parallel_tool_calls,
+            template_variables=options.template_variables,
         )
         frame = edge_pb2.ClientFrame(chat=chat).SerializeToString()
         if len(frame) > DEFAULT_MAX_FRAME_BYTES and progress is not None and progress.token:
             # The edge that gave the token has all of it; no other one can go on with the chat.
-            for name in ("messages", "tools", "tool_choice", "prediction"):
+            for name in ("messages", "tools", "tool_choice", "prediction", "template_variables"):
                 chat.ClearField(name)
             chat.resume.ClearField("ids")
             frame = edge_pb2.ClientFrame(chat=chat).SerializeToString()

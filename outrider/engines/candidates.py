@@ -16,7 +16,7 @@ from outrider.sampling.params import SamplingParams
 def num_candidates(params: SamplingParams) -> int:
     """Candidates that a row needs for these choices and their log probabilities; 0: no number is
     known to be enough."""
-    if rescores(params) or params.grammar is not None:
+    if rescores(params) or params.is_constrained:
         return 0
     greedy = params.temperature == 0.0 and params.acceptance_threshold == 0.0
     to_choose_from = 1 if greedy else params.top_k
@@ -31,6 +31,12 @@ def check_sampling(params: SamplingParams, info: EngineInfo) -> None:
         raise InvalidSamplingError(
             f"the engine {info.name} scores only the {info.num_candidates} likeliest ids, and the "
             "grammar may allow none of them; leave it out, or use another replica"
+        )
+    if params.limits_reasoning:
+        raise InvalidSamplingError(
+            f"the engine {info.name} scores only the {info.num_candidates} likeliest ids, and the "
+            "end of reasoning may be none of them; leave max_thinking_tokens out, or use another "
+            "replica"
         )
     if rescores(params):
         raise InvalidSamplingError(

@@ -10,6 +10,7 @@ from outrider.engines.base import NO_SIZING, Engine, SequenceSlice, SizingRule
 from outrider.engines.config import EngineConfig
 from outrider.engines.fake import FakeEngine
 from outrider.engines.footprint import MAX_LOGITS_ROWS
+from outrider.engines.load_stage import ReportStage, ignore_stage
 from outrider.models.catalog import lookup
 from outrider.models.store import ModelStore, default_root
 
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
     from outrider.models.vocabulary import Vocabulary
 
 
-def create_engine(config: EngineConfig) -> Engine:
-    """Load the engine; blocks for seconds, and longer if the model has to be fetched.
+def create_engine(config: EngineConfig, report: ReportStage = ignore_stage) -> Engine:
+    """Load the engine; blocks for seconds, and longer if the model has to be fetched. `report` is
+    called with each stage.
 
     Raises UnknownModelError, ModelStoreError, EngineError, and ConfigError where the engine's
     packages are not installed.
@@ -33,7 +35,7 @@ def create_engine(config: EngineConfig) -> Engine:
     from outrider.engines.openvino.loading import load_engine
 
     store = ModelStore(config.model_store or default_root())
-    return load_engine(lookup(config.model), store, config)
+    return load_engine(lookup(config.model), store, config, report)
 
 
 def check_vocabulary(config: EngineConfig, vocabulary: Vocabulary) -> None:

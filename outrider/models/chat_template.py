@@ -12,7 +12,8 @@ from the template:
    control tokens the template writes by itself. Both must agree: no token is pieced together from
    template and message. It also shows which text is the template's own.
 
-Names, ids, tool definitions and call arguments are the user's as well and treated like messages.
+Names, ids, tool definitions, call arguments and texts of variables are the user's as well and
+treated like messages.
 Whether a template shows calls and tools is found out by rendering two small chats, not by reading
 the template.
 """
@@ -23,17 +24,21 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 from outrider.errors import ConfigError, InvalidRequestError
 from outrider.models.chat import Message, Segment, check_text
 from outrider.models.replay_forms import replay_forms
 from outrider.models.template_data import TemplateData
+from outrider.models.template_variables import RESERVED, read_variables, unknown_variable
 from outrider.models.templating import BROKEN, BoundedEnvironment, BudgetSpentError
 from outrider.models.tools import ToolCall, tool_text
+from outrider.reply_parsing.formats import ReasoningTags, ends_in, reasoning_tags_of
 
 _PIECE_CHARS: Final = 4096
 _PRIVATE_USE: Final = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+_MAX_OPENINGS: Final = 64
+_QUOTED: Final = re.compile(r"'([^'\\\n]*)'|\"([^\"\\\n]*)\"")
 _ASK: Final = Message("user", "a")
 _PROBE_TOOL: Final = tool_text(
     {
@@ -62,8 +67,10 @@ class TemplateAbilities:
     """Definitions of tools."""
     calls: bool
     """Calls in earlier replies, and their results."""
+    reasoning: ReasoningTags | None
+    """Tags between which the model thinks; None: it does not."""
     begins_in_reasoning: bool
-    """The prompt ends in `<think>`."""
+    """The prompt ends in the tag that begins reasoning."""
 
 
 class ChatTemplate:
@@ -85,6 +92,9 @@ class ChatTemplate:
         except (*BROKEN, SyntaxError) as error:
             raise ConfigError(f"the model's chat template is broken: {error}") from error
         self._source = source
+        self._reasoning_field = _reasoning_field(source)
+        self._openings: dict[str, bool] = {}
+        """Whether prompts with these variables end in the tag that begins reasoning."""
         self._variables = dict(variables)
         # Longest first: where two tokens begin, the tokenizer takes the longer one.
         longest_first = sorted(control_tokens, key=len, reverse=True)
@@ -92,14 +102,22 @@ class ChatTemplate:
         firsts = {token[0] for token in control_tokens}
         self._first = firsts.pop() if len(firsts) == 1 else ""
 
-    def segments(self, messages: Sequence[Message], tools: Sequence[str] = ()) -> list[Segment]:
-        """The prompt for `messages`, which `check_messages` passed, with the generation prompt and
-        the definitions of `tools`, which `check_tools` returned. What the template refuses, or
-        does not show, of earlier calls and results is rendered in another form (`replay_forms`).
+    def segments(
+        self, messages: Sequence[Message], tools: Sequence[str] = (), variables: str = ""
+    ) -> list[Segment]:
+        """The prompt for `messages`, which `check_messages` passed, with the generation prompt, the
+        definitions of `tools`, which `check_tools` returned, and the client's own variables, as
+        `check_variables` returned them. What the template refuses, or does not show, of earlier
+        calls and results is rendered in another form (`replay_forms`).
 
         Raises InvalidRequestError if the template refuses the messages in every form, if it shows
-        no tools, or if a message and the template would make a control token together.
+        no tools, if it has no such variable, or if a message and the template would make a control
+        token together.
         """
+        given = read_variables(variables)
+        for name in given:
+            if name not in self.variables:
+                raise unknown_variable(name, self.variables)
         if tools and not self.abilities.tools:
             raise InvalidRequestError(
                 "the model's chat template shows no tools; choose a model that was trained to "
@@ -108,7 +126,7 @@ class ChatTemplate:
         refusals = list[InvalidRequestError]()
         for form in replay_forms(messages, shows_calls=self.abilities.calls):
             try:
-                return self._segments(form, tools)
+                return self._segments(form, tools, given)
             except InvalidRequestError as error:
                 refusals.append(error)
                 if isinstance(error.__cause__, BudgetSpentError):
@@ -116,14 +134,39 @@ class ChatTemplate:
         raise refusals[0]
 
     @cached_property
+    def variables(self) -> frozenset[str]:
+        """Names of the variables that the template takes from a client."""
+        return self._environment.variables(self._source) - RESERVED
+
+    @cached_property
+    def _own_words(self) -> frozenset[str]:
+        """Texts in quotes in the template."""
+        return frozenset(text for pair in _QUOTED.findall(self._source) for text in pair)
+
+    @cached_property
     def abilities(self) -> TemplateAbilities:
         """Features that the template renders, found by rendering small chats."""
         prompt = self._probed([_ASK], [])
+        tags = reasoning_tags_of(self._source, prompt)
         return TemplateAbilities(
             tools=_has(self._probed([_ASK], [_PROBE_TOOL]), "probe_tool", "probe_value"),
             calls=_has(self._probed(_PROBE_CALL, []), "probe_tool", "probe_value", "probe_result"),
-            begins_in_reasoning=prompt.rstrip("\n").endswith("<think>"),
+            reasoning=tags,
+            begins_in_reasoning=tags is not None and ends_in(tags, prompt),
         )
+
+    def begins_in_reasoning(self, variables: str = "") -> bool:
+        """Whether a prompt with these variables ends in the tag that begins reasoning, as far as a
+        small chat tells. Values that the template does not name count as not given."""
+        abilities, given = self.abilities, read_variables(variables)
+        if abilities.reasoning is None or not given or not self._are_common(given):
+            return abilities.begins_in_reasoning
+        if variables not in self._openings:
+            if len(self._openings) >= _MAX_OPENINGS:
+                self._openings.clear()
+            prompt = self._probed([_ASK], [], given)
+            self._openings[variables] = ends_in(abilities.reasoning, prompt)
+        return self._openings[variables]
 
     def split(self, text: str) -> list[Segment]:
         """Split a text at the control tokens whose texts it contains; they become these tokens.
@@ -131,27 +174,54 @@ class ChatTemplate:
         check_text(text)
         return list(self._split(text))
 
-    def _probed(self, messages: Sequence[Message], tools: Sequence[str]) -> str:
+    def _probed(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[str],
+        variables: dict[str, Any] | None = None,
+    ) -> str:
         """A chat as the template renders it; "" if the template refuses it."""
         try:
-            return "".join(segment.text for segment in self._segments(messages, tools))
+            return "".join(segment.text for segment in self._segments(messages, tools, variables))
         except InvalidRequestError:
             return ""
 
-    def _segments(self, messages: Sequence[Message], tools: Sequence[str]) -> list[Segment]:
-        chat = TemplateData.of(messages, tools, knows_developer="developer" in self._source)
+    def _segments(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[str],
+        variables: dict[str, Any] | None = None,
+    ) -> list[Segment]:
+        chat = TemplateData.of(
+            messages,
+            tools,
+            variables or {},
+            knows_developer="developer" in self._source,
+            reasoning_field=self._reasoning_field,
+        )
         stand_ins = self._stand_ins(list(chat.texts()))
         hidden = chat
         if stand_ins:
             hidden = chat.changed(lambda text: "".join(self._with_stand_ins(text, stand_ins)))
         segments = list(self._split(self._render(hidden)))
-        alone = list(self._split(self._render(chat.blanked())))
+        alone = list(self._split(self._render(chat.blanked(self._own_words))))
         if _control_texts(segments) != _control_texts(alone):
             raise InvalidRequestError(
                 "a message and the chat template together would make a control token; change the "
                 "beginning or the end of the message"
             )
-        return list(_restored(segments, alone, {char: text for text, char in stand_ins.items()}))
+        # Texts made with what others cannot know are no texts of the template.
+        is_common = self._are_common(chat.variables)
+        typed = {char: text for text, char in stand_ins.items()}
+        return list(_restored(segments, alone if is_common else [], typed))
+
+    def _are_common(self, variables: Mapping[str, Any]) -> bool:
+        return all(map(self._is_common, variables.values()))
+
+    def _is_common(self, value: Any) -> bool:
+        """Whether a variable's value is one of a few that the template itself names."""
+        is_own_word = isinstance(value, str) and value in self._own_words
+        return is_own_word or value is None or isinstance(value, bool)
 
     def _matches(self, text: str) -> Iterator[re.Match[str]]:
         """Every control token in `text`. Tokens with one first character are looked for where it
@@ -192,6 +262,7 @@ class ChatTemplate:
             "tools": chat.tools or None,
             "documents": None,
             "add_generation_prompt": True,
+            **chat.variables,
             **self._variables,
         }
         try:
@@ -211,6 +282,13 @@ class ChatTemplate:
             at = match.end()
         if at < len(rendered):
             yield Segment(rendered[at:], False)
+
+
+def _reasoning_field(source: str) -> str:
+    """The field of a message in which a template looks for reasoning, as an attribute or a key in
+    quotes; "": it does not."""
+    names = ("reasoning_content", "reasoning", "thinking")
+    return next((name for name in names if re.search(rf"[.'\"]{name}\b", source)), "")
 
 
 def _has(text: str, *wanted: str) -> bool:

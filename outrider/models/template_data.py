@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -39,20 +39,32 @@ class TemplateData:
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]]
+    variables: dict[str, Any]
+    """Further variables that the client gives, by their names."""
 
     @classmethod
     def of(
-        cls, messages: Sequence[Message], tools: Sequence[str], *, knows_developer: bool
+        cls,
+        messages: Sequence[Message],
+        tools: Sequence[str],
+        variables: dict[str, Any],
+        *,
+        knows_developer: bool,
+        reasoning_field: str,
     ) -> TemplateData:
         """`knows_developer`: whether the template has that role; otherwise its messages become the
-        system's."""
+        system's. `reasoning_field`: where the template reads an assistant's reasoning; "":
+        nowhere."""
         names: dict[str, str] = {}
         turns = []
         for message in messages:
             names |= {call.id: call.name for call in message.tool_calls}
             is_renamed = message.role == "developer" and not knows_developer
-            turns.append(_turn(message, "system" if is_renamed else message.role, names))
-        return cls(turns, [_function(json.loads(text)) for text in tools])
+            turn = _turn(message, "system" if is_renamed else message.role, names)
+            if message.reasoning and reasoning_field:
+                turn[reasoning_field] = message.reasoning
+            turns.append(turn)
+        return cls(turns, [_function(json.loads(text)) for text in tools], variables)
 
     def texts(self) -> Iterator[str]:
         """Every text that is the user's, names of roles left out."""
@@ -61,29 +73,42 @@ class TemplateData:
                 yield from () if key == "role" else _texts(value)
         for tool in self.tools:
             yield from _texts(tool["function"])
+        for value in self.variables.values():
+            yield from _texts(value)
 
     def changed(self, change: Change) -> TemplateData:
         """With every text that is the user's changed, keys of objects included."""
-        return self._mapped(change, lambda value: _changed(value, change), change_tool=None)
+        return self._mapped(change, lambda value: _changed(value, change))
 
-    def blanked(self) -> TemplateData:
+    def blanked(self, own_words: Container[str]) -> TemplateData:
         """The same form with all the user's characters but spaces blanked: all that a template
-        renders of it is the template's own."""
-        return self._mapped(blank, _blanked_arguments, change_tool=_blanked_definition)
+        renders of it is the template's own. Texts of variables that are among `own_words`, which
+        are the template's, are left: it branches on them."""
+        return self._mapped(
+            blank,
+            _blanked_arguments,
+            change_tool=_blanked_definition,
+            change_variable=lambda value: _blanked_variable(value, own_words),
+        )
 
     def _mapped(
         self,
         text: Change,
         data: Callable[[Any], Any],
         *,
-        change_tool: Callable[[Any], Any] | None,
+        change_tool: Callable[[Any], Any] | None = None,
+        change_variable: Callable[[Any], Any] | None = None,
     ) -> TemplateData:
         turns = [
             {key: _mapped_part(key, value, text, data) for key, value in turn.items()}
             for turn in self.messages
         ]
-        of_tool = change_tool or data
-        return TemplateData(turns, [_function(of_tool(tool["function"])) for tool in self.tools])
+        of_tool, of_variable = change_tool or data, change_variable or data
+        return TemplateData(
+            turns,
+            [_function(of_tool(tool["function"])) for tool in self.tools],
+            {name: of_variable(value) for name, value in self.variables.items()},
+        )
 
 
 def blank(text: str) -> str:
@@ -99,8 +124,6 @@ def _turn(message: Message, role: str, names: dict[str, str]) -> dict[str, Any]:
     """Only with the keys that it has: templates ask whether they are there. `names`: of the tools
     called so far, by the ids of the calls."""
     turn: dict[str, Any] = {"role": role, "content": message.content}
-    if message.reasoning:
-        turn["reasoning_content"] = message.reasoning
     if message.tool_calls:
         turn["tool_calls"] = [_call(call) for call in message.tool_calls]
     if message.tool_call_id:
@@ -170,10 +193,16 @@ def _blanked_definition(function: dict[str, Any]) -> dict[str, Any]:
 
 
 def _blanked_arguments(value: Any) -> Any:
-    return _blanked(value, frozenset())
+    return _blanked(value, ())
 
 
-def _blanked(value: Any, kept: frozenset[str]) -> Any:
+def _blanked_variable(value: Any, own_words: Container[str]) -> Any:
+    """Numbers stay in place of the variable itself: templates compare them."""
+    is_plain = not isinstance(value, str | dict | list)
+    return value if is_plain else _blanked(value, own_words)
+
+
+def _blanked(value: Any, kept: Container[str]) -> Any:
     """JSON of the same shape: another key for each key, another number for each number."""
     if isinstance(value, str):
         return value if value in kept else blank(value)

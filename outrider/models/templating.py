@@ -19,7 +19,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
-from jinja2 import Template, TemplateError, TemplateRuntimeError, nodes
+from jinja2 import Template, TemplateError, TemplateRuntimeError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context
@@ -59,10 +59,18 @@ _TEXTUAL: Final = frozenset(
     | {"upper", "lower", "trim", "title", "capitalize", "wordcount", "replace", "center", "indent"}
 )
 """Filters that turn any value into text."""
+_LOOKING_AT_NO_ITEM: Final = frozenset(
+    {"length", "count", "first", "last", "default", "d", "attr", "items", "safe", "abs", "int"}
+    | {"float", "round", "filesizeformat"}
+)
+"""Filters whose work does not grow with their argument. Of what is in neither set, each item is an
+object that may be made anew."""
 _LEFT_OUT: Final = frozenset(
     {"random", "urlize", "wordwrap", "pprint", "striptags", "xmlattr"}
     | {"sum"}  # of lists it copies what it has for each of them
 )
+_ASKING: Final = ("defined", "undefined", "default", "d")
+"""Tests and filters for variables that may not be given."""
 _SIZED: Final = (str, bytes, list, tuple, dict, set, range)
 _NESTING: Final = (list, tuple, dict, set, Namespace)
 
@@ -150,6 +158,20 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             raise TemplateError(f"it has {len(source)} characters; {MAX_SOURCE_CHARS} at most")
         self._begin()
         return self.from_string(source)
+
+    def variables(self, source: str) -> frozenset[str]:
+        """Names of the variables that a template reads and does not set for itself. Raises what
+        `compiled` raises."""
+        tree = self.parse(source)
+        read = meta.find_undeclared_variables(tree)
+        own = {it.name for it in tree.find_all(nodes.Name) if it.ctx == "store"}
+        # A variable that it sets where it is not given, to its default, is read all the same.
+        asked = {
+            it.node.name
+            for it in tree.find_all((nodes.Test, nodes.Filter))
+            if isinstance(it.node, nodes.Name) and it.name in _ASKING
+        }
+        return frozenset(read - (own - asked))
 
     def rendered(self, template: Template, variables: Mapping[str, Any]) -> tuple[str, int]:
         """The rendered text and the number of steps it took. Raises one of BROKEN."""
@@ -247,6 +269,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
                 multiplies=name in _MULTIPLYING,
                 is_textual=name in _TEXTUAL,
             )
+            if name not in _TEXTUAL | _LOOKING_AT_NO_ITEM:
+                self._budget.spend(sum(map(_size, (*operands, *kwargs.values()))))
             result = function(*operands, **kwargs)
             if isinstance(result, str):
                 self._made(len(result))
@@ -275,7 +299,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         total, left = 0, [value]
         while left:
             one = left.pop()
-            total += 1 + _size(one)
+            # A number inside is as long as its digits: schemas have bounds such as 2^53 - 1.
+            total += 1 + (len(one) if isinstance(one, _SIZED) else _bits(one) // 3)
             if total > MAX_CHARS:
                 raise TemplateRuntimeError(f"something has more than {MAX_CHARS} items")
             if isinstance(one, Namespace):

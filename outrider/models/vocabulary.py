@@ -33,7 +33,6 @@ from outrider.reply_parsing.formats import (
     CallSyntax,
     ReplyFormat,
     call_syntax_of,
-    has_reasoning,
 )
 
 if TYPE_CHECKING:
@@ -293,35 +292,50 @@ class Vocabulary:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
-    def segments(self, messages: Sequence[Message], tools: Sequence[str] = ()) -> list[Segment]:
+    def segments(
+        self, messages: Sequence[Message], tools: Sequence[str] = (), variables: str = ""
+    ) -> list[Segment]:
         """The prompt of a chat with the generation prompt, as texts and control tokens; only the
         template makes control tokens. Their ids one after another are the prompt's. `tools`: what
-        the model may call, as returned by `check_tools`.
+        the model may call, as returned by `check_tools`. `variables`: further ones for the
+        template, as returned by `check_variables`.
 
         Raises EmptyPromptError, or InvalidRequestError for a bad role, text or size, for a model
-        without chat template, and for tools if the template shows none.
+        without chat template, for tools if the template shows none, and for variables that it does
+        not have.
         """
         check_messages(messages)
         if not self.chat_template:
             raise InvalidRequestError("this model has no chat template; choose a chat model")
-        return self._template.segments(messages, tools)
+        return self._template.segments(messages, tools, variables)
 
-    def reply_format(self, tool_parser: str = "") -> ReplyFormat | None:
+    def reply_format(self, tool_parser: str = "") -> ReplyFormat:
         """How the model's replies write tool calls and reasoning: tool calls in the syntax
-        `tool_parser`, "" for the one that the chat template shows. None if the template shows no
-        tools or an unknown syntax."""
+        `tool_parser`, "" for the one that the chat template shows. Without calls if the template
+        shows no tools or an unknown syntax."""
         template = self.chat_template
+        if not template:
+            return ReplyFormat()
         syntax = CallSyntax(tool_parser) if tool_parser else call_syntax_of(template)
-        if syntax is None or not self.shows_tools:
-            return None
+        abilities = self._template.abilities
         return ReplyFormat(
-            syntax, has_reasoning(template), self._template.abilities.begins_in_reasoning
+            syntax if abilities.tools else None, abilities.reasoning, abilities.begins_in_reasoning
         )
 
     def needs_special_tokens(self, reply_format: ReplyFormat) -> bool:
         """Whether the markers in replies are control tokens, which have text only with
         SamplingParams.special_tokens."""
         return any(marker in self._control for marker in reply_format.markers)
+
+    def begins_in_reasoning(self, variables: str = "") -> bool:
+        """Whether the prompts of chats with these variables (`check_variables`) end in the tag that
+        begins reasoning, as far as a small chat tells."""
+        return bool(self.chat_template) and self._template.begins_in_reasoning(variables)
+
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """Names of the variables that the chat template takes from a client."""
+        return self._template.variables if self.chat_template else frozenset()
 
     @property
     def shows_tools(self) -> bool:
@@ -341,9 +355,11 @@ class Vocabulary:
         """Id of the control token with this text; None if there is none."""
         return self._control.get(text)
 
-    def encode_chat(self, messages: Sequence[Message], tools: Sequence[str] = ()) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Message], tools: Sequence[str] = (), variables: str = ""
+    ) -> list[int]:
         """The prompt ids of a chat. Raises what `segments` raises."""
-        segments = self.segments(messages, tools)
+        segments = self.segments(messages, tools, variables)
         texts = iter(self.encode_batch([s.text for s in segments if not s.is_control]))
         ids: list[int] = []
         for segment in segments:

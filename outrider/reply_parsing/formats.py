@@ -4,13 +4,15 @@ hermes        <tool_call>{"name": "f", "arguments": {...}}</tool_call>   Qwen 2.
 llama3_json   {"name": "f", "parameters": {...}}, perhaps behind <|python_tag|>   Llama 3.1 to 3.3
 mistral       [TOOL_CALLS] [{"name": "f", "arguments": {...}}, ...]   Mistral up to 2024
 mistral_args  [TOOL_CALLS]f[ARGS]{...}   Mistral since
+
+Reasoning stands at the beginning of a reply, between two tags (REASONING_TAGS).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 
 class CallSyntax(StrEnum):
@@ -22,8 +24,23 @@ class CallSyntax(StrEnum):
     MISTRAL_ARGS = "mistral_args"
 
 
-THINK: Final = "<think>"
-END_OF_THINK: Final = "</think>"
+class ReasoningTags(NamedTuple):
+    """Texts that enclose a model's reasoning."""
+
+    begin: str
+    end: str
+
+
+REASONING_TAGS: Final = (
+    ReasoningTags("<think>", "</think>"),  # DeepSeek R1, Qwen3, SmolLM3 and most others
+    ReasoningTags("[THINK]", "[/THINK]"),  # Magistral
+    ReasoningTags("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A Reasoning
+    ReasoningTags("<seed:think>", "</seed:think>"),  # Seed-OSS
+    ReasoningTags("◁think▷", "◁/think▷"),  # Kimi-VL-Thinking
+    ReasoningTags("<thought>", "</thought>"),  # EXAONE Deep
+)
+MAX_TAG_CHARS: Final = 64
+"""Longest tag that a peer may name."""
 TOOL_CALL: Final = "<tool_call>"
 END_OF_TOOL_CALL: Final = "</tool_call>"
 PYTHON_TAG: Final = "<|python_tag|>"
@@ -31,7 +48,7 @@ TOOL_CALLS: Final = "[TOOL_CALLS]"
 ARGS: Final = "[ARGS]"
 CALL_ID: Final = "[CALL_ID]"
 
-_MARKERS: Final = {
+_MARKERS: Final[dict[CallSyntax | None, tuple[str, ...]]] = {
     CallSyntax.HERMES: (TOOL_CALL, END_OF_TOOL_CALL),
     CallSyntax.LLAMA3_JSON: (PYTHON_TAG,),
     CallSyntax.MISTRAL: (TOOL_CALLS,),
@@ -43,11 +60,12 @@ _MARKERS: Final = {
 class ReplyFormat:
     """How to parse a model's replies."""
 
-    call_syntax: CallSyntax
-    has_reasoning: bool = False
-    """Text between <think> and </think>, at the beginning, is reasoning."""
+    call_syntax: CallSyntax | None = None
+    """None: the reply has no tool calls."""
+    reasoning: ReasoningTags | None = None
+    """Tags of the reasoning at the beginning; None: there is none."""
     begins_in_reasoning: bool = False
-    """The prompt ends in <think>: the reply begins with reasoning."""
+    """The prompt ends in the tag that begins reasoning: so does the reply begin."""
     tool_names: tuple[str, ...] = ()
     """Names of the known tools, for formats in which any object might be a call."""
     single_call: bool = False
@@ -57,8 +75,7 @@ class ReplyFormat:
     def markers(self) -> tuple[str, ...]:
         """Texts that have to be in a reply's text to read it. Where they are control tokens, the
         text has to have the names of those."""
-        thoughts = (THINK, END_OF_THINK) if self.has_reasoning else ()
-        return (*_MARKERS[self.call_syntax], *thoughts)
+        return (*_MARKERS.get(self.call_syntax, ()), *(self.reasoning or ()))
 
 
 def call_syntax_of(template: str) -> CallSyntax | None:
@@ -74,6 +91,15 @@ def call_syntax_of(template: str) -> CallSyntax | None:
     return None
 
 
-def has_reasoning(template: str) -> bool:
-    """Whether a chat template shows that its model thinks between <think> and </think>."""
-    return END_OF_THINK in template
+def reasoning_tags_of(template: str, prompt: str = "") -> ReasoningTags | None:
+    """The tags between which the model of a chat template (Jinja source) thinks: those that the
+    template handles, or that a `prompt` of it ends in. None: it does not think."""
+    for tags in REASONING_TAGS:
+        if tags.end in template or ends_in(tags, prompt):
+            return tags
+    return None
+
+
+def ends_in(tags: ReasoningTags, prompt: str) -> bool:
+    """Whether a reply to this prompt, or to a prompt with this end, begins with reasoning."""
+    return prompt.rstrip().endswith(tags.begin)

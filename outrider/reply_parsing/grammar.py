@@ -45,7 +45,7 @@ def call_grammar(
     answer: str = "",
 ) -> str:
     """Text in Lark for a reply that calls one of `tools` (canonical JSON texts; a choice by name
-    passes only that one), or several if `parallel`. A reasoning model may reason first.
+    passes only that one), or several if `parallel`. What the model thinks first is left out.
 
     `answer`: a JSON schema of an answer that may replace the calls; "": none. `control_id`: id of
     the control token with this text; None if there is none.
@@ -58,10 +58,6 @@ def call_grammar(
         return json.dumps(text) if token is None else f"<[{token}]>"
 
     rules: list[str] = []
-    thought = ""
-    if reply_format.has_reasoning:
-        thought = "thought? BREAKS " if not reply_format.begins_in_reasoning else "thought BREAKS "
-        rules += [_thought(reply_format, control_id), r"BREAKS: /\n{0,2}/"]
     if syntax is CallSyntax.HERMES:
         calls = 'call ("\\n" call)*' if parallel else "call"
         rules.append(f'call: {marker(TOOL_CALL)} "\\n" body "\\n" {marker(END_OF_TOOL_CALL)}')
@@ -84,16 +80,7 @@ def call_grammar(
     if answer:
         rules += [f"calls: {calls}", f"answer: %json {_with_guidance(json.loads(answer))}"]
         calls = "(calls | answer)"
-    return "\n".join([f"start: {thought}{calls}", *rules, ""])
-
-
-def _thought(reply_format: ReplyFormat, control_id: Callable[[str], int | None]) -> str:
-    begin, end = control_id("<think>"), control_id("</think>")
-    if begin is None or end is None:
-        opening = "" if reply_format.begins_in_reasoning else "<think>"
-        return rf"thought[lazy]: /{opening}(.|\n)*<\/think>/"
-    opening = "" if reply_format.begins_in_reasoning else f"<[{begin}]> "
-    return rf"thought: {opening}/(.|\n)*/ <[{end}]>"
+    return "\n".join([f"start: {calls}", *rules, ""])
 
 
 def _body(definitions: Sequence[dict[str, Any]], key: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from outrider.reply_parsing.calls import call_parser
+from outrider.reply_parsing.calls import CallParser, call_parser
 from outrider.reply_parsing.events import (
     ArgumentsDelta,
     ContentDelta,
@@ -32,35 +32,44 @@ class ReplyParser:
     def __init__(self, reply_format: ReplyFormat, seed: str) -> None:
         """`seed`: the request's id, from which ids of calls are derived."""
         self._thoughts: ReasoningSplitter | None = None
-        if reply_format.has_reasoning or reply_format.begins_in_reasoning:
-            self._thoughts = ReasoningSplitter(begins_in_reasoning=reply_format.begins_in_reasoning)
-        self._calls = call_parser(
-            reply_format.call_syntax,
-            seed,
-            frozenset(reply_format.tool_names),
-            1 if reply_format.single_call else MAX_CALLS,
-        )
+        if reply_format.reasoning is not None:
+            self._thoughts = ReasoningSplitter(
+                reply_format.reasoning, begins_in_reasoning=reply_format.begins_in_reasoning
+            )
+        self._calls: CallParser | None = None
+        if reply_format.call_syntax is not None:
+            self._calls = call_parser(
+                reply_format.call_syntax,
+                seed,
+                frozenset(reply_format.tool_names),
+                1 if reply_format.single_call else MAX_CALLS,
+            )
 
     @property
     def num_held(self) -> int:
         """Characters held back until it is known what they are."""
-        return self._calls.num_held + (self._thoughts.num_held if self._thoughts else 0)
+        return sum(part.num_held for part in (self._thoughts, self._calls) if part is not None)
 
     def push(self, text: str) -> list[ReplyEvent]:
         """Parse more text; returns its events."""
         if self._thoughts is None:
-            return self._calls.push(text)
+            return self._answered(text)
         return self._split(self._thoughts.push(text))
 
     def finish(self) -> list[ReplyEvent]:
         """The reply is over: what was held back."""
         events = [] if self._thoughts is None else self._split(self._thoughts.finish())
-        return [*events, *self._moved(self._calls.finish())]
+        return [*events, *self._moved(self._calls.finish() if self._calls is not None else ())]
 
     def _split(self, parts: tuple[str, str]) -> list[ReplyEvent]:
         thought, answer = parts
         events: list[ReplyEvent] = [ReasoningDelta(thought)] if thought else []
-        return [*events, *self._moved(self._calls.push(answer))] if answer else events
+        return [*events, *self._moved(self._answered(answer))] if answer else events
+
+    def _answered(self, text: str) -> list[ReplyEvent]:
+        if self._calls is not None:
+            return self._calls.push(text)
+        return [ContentDelta(text)] if text else []
 
     def _moved(self, events: Iterable[ReplyEvent]) -> list[ReplyEvent]:
         """With places in the whole reply."""

@@ -12,12 +12,17 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
 class Constraint(Protocol):
-    """One reply's position in its grammar: a function only of the grammar, the vocabulary and the
-    committed ids. Advanced by committed ids only.
+    """One reply's position in its grammar, and in its reasoning if that is limited: a function only
+    of these, the vocabulary, the prompt and the committed ids. Advanced by committed ids only.
 
     Only `allowed` and `advance` raise: requests for the sake of drafts must not stop a call that
     other sessions share.
     """
+
+    @property
+    def allows_all(self) -> bool:
+        """Whether any id may come next, as far as that is known without a mask."""
+        ...
 
     def allowed(self) -> Mask:
         """[vocabulary_size] which ids may come next; at least one may. Raises InvalidSamplingError

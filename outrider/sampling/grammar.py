@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from outrider.errors import InvalidSamplingError
+from outrider.reply_parsing.formats import ReasoningTags
 from outrider.sampling import grammar_cost
 from outrider.sampling.json_schema import enforceable
 
@@ -41,6 +42,11 @@ class Grammar:
 
     kind: GrammarKind
     text: str = field(default="", repr=False)
+    reasoning: ReasoningTags | None = None
+    """Tags of reasoning that may stand before the text; None: the reply is the text alone. The
+    replica sets it, and the next one, when it knows the prompt."""
+    begins_in_reasoning: bool = False
+    """The prompt ends in the first tag, so the reply begins with reasoning."""
     unenforced: tuple[str, ...] = field(default=(), compare=False, repr=False)
     """Keywords of a JSON schema that the reply need not follow; known where the grammar is made."""
 
@@ -96,7 +102,7 @@ def json_schema(schema: Mapping[str, Any], *, strict: bool = False) -> Grammar:
             "or ask without strict"
         )
     keywords = tuple(dict.fromkeys(it.keyword for it in unenforced))
-    return Grammar(GrammarKind.JSON_SCHEMA, text, keywords)
+    return Grammar(GrammarKind.JSON_SCHEMA, text, unenforced=keywords)
 
 
 def from_response_format(value: Mapping[str, Any]) -> Grammar | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from outrider.errors import InvalidSamplingError
+from outrider.reply_parsing.formats import ReasoningTags
 from outrider.sampling.grammar import Grammar
 
 MAX_STOPS = 16
@@ -63,6 +64,11 @@ class SamplingParams:
     """Grammar of the reply, which ends where the grammar is complete."""
     special_tokens: bool = False
     """Control tokens that do not end the reply have their names in its text."""
+    max_thinking_tokens: int = -1
+    """Most tokens of a model's reasoning before its answer, at which it is ended; -1: no limit."""
+    reasoning_tags: ReasoningTags | None = None
+    """Tags of the model's reasoning, which the edge sets. Without them there is none: a grammar is
+    that of the whole reply, and `max_thinking_tokens` has no effect."""
 
     def __post_init__(self) -> None:
         _in_range("temperature", self.temperature, 0.0, 2.0)
@@ -76,12 +82,23 @@ class SamplingParams:
         _in_range("seed", self.seed, 0, 2**64 - 1)
         _in_range("max_tokens", self.max_tokens, 1, 2**31 - 1)
         _in_range("num_logprobs", self.num_logprobs, -1, MAX_LOGPROBS)
+        _in_range("max_thinking_tokens", self.max_thinking_tokens, -1, 2**31 - 1)
         self._check_lists()
         if self.grammar is not None and self.ignore_eos:
             raise InvalidSamplingError(
                 "where a grammar is complete the model's end tokens end the reply; "
                 "leave ignore_eos out"
             )
+
+    @property
+    def limits_reasoning(self) -> bool:
+        """Whether the reply's reasoning is ended at a number of tokens."""
+        return self.reasoning_tags is not None and self.max_thinking_tokens >= 0
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether ids of the reply are chosen among those that a Constraint allows."""
+        return self.grammar is not None or self.limits_reasoning
 
     def _check_lists(self) -> None:
         check_counts(len(self.stop), len(self.stop_ids), len(self.logit_bias))

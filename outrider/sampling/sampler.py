@@ -55,10 +55,10 @@ class Sampler:
         prompt: Sequence[int],
         constraint: Constraint | None = None,
     ) -> None:
-        """`constraint` is that of `params.grammar`, at the reply's beginning; the sampler advances
-        it. Raises InvalidSamplingError for ids outside the vocabulary, for too large a vocabulary,
-        and for a grammar without constraint, which would change the choice."""
-        if (params.grammar is None) != (constraint is None):
+        """`constraint` is that of `params` (is_constrained), at the reply's beginning; the sampler
+        advances it. Raises InvalidSamplingError for ids outside the vocabulary, for too large a
+        vocabulary, and for a constraint that is missing, which would change the choice."""
+        if params.is_constrained != (constraint is not None):
             raise InvalidSamplingError("a grammar has to be compiled before tokens are chosen")
         _check_ids("logit_bias", list(params.logit_bias), vocabulary_size)
         _check_ids("stop_ids", params.stop_ids, vocabulary_size)
@@ -93,7 +93,7 @@ class Sampler:
 
     def observe(self, token: int) -> None:
         """Add a committed token of the reply to the history. Raises InvalidRequestError for one
-        that the grammar does not allow."""
+        that the constraint does not allow."""
         if self._constraint is not None:
             self._constraint.advance(token)
         if self._history is not None:
@@ -132,7 +132,7 @@ class Sampler:
             _checked(logits.item(winner))
             return winner
         scores, ids = self._scores(logits, ids)
-        if self._constraint is not None:
+        if self._constraint is not None and not self._constraint.allows_all:
             allowed = self._allowed_winner(scores, position)
             if allowed is not None:
                 return allowed
@@ -160,7 +160,7 @@ class Sampler:
 
     def _masked(self, scores: Scores, ids: Ids | None) -> tuple[Scores, Ids | None]:
         """The scores and ids that the grammar allows, in ascending id order."""
-        if self._constraint is None:
+        if self._constraint is None or self._constraint.allows_all:
             return scores, ids
         allowed = np.flatnonzero(self._constraint.allowed()).astype(np.int32)
         return scores[allowed], allowed

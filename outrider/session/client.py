@@ -34,8 +34,7 @@ class Accepted:
     """Token with which the same client can get the reply again, even after its own restart
     (`Client.resume`). It serves once; `Chat.resume_token` is the latest. Empty within the edge."""
     reply_format: ReplyFormat | None = None
-    """How to read the final text of a chat with tools (outrider.reply_parsing); None: as plain
-    text."""
+    """How to read the final text (outrider.reply_parsing); None: as plain text."""
     sampling: SamplingParams | None = None
     """Sampling of the reply, including the values that the request left to the model; None in
     clients."""

@@ -11,7 +11,13 @@ from google.protobuf.message import DecodeError
 from outrider.codec import varint
 from outrider.errors import MalformedFrameError
 from outrider.model_identity import check_model_identity
-from outrider.reply_parsing.formats import CallSyntax, ReplyFormat
+from outrider.reply_parsing.formats import (
+    MAX_TAG_CHARS,
+    REASONING_TAGS,
+    CallSyntax,
+    ReasoningTags,
+    ReplyFormat,
+)
 from outrider.session.client import Accepted, Committed, Done, Failed, Provisional, Retracted
 from outrider.session.types import SpeculationStats
 from outrider.v1 import edge_pb2
@@ -111,8 +117,9 @@ def _format_to_proto(reply_format: ReplyFormat | None) -> edge_pb2.ReplyFormat |
     if reply_format is None:
         return None
     return edge_pb2.ReplyFormat(
-        tool_calls=reply_format.call_syntax,
-        reasoning=reply_format.has_reasoning,
+        tool_calls=reply_format.call_syntax or "",
+        reasoning=reply_format.reasoning is not None,
+        reasoning_tags=reply_format.reasoning or (),
         begins_in_reasoning=reply_format.begins_in_reasoning,
         tool_names=reply_format.tool_names,
         single_call=reply_format.single_call,
@@ -190,10 +197,22 @@ def _accepted_from_proto(accepted: edge_pb2.ChatAccepted) -> Accepted:
     )
 
 
+def _tags_from_proto(wire: edge_pb2.ReplyFormat) -> ReasoningTags | None:
+    """Raises MalformedFrameError."""
+    if not wire.reasoning:
+        return None
+    tags = tuple(wire.reasoning_tags)
+    if not tags:
+        return REASONING_TAGS[0]
+    if len(tags) != 2 or not all(0 < len(tag) <= MAX_TAG_CHARS for tag in tags):
+        raise MalformedFrameError("the edge's model marks reasoning by tags that are none")
+    return ReasoningTags(*tags)
+
+
 def _format_from_proto(wire: edge_pb2.ReplyFormat) -> ReplyFormat:
     """Raises MalformedFrameError for a syntax that this version does not know."""
     try:
-        syntax = CallSyntax(wire.tool_calls)
+        syntax = CallSyntax(wire.tool_calls) if wire.tool_calls else None
     except ValueError:
         raise MalformedFrameError(
             f"the edge's model writes tool calls as {wire.tool_calls[:64]!r}, which this client "
@@ -201,7 +220,7 @@ def _format_from_proto(wire: edge_pb2.ReplyFormat) -> ReplyFormat:
         ) from None
     return ReplyFormat(
         syntax,
-        wire.reasoning,
+        _tags_from_proto(wire),
         wire.begins_in_reasoning,
         tuple(wire.tool_names),
         wire.single_call,

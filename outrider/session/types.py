@@ -97,6 +97,8 @@ class Usage:
     lossy_tokens: int = 0
     """Drafts that only the acceptance threshold let through: the model's own choice was another.
     The edge counts them, over all replicas of the chat; always 0 without a threshold."""
+    reasoning_tokens: int = 0
+    """Completion tokens of the model's reasoning, its tags not counted. The edge counts them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,8 @@ TOKENIZATION_CACHE_BYTES: Final = Family(
 TOKENIZATION_CACHE_ENTRIES: Final = Family("outrider_tokenization_cache_entries", "Texts kept.")
 TOKENIZATION_BACKEND: Final = Family(
     "outrider_tokenization_backend",
-    "1 for the backend that each loaded model's texts are tokenized by, and why that one.",
+    "1 for the backend that each loaded model's texts are tokenized by, why that one, and by how "
+    "many other processes while the threads are busy.",
 )
 SHARED_CACHE_TEXTS: Final = Family(
     "outrider_tokenization_shared_cache_texts",

@@ -105,16 +105,26 @@ class CachingEncoder:
         return self.finish(PartialPrompt(scope, [(text, content)], len(text)))
 
     def encode_chat(
-        self, messages: Sequence[Message], scope: CacheScope = None, *, tools: Sequence[str] = ()
+        self,
+        messages: Sequence[Message],
+        scope: CacheScope = None,
+        *,
+        tools: Sequence[str] = (),
+        variables: str = "",
     ) -> array[int]:
         """The prompt ids of a chat. Raises what `Vocabulary.segments` raises."""
-        return self.finish(self.begin(messages, scope, tools=tools))
+        return self.finish(self.begin(messages, scope, tools=tools, variables=variables))
 
     def begin(
-        self, messages: Sequence[Message], scope: CacheScope = None, *, tools: Sequence[str] = ()
+        self,
+        messages: Sequence[Message],
+        scope: CacheScope = None,
+        *,
+        tools: Sequence[str] = (),
+        variables: str = "",
     ) -> PartialPrompt:
         """The prompt as far as this process's cache has it. Raises what `encode_chat` raises."""
-        segments = self._vocabulary.segments(messages, tools)
+        segments = self._vocabulary.segments(messages, tools, variables)
         return self._begin(segments, classify(segments, messages), scope)
 
     def begin_text(self, text: str, scope: CacheScope = None) -> PartialPrompt:

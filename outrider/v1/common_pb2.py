@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/common.proto\x12\x0boutrider.v1\"x\n\nTokenBlock\x12&\n\x05\x63odec\x18\x01 \x01(\x0e\x32\x17.outrider.v1.TokenCodec\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x15\n\x08\x63hecksum\x18\x03 \x01(\x07H\x00\x88\x01\x01\x12\x0f\n\x07payload\x18\x04 \x01(\x0c\x42\x0b\n\t_checksum\"%\n\tLogitBias\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"?\n\x07Grammar\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.outrider.v1.GrammarKind\x12\x0c\n\x04text\x18\x02 \x01(\t\"\xe2\x03\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x01\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x01\x12*\n\nlogit_bias\x18\x08 \x03(\x0b\x32\x16.outrider.v1.LogitBias\x12\x0c\n\x04seed\x18\t \x01(\x06\x12\x12\n\nmax_tokens\x18\n \x01(\r\x12\x0c\n\x04stop\x18\x0b \x03(\t\x12\x10\n\x08stop_ids\x18\x0c \x03(\r\x12\x12\n\nignore_eos\x18\r \x01(\x08\x12\x1c\n\x14\x61\x63\x63\x65ptance_threshold\x18\x0e \x01(\x01\x12\x16\n\x0especial_tokens\x18\x11 \x01(\x08\x12%\n\x07grammar\x18\x0f \x01(\x0b\x32\x14.outrider.v1.Grammar\x12\x19\n\x0cnum_logprobs\x18\x10 \x01(\rH\x03\x88\x01\x01\x42\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x0f\n\r_num_logprobs\"8\n\x0bScoredToken\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0c\n\x04text\x18\x03 \x01(\x0c\"`\n\rTokenLogprobs\x12(\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x18.outrider.v1.ScoredToken\x12%\n\x03top\x18\x02 \x03(\x0b\x32\x18.outrider.v1.ScoredToken\"\xfe\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x14\n\x0c\x64raft_tokens\x18\x04 \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x05 \x01(\r\x12\x1f\n\x04\x63ost\x18\x06 \x01(\x0b\x32\x11.outrider.v1.Cost\x12\"\n\x1a\x61\x63\x63\x65pted_prediction_tokens\x18\x07 \x01(\r\x12\"\n\x1arejected_prediction_tokens\x18\x08 \x01(\r\x12\x14\n\x0clossy_tokens\x18\t \x01(\r\".\n\x04\x43ost\x12\x14\n\x0c\x61mount_nanos\x18\x01 \x01(\x04\x12\x10\n\x08\x63urrency\x18\x02 \x01(\t\"R\n\x07Timings\x12\x10\n\x08queue_ms\x18\x01 \x01(\x01\x12\x12\n\nprefill_ms\x18\x02 \x01(\x01\x12\x0f\n\x07ttft_ms\x18\x03 \x01(\x01\x12\x10\n\x08total_ms\x18\x04 \x01(\x01\"\xc4\x01\n\x0b\x45rrorDetail\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\tgrpc_code\x18\x03 \x01(\r\x12\x16\n\x0eretry_delay_ms\x18\x04 \x01(\r\x12\x38\n\x08metadata\x18\x05 \x03(\x0b\x32&.outrider.v1.ErrorDetail.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"7\n\x0cTraceContext\x12\x13\n\x0btraceparent\x18\x01 \x01(\t\x12\x12\n\ntracestate\x18\x02 \x01(\t\"\x8e\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12)\n\ntool_calls\x18\x03 \x03(\x0b\x32\x15.outrider.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12\x0c\n\x04name\x18\x05 \x01(\t\x12\x11\n\treasoning\x18\x06 \x01(\t\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t*\x91\x01\n\nTokenCodec\x12\x1b\n\x17TOKEN_CODEC_UNSPECIFIED\x10\x00\x12\x1b\n\x17TOKEN_CODEC_RANK_VARINT\x10\x01\x12\x16\n\x12TOKEN_CODEC_VARINT\x10\x02\x12\x13\n\x0fTOKEN_CODEC_U16\x10\x03\x12\x1c\n\x18TOKEN_CODEC_RANK_CLASSES\x10<*^\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x10\n\x0cPRIORITY_LOW\x10\x01\x12\x13\n\x0fPRIORITY_MEDIUM\x10\x02\x12\x11\n\rPRIORITY_HIGH\x10\x03*\x98\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x04*p\n\x0bSpeculation\x12\x1b\n\x17SPECULATION_UNSPECIFIED\x10\x00\x12\x12\n\x0eSPECULATION_ON\x10\x01\x12\x13\n\x0fSPECULATION_OFF\x10\x02\x12\x1b\n\x17SPECULATION_REGION_ONLY\x10\x03*\x96\x01\n\x0bGrammarKind\x12\x1c\n\x18GRAMMAR_KIND_UNSPECIFIED\x10\x00\x12\x1c\n\x18GRAMMAR_KIND_JSON_SCHEMA\x10\x01\x12\x1c\n\x18GRAMMAR_KIND_JSON_OBJECT\x10\x02\x12\x16\n\x12GRAMMAR_KIND_REGEX\x10\x03\x12\x15\n\x11GRAMMAR_KIND_LARK\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/common.proto\x12\x0boutrider.v1\"x\n\nTokenBlock\x12&\n\x05\x63odec\x18\x01 \x01(\x0e\x32\x17.outrider.v1.TokenCodec\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x15\n\x08\x63hecksum\x18\x03 \x01(\x07H\x00\x88\x01\x01\x12\x0f\n\x07payload\x18\x04 \x01(\x0c\x42\x0b\n\t_checksum\"%\n\tLogitBias\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"?\n\x07Grammar\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.outrider.v1.GrammarKind\x12\x0c\n\x04text\x18\x02 \x01(\t\"\xb4\x04\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x01\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x01\x12*\n\nlogit_bias\x18\x08 \x03(\x0b\x32\x16.outrider.v1.LogitBias\x12\x0c\n\x04seed\x18\t \x01(\x06\x12\x12\n\nmax_tokens\x18\n \x01(\r\x12\x0c\n\x04stop\x18\x0b \x03(\t\x12\x10\n\x08stop_ids\x18\x0c \x03(\r\x12\x12\n\nignore_eos\x18\r \x01(\x08\x12\x1c\n\x14\x61\x63\x63\x65ptance_threshold\x18\x0e \x01(\x01\x12\x16\n\x0especial_tokens\x18\x11 \x01(\x08\x12%\n\x07grammar\x18\x0f \x01(\x0b\x32\x14.outrider.v1.Grammar\x12\x19\n\x0cnum_logprobs\x18\x10 \x01(\rH\x03\x88\x01\x01\x12 \n\x13max_thinking_tokens\x18\x12 \x01(\rH\x04\x88\x01\x01\x12\x16\n\x0ereasoning_tags\x18\x13 \x03(\tB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x0f\n\r_num_logprobsB\x16\n\x14_max_thinking_tokens\"8\n\x0bScoredToken\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0c\n\x04text\x18\x03 \x01(\x0c\"`\n\rTokenLogprobs\x12(\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x18.outrider.v1.ScoredToken\x12%\n\x03top\x18\x02 \x03(\x0b\x32\x18.outrider.v1.ScoredToken\"\x98\x02\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x14\n\x0c\x64raft_tokens\x18\x04 \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x05 \x01(\r\x12\x1f\n\x04\x63ost\x18\x06 \x01(\x0b\x32\x11.outrider.v1.Cost\x12\"\n\x1a\x61\x63\x63\x65pted_prediction_tokens\x18\x07 \x01(\r\x12\"\n\x1arejected_prediction_tokens\x18\x08 \x01(\r\x12\x14\n\x0clossy_tokens\x18\t \x01(\r\x12\x18\n\x10reasoning_tokens\x18\n \x01(\r\".\n\x04\x43ost\x12\x14\n\x0c\x61mount_nanos\x18\x01 \x01(\x04\x12\x10\n\x08\x63urrency\x18\x02 \x01(\t\"R\n\x07Timings\x12\x10\n\x08queue_ms\x18\x01 \x01(\x01\x12\x12\n\nprefill_ms\x18\x02 \x01(\x01\x12\x0f\n\x07ttft_ms\x18\x03 \x01(\x01\x12\x10\n\x08total_ms\x18\x04 \x01(\x01\"\xc4\x01\n\x0b\x45rrorDetail\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\tgrpc_code\x18\x03 \x01(\r\x12\x16\n\x0eretry_delay_ms\x18\x04 \x01(\r\x12\x38\n\x08metadata\x18\x05 \x03(\x0b\x32&.outrider.v1.ErrorDetail.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"7\n\x0cTraceContext\x12\x13\n\x0btraceparent\x18\x01 \x01(\t\x12\x12\n\ntracestate\x18\x02 \x01(\t\"\x8e\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12)\n\ntool_calls\x18\x03 \x03(\x0b\x32\x15.outrider.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12\x0c\n\x04name\x18\x05 \x01(\t\x12\x11\n\treasoning\x18\x06 \x01(\t\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t*\x91\x01\n\nTokenCodec\x12\x1b\n\x17TOKEN_CODEC_UNSPECIFIED\x10\x00\x12\x1b\n\x17TOKEN_CODEC_RANK_VARINT\x10\x01\x12\x16\n\x12TOKEN_CODEC_VARINT\x10\x02\x12\x13\n\x0fTOKEN_CODEC_U16\x10\x03\x12\x1c\n\x18TOKEN_CODEC_RANK_CLASSES\x10<*^\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x10\n\x0cPRIORITY_LOW\x10\x01\x12\x13\n\x0fPRIORITY_MEDIUM\x10\x02\x12\x11\n\rPRIORITY_HIGH\x10\x03*\x98\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x04*p\n\x0bSpeculation\x12\x1b\n\x17SPECULATION_UNSPECIFIED\x10\x00\x12\x12\n\x0eSPECULATION_ON\x10\x01\x12\x13\n\x0fSPECULATION_OFF\x10\x02\x12\x1b\n\x17SPECULATION_REGION_ONLY\x10\x03*\x96\x01\n\x0bGrammarKind\x12\x1c\n\x18GRAMMAR_KIND_UNSPECIFIED\x10\x00\x12\x1c\n\x18GRAMMAR_KIND_JSON_SCHEMA\x10\x01\x12\x1c\n\x18GRAMMAR_KIND_JSON_OBJECT\x10\x02\x12\x16\n\x12GRAMMAR_KIND_REGEX\x10\x03\x12\x15\n\x11GRAMMAR_KIND_LARK\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,16 +33,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ERRORDETAIL_METADATAENTRY']._loaded_options = None
   _globals['_ERRORDETAIL_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_TOKENCODEC']._serialized_start=1756
-  _globals['_TOKENCODEC']._serialized_end=1901
-  _globals['_PRIORITY']._serialized_start=1903
-  _globals['_PRIORITY']._serialized_end=1997
-  _globals['_FINISHREASON']._serialized_start=2000
-  _globals['_FINISHREASON']._serialized_end=2152
-  _globals['_SPECULATION']._serialized_start=2154
-  _globals['_SPECULATION']._serialized_end=2266
-  _globals['_GRAMMARKIND']._serialized_start=2269
-  _globals['_GRAMMARKIND']._serialized_end=2419
+  _globals['_TOKENCODEC']._serialized_start=1864
+  _globals['_TOKENCODEC']._serialized_end=2009
+  _globals['_PRIORITY']._serialized_start=2011
+  _globals['_PRIORITY']._serialized_end=2105
+  _globals['_FINISHREASON']._serialized_start=2108
+  _globals['_FINISHREASON']._serialized_end=2260
+  _globals['_SPECULATION']._serialized_start=2262
+  _globals['_SPECULATION']._serialized_end=2374
+  _globals['_GRAMMARKIND']._serialized_start=2377
+  _globals['_GRAMMARKIND']._serialized_end=2527
   _globals['_TOKENBLOCK']._serialized_start=41
   _globals['_TOKENBLOCK']._serialized_end=161
   _globals['_LOGITBIAS']._serialized_start=163
@@ -50,25 +50,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GRAMMAR']._serialized_start=202
   _globals['_GRAMMAR']._serialized_end=265
   _globals['_SAMPLING']._serialized_start=268
-  _globals['_SAMPLING']._serialized_end=750
-  _globals['_SCOREDTOKEN']._serialized_start=752
-  _globals['_SCOREDTOKEN']._serialized_end=808
-  _globals['_TOKENLOGPROBS']._serialized_start=810
-  _globals['_TOKENLOGPROBS']._serialized_end=906
-  _globals['_USAGE']._serialized_start=909
-  _globals['_USAGE']._serialized_end=1163
-  _globals['_COST']._serialized_start=1165
-  _globals['_COST']._serialized_end=1211
-  _globals['_TIMINGS']._serialized_start=1213
-  _globals['_TIMINGS']._serialized_end=1295
-  _globals['_ERRORDETAIL']._serialized_start=1298
-  _globals['_ERRORDETAIL']._serialized_end=1494
-  _globals['_ERRORDETAIL_METADATAENTRY']._serialized_start=1447
-  _globals['_ERRORDETAIL_METADATAENTRY']._serialized_end=1494
-  _globals['_TRACECONTEXT']._serialized_start=1496
-  _globals['_TRACECONTEXT']._serialized_end=1551
-  _globals['_CHATMESSAGE']._serialized_start=1554
-  _globals['_CHATMESSAGE']._serialized_end=1696
-  _globals['_TOOLCALL']._serialized_start=1698
-  _globals['_TOOLCALL']._serialized_end=1753
+  _globals['_SAMPLING']._serialized_end=832
+  _globals['_SCOREDTOKEN']._serialized_start=834
+  _globals['_SCOREDTOKEN']._serialized_end=890
+  _globals['_TOKENLOGPROBS']._serialized_start=892
+  _globals['_TOKENLOGPROBS']._serialized_end=988
+  _globals['_USAGE']._serialized_start=991
+  _globals['_USAGE']._serialized_end=1271
+  _globals['_COST']._serialized_start=1273
+  _globals['_COST']._serialized_end=1319
+  _globals['_TIMINGS']._serialized_start=1321
+  _globals['_TIMINGS']._serialized_end=1403
+  _globals['_ERRORDETAIL']._serialized_start=1406
+  _globals['_ERRORDETAIL']._serialized_end=1602
+  _globals['_ERRORDETAIL_METADATAENTRY']._serialized_start=1555
+  _globals['_ERRORDETAIL_METADATAENTRY']._serialized_end=1602
+  _globals['_TRACECONTEXT']._serialized_start=1604
+  _globals['_TRACECONTEXT']._serialized_end=1659
+  _globals['_CHATMESSAGE']._serialized_start=1662
+  _globals['_CHATMESSAGE']._serialized_end=1804
+  _globals['_TOOLCALL']._serialized_start=1806
+  _globals['_TOOLCALL']._serialized_end=1861
 # @@protoc_insertion_point(module_scope)

@@ -245,6 +245,8 @@ class Sampling(_message.Message):
     SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
     NUM_LOGPROBS_FIELD_NUMBER: _builtins.int
+    MAX_THINKING_TOKENS_FIELD_NUMBER: _builtins.int
+    REASONING_TAGS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     top_k: _builtins.int
     """0 keeps every id."""
@@ -264,6 +266,8 @@ class Sampling(_message.Message):
     """Tell of each token of the reply its log probability, and so many of the likeliest tokens in its
     place, 0 to 20; unset: tell nothing.
     """
+    max_thinking_tokens: _builtins.int
+    """Most tokens of reasoning, at which it is ended; unset: no limit."""
     @_builtins.property
     def logit_bias(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogitBias]: ...
     @_builtins.property
@@ -272,6 +276,12 @@ class Sampling(_message.Message):
     def stop_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def grammar(self) -> Global___Grammar: ...
+    @_builtins.property
+    def reasoning_tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The two texts between which the model reasons at the beginning of its reply, if something depends
+        on that: a grammar then begins behind them. Set by the edge.
+        """
+
     def __init__(
         self,
         *,
@@ -292,11 +302,15 @@ class Sampling(_message.Message):
         special_tokens: _builtins.bool = ...,
         grammar: Global___Grammar | None = ...,
         num_logprobs: _builtins.int | None = ...,
+        max_thinking_tokens: _builtins.int | None = ...,
+        reasoning_tags: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_num_logprobs", b"_num_logprobs", "_repetition_penalty", b"_repetition_penalty", "_top_p", b"_top_p", "grammar", b"grammar", "min_p", b"min_p", "num_logprobs", b"num_logprobs", "repetition_penalty", b"repetition_penalty", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_thinking_tokens", b"_max_thinking_tokens", "_min_p", b"_min_p", "_num_logprobs", b"_num_logprobs", "_repetition_penalty", b"_repetition_penalty", "_top_p", b"_top_p", "grammar", b"grammar", "max_thinking_tokens", b"max_thinking_tokens", "min_p", b"min_p", "num_logprobs", b"num_logprobs", "repetition_penalty", b"repetition_penalty", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_num_logprobs", b"_num_logprobs", "_repetition_penalty", b"_repetition_penalty", "_top_p", b"_top_p", "acceptance_threshold", b"acceptance_threshold", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "max_tokens", b"max_tokens", "min_p", b"min_p", "num_logprobs", b"num_logprobs", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "special_tokens", b"special_tokens", "stop", b"stop", "stop_ids", b"stop_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_thinking_tokens", b"_max_thinking_tokens", "_min_p", b"_min_p", "_num_logprobs", b"_num_logprobs", "_repetition_penalty", b"_repetition_penalty", "_top_p", b"_top_p", "acceptance_threshold", b"acceptance_threshold", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "max_thinking_tokens", b"max_thinking_tokens", "max_tokens", b"max_tokens", "min_p", b"min_p", "num_logprobs", b"num_logprobs", "presence_penalty", b"presence_penalty", "reasoning_tags", b"reasoning_tags", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "special_tokens", b"special_tokens", "stop", b"stop", "stop_ids", b"stop_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_thinking_tokens: _TypeAlias = _typing.Literal["max_thinking_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_thinking_tokens: _TypeAlias = _typing.Literal["_max_thinking_tokens", b"_max_thinking_tokens"]  # noqa: Y015
     _WhichOneofReturnType__min_p: _TypeAlias = _typing.Literal["min_p"]  # noqa: Y015
     _WhichOneofArgType__min_p: _TypeAlias = _typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
     _WhichOneofReturnType__num_logprobs: _TypeAlias = _typing.Literal["num_logprobs"]  # noqa: Y015
@@ -305,6 +319,8 @@ class Sampling(_message.Message):
     _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
     _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
     _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_thinking_tokens) -> _WhichOneofReturnType__max_thinking_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_p) -> _WhichOneofReturnType__min_p | None: ...
     @_typing.overload
@@ -390,6 +406,7 @@ class Usage(_message.Message):
     ACCEPTED_PREDICTION_TOKENS_FIELD_NUMBER: _builtins.int
     REJECTED_PREDICTION_TOKENS_FIELD_NUMBER: _builtins.int
     LOSSY_TOKENS_FIELD_NUMBER: _builtins.int
+    REASONING_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     cached_tokens: _builtins.int
     completion_tokens: _builtins.int
@@ -402,6 +419,8 @@ class Usage(_message.Message):
     rejected_prediction_tokens: _builtins.int
     lossy_tokens: _builtins.int
     """Of the reply: drafts that only a lossy acceptance_threshold let through. Counted by the edge."""
+    reasoning_tokens: _builtins.int
+    """Of the reply: tokens of reasoning, its tags not counted. Counted by the edge."""
     @_builtins.property
     def cost(self) -> Global___Cost:
         """By the router's price table, for the whole chat wherever it ran; unset where no price applies,
@@ -420,10 +439,11 @@ class Usage(_message.Message):
         accepted_prediction_tokens: _builtins.int = ...,
         rejected_prediction_tokens: _builtins.int = ...,
         lossy_tokens: _builtins.int = ...,
+        reasoning_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_prediction_tokens", b"accepted_prediction_tokens", "accepted_tokens", b"accepted_tokens", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "cost", b"cost", "draft_tokens", b"draft_tokens", "lossy_tokens", b"lossy_tokens", "prompt_tokens", b"prompt_tokens", "rejected_prediction_tokens", b"rejected_prediction_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_prediction_tokens", b"accepted_prediction_tokens", "accepted_tokens", b"accepted_tokens", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "cost", b"cost", "draft_tokens", b"draft_tokens", "lossy_tokens", b"lossy_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens", "rejected_prediction_tokens", b"rejected_prediction_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -184,6 +184,7 @@ class ChatRequest(_message.Message):
     TOOLS_FIELD_NUMBER: _builtins.int
     TOOL_CHOICE_FIELD_NUMBER: _builtins.int
     SINGLE_TOOL_CALL_FIELD_NUMBER: _builtins.int
+    TEMPLATE_VARIABLES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Empty: the first one of the edge that the credential is for. A chat whose model is not loaded at
     the edge waits for it.
@@ -207,6 +208,10 @@ class ChatRequest(_message.Message):
     """
     single_tool_call: _builtins.bool
     """At most one call in a reply."""
+    template_variables: _builtins.str
+    """A JSON object with variables for the model's chat template, which has to have them: for example
+    {"enable_thinking": false}. At most 32 of them, 16,384 characters. Empty: none.
+    """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ChatMessage]: ...
     @_builtins.property
@@ -249,10 +254,11 @@ class ChatRequest(_message.Message):
         tools: _abc.Iterable[_builtins.str] | None = ...,
         tool_choice: _builtins.str = ...,
         single_tool_call: _builtins.bool = ...,
+        template_variables: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "resume", b"resume", "sampling", b"sampling", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "deadline_ms", b"deadline_ms", "idempotency_key", b"idempotency_key", "messages", b"messages", "model", b"model", "prediction", b"prediction", "priority", b"priority", "provisional", b"provisional", "residency", b"residency", "resume", b"resume", "sampling", b"sampling", "single_tool_call", b"single_tool_call", "speculation", b"speculation", "thin", b"thin", "tool_choice", b"tool_choice", "tools", b"tools", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "deadline_ms", b"deadline_ms", "idempotency_key", b"idempotency_key", "messages", b"messages", "model", b"model", "prediction", b"prediction", "priority", b"priority", "provisional", b"provisional", "residency", b"residency", "resume", b"resume", "sampling", b"sampling", "single_tool_call", b"single_tool_call", "speculation", b"speculation", "template_variables", b"template_variables", "thin", b"thin", "tool_choice", b"tool_choice", "tools", b"tools", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -580,7 +586,7 @@ class ChatAccepted(_message.Message):
     @_builtins.property
     def reply_format(self) -> Global___ReplyFormat:
         """How tool calls and reasoning are written in the committed text, which is the model's own; only
-        of chats with tools.
+        of chats with tools, and of models that reason.
         """
 
     def __init__(
@@ -610,17 +616,22 @@ class ReplyFormat(_message.Message):
     BEGINS_IN_REASONING_FIELD_NUMBER: _builtins.int
     TOOL_NAMES_FIELD_NUMBER: _builtins.int
     SINGLE_CALL_FIELD_NUMBER: _builtins.int
+    REASONING_TAGS_FIELD_NUMBER: _builtins.int
     tool_calls: _builtins.str
-    """Of tool calls: hermes, llama3_json, mistral or mistral_args."""
+    """Of tool calls: hermes, llama3_json, mistral or mistral_args; empty: the reply has none."""
     reasoning: _builtins.bool
-    """The text between <think> and </think> is reasoning."""
+    """The text may begin with reasoning, between two tags."""
     begins_in_reasoning: _builtins.bool
-    """The prompt ends in <think>: the text begins with reasoning."""
+    """The prompt ends in the first tag: the text begins with reasoning."""
     single_call: _builtins.bool
     """Only the first call counts."""
     @_builtins.property
     def tool_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Of the chat's tools."""
+
+    @_builtins.property
+    def reasoning_tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Both tags; none: <think> and </think>."""
 
     def __init__(
         self,
@@ -630,10 +641,11 @@ class ReplyFormat(_message.Message):
         begins_in_reasoning: _builtins.bool = ...,
         tool_names: _abc.Iterable[_builtins.str] | None = ...,
         single_call: _builtins.bool = ...,
+        reasoning_tags: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begins_in_reasoning", b"begins_in_reasoning", "reasoning", b"reasoning", "single_call", b"single_call", "tool_calls", b"tool_calls", "tool_names", b"tool_names"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begins_in_reasoning", b"begins_in_reasoning", "reasoning", b"reasoning", "reasoning_tags", b"reasoning_tags", "single_call", b"single_call", "tool_calls", b"tool_calls", "tool_names", b"tool_names"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

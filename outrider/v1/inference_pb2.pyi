@@ -252,8 +252,11 @@ class PromptMessages(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     PREFIXED_FIELD_NUMBER: _builtins.int
     TOOLS_FIELD_NUMBER: _builtins.int
+    TEMPLATE_VARIABLES_FIELD_NUMBER: _builtins.int
     prefixed: _builtins.bool
     """The opener put its operator's text before them: whoever tokenizes puts none."""
+    template_variables: _builtins.str
+    """As in ChatRequest."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ChatMessage]: ...
     @_builtins.property
@@ -266,10 +269,11 @@ class PromptMessages(_message.Message):
         messages: _abc.Iterable[_common_pb2.ChatMessage] | None = ...,
         prefixed: _builtins.bool = ...,
         tools: _abc.Iterable[_builtins.str] | None = ...,
+        template_variables: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "prefixed", b"prefixed", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "prefixed", b"prefixed", "template_variables", b"template_variables", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -58,9 +58,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-_DRAFTER_START_S: Final = 10.0
-"""How long after its start an edge whose drafter still loads its model counts as not ready: without
-drafts, replies are shown only once a region has decided. After that it serves without them."""
 LIVE_KEYS: Final = frozenset({"models", "anonymous_models", "tenants"})
 """Settings that are applied while an edge runs."""
 
@@ -187,7 +184,8 @@ class Edge:
 
         self._renewal: asyncio.Task[None] | None = None
         self._drafter_deadline = 0.0
-        """Loop time until which the edge is not ready while its first drafter starts."""
+        """Loop time until which the edge is not ready while its first drafter starts; 0: it need
+        not start any more."""
         self._admin = AdminServer(
             config.admin,
             ready=self._ready,
@@ -229,7 +227,7 @@ class Edge:
         admin_port = await self._admin.start()
         self.upstream.start()
         self._long_texts.start()
-        self._drafter_deadline = asyncio.get_running_loop().time() + _DRAFTER_START_S
+        self._drafter_deadline = asyncio.get_running_loop().time() + config.drafter.ready_wait_s
         port = await self.listener.start(
             config.host, config.port, chain, key, opened=self._process.opened("datagrams")
         )
@@ -296,6 +294,7 @@ class Edge:
         first = self.models.first
         if first is not None and first.drafter.is_starting and now < self._drafter_deadline:
             return False, "the drafter loads its model"
+        self._drafter_deadline = 0.0  # one that ends later is started again beside chats
         return True, "serving"
 
 

@@ -298,6 +298,7 @@ class EdgeConfig:
             loading=self.loading,
             max_context_tokens=self.max_context_tokens,
             tokenization=self.tokenization,
+            edge_processes=self.processes,
             rewriting=self.rewriting,
             prefixes=self.prefixes,
             drafter=self._drafter_settings(),

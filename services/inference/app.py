@@ -189,8 +189,8 @@ async def serve(
     source: ConfigSource[InferenceConfig] | None = None,
 ) -> None:
     """Run a replica until `stop` is set; `ready` is called with the bound ports once the model is
-    loaded. If `stop` comes first, fetching ends, but loading is not interrupted. The admin port
-    answers from the start, and shows the progress of a fetch. Raises what `load_model` raises,
+    loaded. If `stop` comes first, fetching ends, and loading before its next stage. The admin port
+    answers from the start, and shows what is being done. Raises what `load_model` raises,
     ConfigError when a port is taken, and EngineError, after draining, when the model broke down:
     the process's supervisor starts another. Changes of `source`'s file are logged: a replica needs
     a restart for all of them."""
@@ -250,7 +250,7 @@ async def _load_replica(
         if (spec := lookup(config.model)).embeds:
             embedder = await asyncio.to_thread(load_embedder, config, spec, tls, progress)
             return None if stop.is_set() else EmbeddingReplica(config, embedder, metrics, tls)
-        model = await asyncio.to_thread(load_model, config, tls, progress)
+        model = await asyncio.to_thread(load_model, config, tls, progress, progress.enter)
     except LoadStoppedError:
         return None
     finally:

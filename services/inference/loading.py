@@ -1,4 +1,4 @@
-"""Reports the state of a replica that has no model yet, and stops its fetching."""
+"""Reports the state of a replica that has no model yet, and stops its loading."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 
 import structlog
 
+from outrider.engines.load_stage import LoadStage
 from outrider.models.disk.fetch import PullProgress
 
 _LOGGED_PERCENT = 10
@@ -15,15 +16,15 @@ _log = structlog.get_logger()
 
 
 class LoadStoppedError(Exception):
-    """The process was told to stop while it fetched its model."""
+    """The process was told to stop while it fetched or loaded its model."""
 
 
 class LoadProgress:
-    """Receives the progress of a pull, in whatever thread it runs. After `stop`, the next report
-    ends the pull: the fetched part stays for the next start."""
+    """Receives the progress of a pull, and then the stages of loading, in whatever thread they run.
+    After `stop`, the next report ends the loading: what was fetched stays for the next start."""
 
     def __init__(self) -> None:
-        self._text = "loading the model"
+        self._text = LoadStage.READ.value
         self._logged = (" ", -1)
         self._stopped = threading.Event()
 
@@ -31,8 +32,15 @@ class LoadProgress:
         return self._text
 
     def stop(self) -> None:
-        """Fetch nothing more."""
+        """Fetch nothing more, and begin no other stage."""
         self._stopped.set()
+
+    def enter(self, stage: LoadStage) -> None:
+        """A stage of loading begins. Raises LoadStoppedError."""
+        if self._stopped.is_set():
+            raise LoadStoppedError
+        self._text = stage.value
+        _log.info("model_loading", stage=stage.value)
 
     def __call__(self, progress: PullProgress) -> None:
         """Raises LoadStoppedError."""

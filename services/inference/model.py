@@ -15,6 +15,7 @@ from outrider.codec.tokens import TokenCoder
 from outrider.engines.base import Engine, EngineInfo
 from outrider.engines.config import EngineConfig
 from outrider.engines.factory import check_vocabulary, create_engine, warm_up
+from outrider.engines.load_stage import LoadStage, ReportStage, ignore_stage
 from outrider.engines.page_collapse import collapse_pages
 from outrider.errors import EngineError
 from outrider.mirrors.opening import open_mirrors
@@ -58,12 +59,16 @@ class LoadedModel:
 
 
 def load_model(
-    config: InferenceConfig, tls: Tls = PLAINTEXT, report: ReportProgress = ignore_progress
+    config: InferenceConfig,
+    tls: Tls = PLAINTEXT,
+    report: ReportProgress = ignore_progress,
+    report_stage: ReportStage = ignore_stage,
 ) -> LoadedModel:
     """Load vocabulary and engine; blocks for seconds, longer if the model has to be fetched.
 
-    `tls`: certificates for mirrors of the mesh. Raises UnknownModelError, ModelStoreError,
-    EngineError and ConfigError, and the errors that `report` raises.
+    `tls`: certificates for mirrors of the mesh. `report` is called with the progress of a fetch,
+    `report_stage` with each stage after it. Raises UnknownModelError, ModelStoreError, EngineError
+    and ConfigError, and the errors that these two raise.
     """
     spec = lookup(config.model)
     mirrors = open_mirrors(config.mirrors, tls)
@@ -74,7 +79,7 @@ def load_model(
     how = config.engine_config(vocabulary.size, spec)
     check_vocabulary(how, vocabulary)
     prefixes = rendered(config.prefixes, spec.name, vocabulary)
-    engine = _load_engine(how, config.warm_up_rows)
+    engine = _load_engine(how, config.warm_up_rows, report_stage)
     if engine.info.vocabulary_size != vocabulary.size:
         engine.close()
         raise EngineError(
@@ -144,8 +149,8 @@ def _identity(spec: ModelSpec, vocabulary_digest: bytes, info: EngineInfo) -> by
     return identity
 
 
-def _load_engine(how: EngineConfig, warm_up_rows: int) -> Engine:
-    engine = create_engine(how)
+def _load_engine(how: EngineConfig, warm_up_rows: int, report: ReportStage) -> Engine:
+    engine = create_engine(how, report)
     info = engine.info
     _log.info(
         "kv_pool",
@@ -155,6 +160,7 @@ def _load_engine(how: EngineConfig, warm_up_rows: int) -> Engine:
         reason=info.pool_reason,
     )
     try:
+        report(LoadStage.WARM_UP)
         warm_up(engine, warm_up_rows)
     except BaseException:
         engine.close()  # some have threads and memory outside Python

@@ -22,7 +22,7 @@ from outrider.telemetry.logs import configure_logging, log_start
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.tls import Role, Tls
-from outrider.tokenization.pool.metrics import TokenizationMetrics
+from outrider.tokenization.pool.metrics import ModelEncoder, TokenizationMetrics
 from outrider.tokenization.rewriting import Rewriter
 from outrider.tokenization.segment_cache import CachePolicy
 from outrider.v1 import tokenizer_pb2, tokenizer_pb2_grpc
@@ -117,7 +117,8 @@ async def _parts(
         else:
             models = ServedModels.of(vocabularies)
         tokenization = TokenizationMetrics(
-            metrics.registry, lambda: [(served.model, served.encoder) for served in models.loaded()]
+            metrics.registry,
+            lambda: [ModelEncoder(served.model, served.encoder) for served in models.loaded()],
         )
         models.on_unload = tokenization.retire
         long_texts = await stack.enter_async_context(LongTexts.opened(config, models, metrics))

@@ -17,6 +17,7 @@ from outrider.errors import (
 )
 from outrider.models.chat import Message, check_num_messages
 from outrider.models.detokenizer import Detokenizer
+from outrider.models.template_variables import check_variables
 from outrider.models.tools import check_tools
 from outrider.tokenization.encoder import CacheScope
 from outrider.tokenization.pool.job_queue import LONG_CHARS, JobClass
@@ -83,15 +84,20 @@ class RequestHandler:
         check_num_messages(len(conversation.messages))
         messages: Sequence[Message] = [message_from_proto(it) for it in conversation.messages]
         tools = check_tools(conversation.tools)
+        variables = check_variables(conversation.template_variables)
         if not conversation.prefixed:
             messages = self.rewriter.prepare(messages)
-        encode = partial(served.encoder.encode_chat, scope=scope, tools=tools)
+        encode = partial(served.encoder.encode_chat, scope=scope, tools=tools, variables=variables)
         ids = encode(messages)
         max_tokens = request.max_prompt_tokens
         if not max_tokens or len(ids) <= max_tokens:
             return ids
         fitted = self.rewriter.fitted(
-            messages, len(ids), max_tokens, encode, num_fixed_chars=sum(map(len, tools))
+            messages,
+            len(ids),
+            max_tokens,
+            encode,
+            num_fixed_chars=sum(map(len, tools)) + len(variables),
         )
         self.shortened(len(ids), len(fitted))
         return fitted

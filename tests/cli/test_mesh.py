@@ -11,6 +11,7 @@ import pytest
 
 from outrider.cli.local import mesh
 from outrider.cli.local.mesh import MeshOptions, ProcessSpec, ServedModel
+from outrider.cli.local.supervisor import START_LIMIT_S
 from outrider.config import load
 from outrider.errors import ConfigError
 from outrider.tls.identity import is_label
@@ -102,7 +103,9 @@ def test_the_edge_drafts_with_what_is_asked_for_unless_the_model_is_fake(tmp_pat
         (MeshOptions(ONE, engine="fake"), "none"),
         (MeshOptions(ONE, draft_model="none", engine="fake"), "none"),
     ):
-        assert mesh.edges(options, [7200], tmp_path)[0].values["drafter"] == {"model": expected}
+        drafter = mesh.edges(options, [7200], tmp_path)[0].values["drafter"]
+        assert isinstance(drafter, dict) and drafter["model"] == expected
+        assert 10 < drafter["ready_wait_s"] < START_LIMIT_S, "it is waited for"
 
 
 def test_services_are_told_the_models() -> None:

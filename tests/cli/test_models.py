@@ -11,10 +11,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from outrider.cli import models
-from outrider.cli.models import app
+from outrider.cli.models import PullLines, app
 from outrider.errors import UnknownModelError
 from outrider.models.catalog import DEFAULT_MODEL, ModelSpec
+from outrider.models.disk.fetch import PullProgress
 from outrider.models.store import ModelStore
+from outrider.testing import FakeClock
 from tests.cli.invoking import invoke
 
 
@@ -128,6 +130,24 @@ def test_a_terminal_sees_how_far_the_pull_is(source: str, monkeypatch: pytest.Mo
     assert "fetching" in pulled.stderr
     assert re.search(r"7/7.*bytes", pulled.stderr)
     assert source in pulled.stdout
+
+
+def test_elsewhere_there_is_a_line_now_and_then_with_the_time_left() -> None:
+    clock, lines = FakeClock(), list[str]()
+    show = PullLines("m", lines.append, clock)
+    show(PullProgress("waiting", 0, None))
+    show(PullProgress("fetching", 40_000_000, 100_000_000))  # of which an earlier pull left
+    clock.advance(4.0)
+    show(PullProgress("fetching", 50_000_000, 100_000_000))
+    clock.advance(1.0)
+    show(PullProgress("fetching", 60_000_000, 100_000_000))
+    clock.advance(5.0)
+    show(PullProgress("unpacking", 5_000_000, None))
+    assert lines == [
+        "waiting for another pull of m",
+        "fetching m: 60.0 of 100.0 MB, 4.0 MB/s, 10 s left",
+        "unpacking m",
+    ]
 
 
 def test_how_far_the_weights_lie_from_the_files_is_told(source: str, store: ModelStore) -> None:

@@ -23,7 +23,9 @@ from outrider.cli.local.state import (
     left_running,
     no_mesh,
     publish,
+    record_start,
     running_mesh,
+    start_of,
     supervisor_pid,
     withdraw,
 )
@@ -52,6 +54,20 @@ def test_a_mesh_is_up_from_its_publication_to_its_withdrawal(tmp_path: Path) -> 
         withdraw(tmp_path)
         assert running_mesh(tmp_path) is None
     assert supervisor_pid(tmp_path) is None
+
+
+def test_how_far_a_start_is_is_said_until_the_mesh_is_up_or_gone(tmp_path: Path) -> None:
+    with holding(tmp_path):
+        assert start_of(tmp_path) == ""
+        record_start(tmp_path, "2 of 5 processes ready")
+        assert "is still starting: 2 of 5 processes ready" in no_mesh(tmp_path).message
+        publish(tmp_path, MESH)
+        assert start_of(tmp_path) == ""
+        record_start(tmp_path, "3 of 5 processes ready")
+        withdraw(tmp_path)
+        assert start_of(tmp_path) == ""
+        record_start(tmp_path, "1 of 5 processes ready")
+    assert "starting" not in no_mesh(tmp_path).message, "what was left of a killed one"
 
 
 def test_commands_that_are_printed_find_the_mesh_of_their_folder(

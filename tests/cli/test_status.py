@@ -133,6 +133,7 @@ REPLICA["kv"] = dict.fromkeys(KV, 0)
 TOKENIZER = {
     **{"service": "here-0", "model": "m", "backend": "splintr-rs"},
     "reason": "equal on 5 texts",
+    "processes": "2",
 }
 
 
@@ -198,7 +199,7 @@ def test_services_are_shown_where_the_mesh_is_on_this_machine() -> None:
 def test_a_service_that_tokenizes_says_by_which_package_and_why() -> None:
     assert "TOKENIZERS" not in _shown()
     _, row = _section(_shown(tokenizers=[TOKENIZER]), "TOKENIZERS")
-    assert row.split(maxsplit=3) == ["here-0", "m", "splintr-rs", TOKENIZER["reason"]]
+    assert row.split(maxsplit=4) == ["here-0", "m", "splintr-rs", "2", TOKENIZER["reason"]]
 
 
 def test_a_process_that_does_not_answer_has_no_tokenizer_to_tell() -> None:

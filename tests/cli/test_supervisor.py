@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import signal
-from collections.abc import Sequence
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +19,9 @@ from outrider.cli.local import mesh, supervisor
 from outrider.cli.local.mesh import MeshOptions, ProcessSpec, ServedModel
 from outrider.cli.local.supervisor import Child, Supervisor, _environ, _with_ports, tail
 from outrider.config import load
+from outrider.errors import UnavailableError
 from outrider.process import PARENT_ENDED, PARENT_VARIABLE, Ports
-from outrider.testing import eventually
+from outrider.testing import FakeClock, eventually, free_tcp_port
 from outrider.workers.restarts import RestartPolicy, Restarts
 from services.edge.config import EdgeConfig
 from services.tokenizer.config import TokenizerConfig
@@ -67,17 +71,19 @@ def test_ports_that_were_asked_for_stay(tmp_path: Path) -> None:
 
 def test_of_a_log_its_failure_is_told_and_not_what_was_before(tmp_path: Path) -> None:
     log = tmp_path / "edge.log"
-    log.write_text("".join(f'{{"event": "{number}"}}\n' for number in range(30)), "utf-8")
-    assert tail(log).splitlines()[0] == '{"event": "10"}'
+    log.write_text("".join(f'{{"event": "number {it}"}}\n' for it in range(30)), "utf-8")
+    assert tail(log).splitlines()[0].strip() == "number 10", "as people read it"
     with log.open("a", encoding="utf-8") as file:
         file.write("outrider: cannot listen on UDP 127.0.0.1:4433\nset another port\n")
     assert tail(log) == "cannot listen on UDP 127.0.0.1:4433\nset another port"
 
 
-def supervisor_of(tmp_path: Path, told: list[str]) -> Supervisor:
+def supervisor_of(
+    tmp_path: Path, told: list[str], clock: Callable[[], float] = time.monotonic
+) -> Supervisor:
     for folder in ("config", "logs", "run"):
         (tmp_path / folder).mkdir()
-    return Supervisor(OPTIONS, tmp_path, told.append, RestartPolicy(first_pause_s=0.0))
+    return Supervisor(OPTIONS, tmp_path, told.append, RestartPolicy(first_pause_s=0.0), clock)
 
 
 NO_ROOM = OSError(errno.ENOSPC, "no space left")
@@ -164,3 +170,83 @@ async def test_a_full_disk_ends_no_process_and_keeps_none_away_for_good(
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     await mine.stop()
+
+
+STARTING = """
+import http.server, json, os, sys
+
+stages = iter(sys.argv[2:])
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    stage = ""
+
+    def do_GET(self):
+        Handler.stage = next(stages, Handler.stage)
+        if Handler.stage == "end":
+            os._exit(3)
+        self.send_response(503)
+        self.end_headers()
+        self.wfile.write(json.dumps({"ready": False, "reason": Handler.stage}).encode())
+
+    def log_message(self, *_):
+        pass
+
+print("outrider: it fails", flush=True)
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+"""A service that is never ready. Each question is answered with the next stage; the last one stays,
+or is `end`."""
+
+
+@pytest.mark.parametrize(
+    ("stages", "why"),
+    [
+        (["one", "two", "three", "four", "end"], "ended with status 3 before it was ready"),
+        (["one", "two"], "was not ready, and for 300 s it reported nothing new (two)"),
+    ],
+)
+async def test_a_start_may_last_while_there_is_progress_and_the_log_of_what_failed_is_shown(
+    stages: list[str], why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    clock, port, heard = FakeClock(), free_tcp_port(), list[str]()
+    read = supervisor._readiness
+
+    def readiness(host: str, admin_port: int) -> tuple[bool, str]:
+        """Every answer takes nearly as long as a stage may."""
+        answer = read(host, admin_port)
+        while not heard and not answer[1]:
+            time.sleep(0.01)  # it has yet to listen
+            answer = read(host, admin_port)
+        if answer[1]:
+            heard.append(answer[1])
+            clock.advance(supervisor.START_LIMIT_S - 1)
+        return answer
+
+    monkeypatch.setattr(supervisor, "_readiness", readiness)
+    command = [sys.executable, "-c", STARTING, str(port), *stages]
+    monkeypatch.setattr(children, "python_module", lambda *_: command)
+    spec = mesh.replicas(OPTIONS)[0]
+    spec = replace(spec, values={**spec.values, "admin": {"port": port}})
+    mine = supervisor_of(tmp_path, [], clock)
+    with pytest.raises(UnavailableError) as failed:
+        await mine._start_all([spec])
+    log = tmp_path / "logs" / f"{spec.name}.log"
+    first, *shown, advice = failed.value.message.splitlines()
+    assert first == f"{spec.name} {why}; the end of {log}:"
+    assert shown == ["it fails"]
+    assert f"outrider logs --state-dir {tmp_path}" in advice
+    assert f"{spec.name}: {[it for it in stages if it != 'end'][-1]}" in mine._progress.line(0.0)
+
+
+@pytest.mark.parametrize("num_edges", [1, 3])
+def test_all_processes_are_in_one_phase_of_the_start(tmp_path: Path, num_edges: int) -> None:
+    options = replace(OPTIONS, num_edges=num_edges, num_routers=2)
+    replicas = mesh.replicas(options)
+    ports = {it.name: 7000 for it in replicas}
+    specs = [*replicas, mesh.tokenizer(options), *mesh.routers(options, replicas, ports, 7001)]
+    specs += mesh.edges(options, [7002, 7003], tmp_path)
+    phases = mesh.phases(options)
+    assert {name: role for phase in phases for name, role in phase.items()} == {
+        it.name: it.role for it in specs
+    }
+    assert sum(map(len, phases)) == len(specs)

@@ -9,7 +9,7 @@ from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
-from services.inference.grammars.compiler import compile_grammar
+from services.inference.grammars.reply_constraint import constraint_of
 from services.inference.grammars.token_table import TokenTable
 from services.inference.reference import ReferenceReply, generate
 
@@ -24,9 +24,9 @@ class Reference:
 
     def reply(self, prompt: str, sampling: SamplingParams) -> ReferenceReply:
         ids = self.vocabulary.encode_chat([Message("user", prompt)])
-        grammar = sampling.grammar
-        compiled = compile_grammar(TokenTable(self.vocabulary), grammar) if grammar else None
-        constraint = compiled.constraint() if compiled else None
+        constraint = None
+        if sampling.is_constrained:
+            constraint = constraint_of(TokenTable(self.vocabulary), sampling, ids)
         return generate(self.engine, ids, sampling, self._new_reply, constraint=constraint)
 
     def _new_reply(self, sampling: SamplingParams) -> ReplyText:

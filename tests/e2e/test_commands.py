@@ -141,7 +141,8 @@ def test_killed_supervisor_leaves_no_orphan_and_the_next_one_says_so() -> None:
         flags = ("--regions", "here", "--set=edge.drafter.model=none", *folder)
         again = outrider(*_UP, "--detach", *flags)  # its context stops this one, too
         assert not any(_alive(pid) for pid in pids)
-        killed, *rows, ready, http, _, _ = again.stderr.splitlines()
+        lines = [it for it in again.stderr.splitlines() if not it.startswith("starting: ")]
+        killed, *rows, ready, http, _, _ = lines
         assert f"(process {mesh.state.supervisor_pid}) was killed" in killed
         assert sorted(row.split()[1] for row in rows) == [
             "edge",
@@ -157,8 +158,11 @@ def test_killed_supervisor_leaves_no_orphan_and_the_next_one_says_so() -> None:
     assert not any(_alive(pid) for pid in pids), "`down` leaves no process"
 
 
-def test_interrupt_stops_an_attached_mesh(tmp_path: Path) -> None:
-    command = [*_UP, "--set=edge.drafter.model=none", "--state-dir", str(tmp_path)]
+def test_replies_without_a_limit_end_at_the_edges_and_ctrl_c_stops_an_attached_mesh(
+    tmp_path: Path,
+) -> None:
+    settings = ("--set=edge.drafter.model=none", "--set=edge.http.default_max_tokens=3")
+    command = [*_UP, *settings, "--state-dir", str(tmp_path)]
     with subprocess.Popen(
         [sys.executable, "-m", "outrider.cli.main", *command],
         stderr=subprocess.PIPE,
@@ -171,7 +175,7 @@ def test_interrupt_stops_an_attached_mesh(tmp_path: Path) -> None:
                 break
         state = json.loads((tmp_path / "mesh.json").read_text(encoding="utf-8"))
         (edge,) = [row for row in state["services"] if row["role"] == "edge"]
-        assert _asked_over_http(edge["http_port"], tmp_path)["usage"]["completion_tokens"] == 5
+        _replies_end_after_three_tokens(edge["http_port"], tmp_path)
         os.killpg(process.pid, signal.SIGINT)
         process.stderr.read()
         assert process.wait(LIMIT_S) == 0
@@ -188,12 +192,28 @@ def test_a_service_that_cannot_start_is_explained(tmp_path: Path) -> None:
     assert "no_such_key" in done.stderr
 
 
-def _asked_over_http(port: int, state_dir: Path) -> Any:
+def _replies_end_after_three_tokens(port: int, state_dir: Path) -> None:
+    """By every API; that of Anthropic has every request name a limit."""
+    messages = [{"role": "user", "content": "hi"}]
+    model = DEFAULT_MODEL.name
+    chat = _asked_over_http(port, state_dir, "chat/completions", {"messages": messages})
+    assert chat["choices"][0]["finish_reason"] == "length"
+    assert chat["usage"]["completion_tokens"] == 3
+    response = _asked_over_http(port, state_dir, "responses", {"model": model, "input": "hi"})
+    assert response["status"] == "incomplete"
+    assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert response["usage"]["output_tokens"] == 3
+    limited = {"model": model, "messages": messages, "max_tokens": 3}
+    message = _asked_over_http(port, state_dir, "messages", limited)
+    assert message["stop_reason"] == "max_tokens"
+    assert message["usage"]["output_tokens"] == 3
+
+
+def _asked_over_http(port: int, state_dir: Path, path: str, body: dict[str, Any]) -> Any:
     """The answer to a chat."""
     key = development_key.read(state_dir)
-    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "ignore_eos": True}
     request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/chat/completions",
+        f"http://127.0.0.1:{port}/v1/{path}",
         json.dumps(body).encode(),
         {"Content-Type": "application/json", "Authorization": f"Bearer {key}"},
     )

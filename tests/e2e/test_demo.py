@@ -1,13 +1,16 @@
-"""`outrider demo` as a user runs it, on meshes of its own."""
+"""`outrider demo` and `make demo` as a user runs them, on meshes of their own."""
 
 from __future__ import annotations
 
+import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from bench.harness.local_mesh import outrider
 from tests.e2e.tiny_models import write_tiny
+from tools import demo
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(300)]
 
@@ -52,3 +55,19 @@ def test_both_ways_over_a_distance_say_the_same(tinies: tuple[Path, Path]) -> No
     assert "outrider: the texts are identical: " in told.stderr
     plain = told.stderr.partition("outrider: plain streaming: first text after ")[2]
     assert float(plain.partition(" ms")[0]) >= 40, "it waits for the region"
+
+
+def test_make_demo_whose_chat_fails_shows_the_logs_and_keeps_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    # It has no room for a whole prompt.
+    shape = ("--engine", "fake", "--regions", "here", "--set=inference.max_context_tokens=8")
+    with pytest.raises(subprocess.CalledProcessError):
+        demo.show(*shape)
+    shown = capfd.readouterr()
+    (folder,) = tmp_path.glob("outrider-demo-*")
+    assert "$ outrider logs " in shown.out and "replica_ready" in shown.out
+    assert "$ outrider down " in shown.out and "stopped" in shown.err
+    assert f"outrider: the demo failed; its logs stay in {folder / 'logs'}" in shown.err
+    assert len([*(folder / "logs").glob("*.log")]) == 4

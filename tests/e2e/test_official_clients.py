@@ -1,16 +1,20 @@
 """Programs that people have drive a mesh of real processes with the real engine: the official
-packages of OpenAI and Anthropic, LangChain, `curl`, and an HTTP/3 client that is not ours (qh3)."""
+packages of OpenAI and Anthropic, LangChain, `curl`, an HTTP/3 client that is not ours (qh3), and
+packages from npm and PyPI (tests/e2e/clients)."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import shutil
 import subprocess
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -326,3 +330,46 @@ async def test_who_leaves_is_computed_for_no_longer(
     await eventually(lambda: door.sample("inference", "outrider_sessions_running") == 0)
     await eventually(lambda: door.sample("edge", "outrider_edge_open_chats") == 0)
     assert tokens() - before < 1900, "it would have gone on to the end"
+
+
+_CLIENTS = Path(__file__).parent / "clients"
+_INSTALLED = Path(__file__).parents[2] / ".tools" / "clients"
+_PYTHON_CASES = (
+    *("litellm openai", "litellm anthropic", "instructor objects"),
+    *("pydantic ai openai chat", "pydantic ai openai responses", "pydantic ai anthropic"),
+    *("llama index", "langchain anthropic"),
+)
+_AGENTS_CASES = ("openai agents chat", "openai agents responses")
+_NUM_NODE_CASES = 37
+
+
+def faults(door: Door, *command: str) -> dict[str, str]:
+    """Why each case of a program failed, empty if it did not; `{}` in its command line is where it
+    finds the mesh."""
+    where = json.dumps({"url": door.url, "key": door.key, "model": MODEL})
+    ran = subprocess.run(
+        [where if word == "{}" else word for word in command],
+        cwd=_INSTALLED / "node",
+        # This package would fetch a list of prices.
+        env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    cases = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith('{"case"')]
+    return {it["case"]: it["error"] for it in cases}
+
+
+@pytest.mark.packages
+def test_packages_from_npm(door: Door) -> None:
+    shutil.copy(_CLIENTS / "clients.mjs", _INSTALLED / "node")
+    found = faults(door, str(_INSTALLED / "python/bin/node"), "clients.mjs", "{}")
+    assert {name: why for name, why in found.items() if why} == {}
+    assert len(found) == _NUM_NODE_CASES
+
+
+@pytest.mark.packages
+@pytest.mark.parametrize(("place", "cases"), [("python", _PYTHON_CASES), ("agents", _AGENTS_CASES)])
+def test_packages_from_pypi(door: Door, place: str, cases: tuple[str, ...]) -> None:
+    program = str(_CLIENTS / "clients.py")
+    found = faults(door, str(_INSTALLED / place / "bin/python"), program, "{}", *cases)
+    assert found == dict.fromkeys(cases, "")

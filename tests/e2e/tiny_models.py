@@ -16,12 +16,14 @@ VOCABULARY = [*map(chr, range(0x21, 0x7F)), "\u0120", "ab"]
 TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
 
 
-def write_tiny(file: Path, scale: float, context: int = SHAPE.context) -> Path:
+def write_tiny(
+    file: Path, scale: float, context: int = SHAPE.context, template: str = TEMPLATE
+) -> Path:
     """Another `scale` of the weights makes another model."""
     shape = replace(SHAPE, context=context)
 
     def add_template(writer: gguf.GGUFWriter) -> None:
-        writer.add_chat_template(TEMPLATE)
+        writer.add_chat_template(template)
 
     write(
         file,

@@ -9,6 +9,7 @@ import pytest
 from outrider.engines.base import EngineInfo
 from outrider.engines.candidates import check_sampling, num_candidates
 from outrider.errors import InvalidSamplingError
+from outrider.reply_parsing.formats import REASONING_TAGS
 from outrider.sampling.params import SamplingParams
 
 WHOLE = EngineInfo("whole", 100, 16, 8, 1, 64)
@@ -66,6 +67,15 @@ def test_what_reorders_them_is_always_refused(params: SamplingParams) -> None:
 def test_whole_rows_decide_everything() -> None:
     for params in (*(params for params, _ in OPEN_ENDED), *RESCORED):
         check_sampling(params, WHOLE)
+
+
+def test_reasoning_is_not_ended_where_its_end_may_be_no_candidate() -> None:
+    params = SamplingParams(max_thinking_tokens=5, reasoning_tags=REASONING_TAGS[0])
+    assert num_candidates(params) == 0
+    with pytest.raises(InvalidSamplingError, match="end of reasoning"):
+        check_sampling(params, SOME)
+    check_sampling(params, WHOLE)
+    check_sampling(replace(params, reasoning_tags=None), SOME)
 
 
 def test_log_probabilities_of_more_ids_than_are_scored_are_refused() -> None:

@@ -72,8 +72,8 @@ class GatedEngine(HookedEngine):
 class Stepwise(GatedEngine):
     """Shuts the gate behind so many steps. Who opens it again waits until it is shut."""
 
-    def __init__(self, num_steps: int) -> None:
-        super().__init__()
+    def __init__(self, num_steps: int, options: FakeOptions | None = None) -> None:
+        super().__init__(options)
         self.num_left = num_steps
         self.gate.set()
 
@@ -99,7 +99,7 @@ def loaded(engine: Engine, prefixes: tuple[StaticPrefix, ...] = ()) -> LoadedMod
 def reference(
     prompt: Sequence[int], sampling: SamplingParams, options: FakeOptions | None = None
 ) -> ReferenceReply:
-    constraint = constraint_of(sampling)
+    constraint = constraint_of(sampling, prompt)
     return generate(FakeEngine(options), prompt, sampling, new_reply, constraint=constraint)
 
 

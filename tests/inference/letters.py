@@ -10,6 +10,7 @@ from outrider.sampling.grammar import Grammar
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
 from services.inference.grammars.compiler import CompiledGrammar, compile_grammar
+from services.inference.grammars.reply_constraint import behind_reasoning, with_budget
 from services.inference.grammars.token_table import TokenTable
 
 VOCABULARY_SIZE = 64
@@ -59,9 +60,11 @@ def compiled(grammar: Grammar) -> CompiledGrammar:
     return compile_grammar(LETTER_TABLE, grammar)
 
 
-def constraint_of(sampling: SamplingParams) -> Constraint | None:
+def constraint_of(sampling: SamplingParams, prompt: Sequence[int] = ()) -> Constraint | None:
     """At a reply's beginning."""
-    return compiled(sampling.grammar).constraint() if sampling.grammar is not None else None
+    grammar = behind_reasoning(LETTER_TABLE, sampling, prompt)
+    constraint = None if grammar is None else compiled(grammar).constraint()
+    return with_budget(LETTER_TABLE, sampling, prompt, constraint)
 
 
 def new_reply(params: SamplingParams) -> ReplyText:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import tracemalloc
 from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
@@ -63,6 +65,8 @@ HOSTILE = {
     "method replace with much": "{{ ('a' * 1000000).replace('', 'b' * 1000000) }}",
     "tabs": "{{ ('\t' * 100000).expandtabs(100000) }}",
     "range": "{{ range(10 ** 9)|list }}",
+    "a list for each character": "{% set a = ('a' * 8000000) | batch(1) | list %}",
+    "empty slices": "{% set a = [1] | slice(8000000) | list %}",
     "slices of a list": (
         "{% set b = [0] * 100000 %}"
         "{% for i in range(999) %}{% set a = b[1:] %}{% endfor %}{{ b[1:][1:][1:][1:][1:][1:] }}"
@@ -101,6 +105,38 @@ def test_a_hostile_template_refuses_and_takes_few_steps(source: str) -> None:
     template = ChatTemplate(source, ["<s>"], {})
     with pytest.raises(InvalidRequestError, match="chat template refuses"):
         template.segments([Message("user", "hello")])
+
+
+MANY = ("'a' * 8000000", "'ab ' * 900000", "[0] * 2000000", "range(8000000)", "[[1] * 999] * 999")
+STEPS = (
+    *("list", "batch(1)", "batch(2, 'x')", "slice(3)", "slice(400000)", "map('string')", "sort"),
+    *("map('upper')", "unique", "reverse", "select", "reject('none')", "groupby(0)", "tojson"),
+    *("string", "upper", "join(',')", "replace('a', 'aa')", "trim", "length", "first", "last"),
+    *("indent(9)", "center(99)", "dictsort", "items", "map('list')", "map('batch', 1)", "title"),
+)
+
+
+@settings(max_examples=15)
+@given(st.sampled_from(MANY), st.lists(st.sampled_from(STEPS), min_size=1, max_size=6))
+def test_whatever_filters_are_chained_little_memory_is_taken(much: str, steps: list[str]) -> None:
+    source = "{% set a = (" + much + ")" + "".join(f" | {step}" for step in steps) + " %}{{ a }}"
+    template = ChatTemplate(source, ["<s>"], {})
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(InvalidRequestError):
+            template.segments([Message("user", "hello")])
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_numbers_are_as_long_as_their_digits() -> None:
+    """Schemas of libraries bound integers by 2^53 - 1."""
+    schema = {"type": "integer", "minimum": -(2**53 - 1), "maximum": 2**53 - 1}
+    tool = json.dumps({"type": "function", "function": {"name": "f", "parameters": schema}})
+    template = ChatTemplate("{{ tools | tojson }}{{ messages }}", ["<s>"], {})
+    (segment,) = template.segments([Message("user", "hello")], tools=[tool])
+    assert str(2**53 - 1) in segment.text
 
 
 @pytest.mark.parametrize(

@@ -240,6 +240,7 @@ def as_transformers_does(
     template: str,
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] | None,
+    **given: Any,
 ) -> str:
     """What `PreTrainedTokenizer.apply_chat_template` of transformers 5 renders, which sets Jinja up
     like this (utils/chat_template_utils.py)."""
@@ -260,5 +261,6 @@ def as_transformers_does(
         tools=tools,
         documents=None,
         add_generation_prompt=True,
-        **variables(template),
+        **(variables(template) if template in CONTROL else {}),
+        **given,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.reply_parsing.formats import CallSyntax, call_syntax_of, has_reasoning
+from outrider.reply_parsing.formats import CallSyntax, call_syntax_of, reasoning_tags_of
 from tests.models import tool_templates
 
 
@@ -21,7 +21,7 @@ from tests.models import tool_templates
 def test_a_template_tells_the_syntax(family: str, syntax: CallSyntax) -> None:
     template = tool_templates.FAMILIES[family]
     assert call_syntax_of(template) is syntax
-    assert has_reasoning(template) == (family == "thinking")
+    assert (reasoning_tags_of(template) is not None) == (family == "thinking")
 
 
 def test_forms_that_are_not_known_are_none() -> None:

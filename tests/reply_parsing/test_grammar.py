@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from outrider.models.tools import tool_text
 from outrider.reply_parsing.formats import CallSyntax, ReplyFormat
 from outrider.reply_parsing.grammar import call_grammar
@@ -118,33 +116,3 @@ def test_control_tokens_are_named_by_their_ids() -> None:
     ids = {"[TOOL_CALLS]": 5, "[ARGS]": 7}
     text = call_grammar(ReplyFormat(CallSyntax.MISTRAL_ARGS), [NOW], ids.get, parallel=False)
     assert 'call0: <[5]> "now" <[7]> %json ' in text
-
-
-@pytest.mark.parametrize(
-    ("reply_format", "ids", "start", "thought"),
-    [
-        (
-            ReplyFormat(CallSyntax.HERMES, True),
-            {},
-            "start: thought? BREAKS call\n",
-            r"thought[lazy]: /<think>(.|\n)*<\/think>/",
-        ),
-        (
-            ReplyFormat(CallSyntax.HERMES, True, True),
-            {},
-            "start: thought BREAKS call\n",
-            r"thought[lazy]: /(.|\n)*<\/think>/",
-        ),
-        (
-            ReplyFormat(CallSyntax.HERMES, True),
-            {"<think>": 1, "</think>": 2},
-            "start: thought? BREAKS call\n",
-            r"thought: <[1]> /(.|\n)*/ <[2]>",
-        ),
-    ],
-)
-def test_a_model_may_think_first(
-    reply_format: ReplyFormat, ids: dict[str, int], start: str, thought: str
-) -> None:
-    text = call_grammar(reply_format, [NOW], ids.get, parallel=False)
-    assert text.startswith(start) and f"\n{thought}\n" in text

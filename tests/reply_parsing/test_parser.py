@@ -21,17 +21,20 @@ from outrider.reply_parsing.events import (
     ToolCallBegun,
     ToolCallEnded,
 )
-from outrider.reply_parsing.formats import CallSyntax, ReplyFormat
+from outrider.reply_parsing.formats import REASONING_TAGS, CallSyntax, ReplyFormat
 from outrider.reply_parsing.parser import MAX_CALLS, ReadReply, ReplyParser, read_reply
 
 TOOLS = ("get_weather", "now")
 HERMES = ReplyFormat(CallSyntax.HERMES, tool_names=TOOLS)
-THINKING = ReplyFormat(CallSyntax.HERMES, has_reasoning=True, tool_names=TOOLS)
-FORCED = ReplyFormat(CallSyntax.HERMES, True, True, TOOLS)
+THINK = REASONING_TAGS[0]
+THINKING = ReplyFormat(CallSyntax.HERMES, THINK, tool_names=TOOLS)
+ONLY_THINKING = ReplyFormat(reasoning=THINK)
+SQUARE = ReplyFormat(reasoning=REASONING_TAGS[1])
+FORCED = ReplyFormat(CallSyntax.HERMES, THINK, True, TOOLS)
 LLAMA3 = ReplyFormat(CallSyntax.LLAMA3_JSON, tool_names=TOOLS)
 MISTRAL = ReplyFormat(CallSyntax.MISTRAL, tool_names=TOOLS)
 MISTRAL_ARGS = ReplyFormat(CallSyntax.MISTRAL_ARGS, tool_names=TOOLS)
-FORMATS = (HERMES, THINKING, FORCED, LLAMA3, MISTRAL, MISTRAL_ARGS)
+FORMATS = (HERMES, THINKING, FORCED, ONLY_THINKING, LLAMA3, MISTRAL, MISTRAL_ARGS)
 SEED = "request-1"
 
 
@@ -134,7 +137,7 @@ def test_calls_are_read_as_each_family_writes_them(
     reply = read_reply(text, reply_format, SEED)
     assert (reply.content, calls_of(reply)) == (content, calls)
     assert [call.id for call in reply.calls] == [
-        call_id_of(SEED, n, 9 if "mistral" in reply_format.call_syntax else 0)
+        call_id_of(SEED, n, 9 if reply_format in (MISTRAL, MISTRAL_ARGS) else 0)
         for n in range(len(calls))
     ]
 
@@ -230,6 +233,11 @@ def test_a_call_is_told_as_it_comes() -> None:
         (THINKING, "<think>a</thin", "a</thin", ""),
         (FORCED, "\nHm.\n</think>\n\nFive.", "Hm.", "Five."),
         (HERMES, "<think>a</think>b", "", "<think>a</think>b"),
+        (ONLY_THINKING, "<think>a</think>b<tool_call>", "a", "b<tool_call>"),
+        (ONLY_THINKING, "b", "", "b"),
+        (SQUARE, "[THINK]a [/THIN[/THINK]b [THINK]", "a [/THIN", "b [THINK]"),
+        (SQUARE, "<think>a</think>b", "", "<think>a</think>b"),
+        (ReplyFormat(), "<think>a</think>b", "", "<think>a</think>b"),
     ],
 )
 def test_reasoning_stands_apart(
@@ -266,7 +274,9 @@ def cut(text: str, places: Sequence[int]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "reply_format", FORMATS, ids=lambda it: f"{it.call_syntax}{it.has_reasoning}"
+    "reply_format",
+    FORMATS,
+    ids=lambda it: f"{it.call_syntax}{it.reasoning is not None}{it.begins_in_reasoning}",
 )
 def test_where_a_text_was_cut_makes_no_difference(reply_format: ReplyFormat) -> None:
     @given(REPLIES, st.lists(st.integers(0, 1000), max_size=8))
@@ -280,7 +290,9 @@ def test_where_a_text_was_cut_makes_no_difference(reply_format: ReplyFormat) -> 
 
 
 @pytest.mark.parametrize(
-    "reply_format", FORMATS, ids=lambda it: f"{it.call_syntax}{it.has_reasoning}"
+    "reply_format",
+    FORMATS,
+    ids=lambda it: f"{it.call_syntax}{it.reasoning is not None}{it.begins_in_reasoning}",
 )
 def test_nothing_is_lost_but_markup(reply_format: ReplyFormat) -> None:
     """What is told, in its order, is the text without markup: nothing is told twice, nothing

@@ -12,6 +12,7 @@ from outrider.sampling.params import SamplingParams
 FIELDS = [
     *("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
     *("frequency_penalty", "acceptance_threshold", "top_k", "seed", "max_tokens", "num_logprobs"),
+    "max_thinking_tokens",
 ]
 
 

@@ -72,6 +72,7 @@ class Only:
     def __init__(self, ids: Sequence[int]) -> None:
         self._mask = np.isin(np.arange(VOCABULARY), ids)
         self.advanced: list[int] = []
+        self.allows_all = False
 
     def allowed(self) -> Mask:
         return self._mask

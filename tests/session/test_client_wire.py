@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from outrider.cost import Cost
 from outrider.errors import MalformedFrameError, OutriderError, OverloadedError
-from outrider.reply_parsing.formats import CallSyntax, ReplyFormat
+from outrider.reply_parsing.formats import REASONING_TAGS, CallSyntax, ReplyFormat
 from outrider.session.client import Accepted, Committed, Done, Failed, Provisional, Retracted
 from outrider.session.client_wire import Told, read, write
 from outrider.session.types import (
@@ -24,7 +24,7 @@ from outrider.session.types import (
 from outrider.v1 import edge_pb2
 
 LOGPROBS = (TokenLogprobs(ScoredToken(2, -0.5, b"\xc3"), (ScoredToken(9, 0.0, b" a"),)),)
-FORMAT = ReplyFormat(CallSyntax.MISTRAL, True, True, ("f", "g"), single_call=True)
+FORMAT = ReplyFormat(CallSyntax.MISTRAL, REASONING_TAGS[1], True, ("f", "g"), single_call=True)
 USAGE = Usage(1, 2, 3, 4, 5, Cost(6, "USD"), 7, 8, 9)
 STATS = SpeculationStats(shown_tokens=3, rtt_ms=2.5)
 

@@ -207,7 +207,8 @@ def _take(chunk: dict[str, Any], reply: Reply, now: float) -> None:
     if chunk.get("error"):
         raise RequestFailedError("ERROR_IN_STREAM")
     for choice in chunk.get("choices") or ():
-        if (choice.get("delta") or {}).get("content"):
+        delta = choice.get("delta") or {}
+        if any(delta.get(name) for name in ("content", "reasoning_content", "reasoning")):
             reply.text_s.append(now)
     if usage := chunk.get("usage"):
         reply.num_tokens = int(usage.get("completion_tokens", 0))

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from outrider.cli.demo.kill import PROMPT
 from outrider.cli.demo.mesh import own_mesh
 from outrider.cli.local import development_key
 from outrider.cli.local.mesh import MAX_RTT_MS
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
     from outrider.client import ChatResult, Client, Transcript
     from outrider.sampling.params import SamplingParams
 
+PROMPT: Final = "What is the water cycle?"
+"""Its answer by the default model is right, and text of it is shown early."""
 _FRAMES_PER_S: Final = 20
 
 

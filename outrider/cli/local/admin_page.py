@@ -10,7 +10,7 @@ from outrider.telemetry import names
 
 _TIMEOUT_S: Final = 5.0
 _BACKENDS: Final = names.TOKENIZATION_BACKEND
-_BACKEND_KEYS: Final = ("model", "backend", "reason")
+_BACKEND_KEYS: Final = ("model", "backend", "reason", "processes")
 
 
 def read_page(host: str, admin_port: int, path: str = "/metrics") -> str:
@@ -27,8 +27,8 @@ def read_page(host: str, admin_port: int, path: str = "/metrics") -> str:
 
 
 def tokenizer_backends(host: str, admin_port: int) -> list[dict[str, str]]:
-    """`model`, `backend` and `reason` of each model whose texts a process tokenizes, sorted; none
-    where it does not answer."""
+    """`model`, `backend`, `reason` and `processes` of each model whose texts a process tokenizes,
+    sorted; none where it does not answer."""
     from prometheus_client.parser import text_string_to_metric_families
 
     try:

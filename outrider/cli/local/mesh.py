@@ -28,6 +28,9 @@ MAX_REPLICAS_PER_REGION = 16
 MAX_PER_ROLE = 16
 """Routers, and edges."""
 MAX_RTT_MS = 2000.0
+_DRAFTER_WAIT_S = 240.0
+"""How long a mesh that starts waits for its drafter, so that its first reply has drafts. Less than
+a process may take without progress."""
 _MAX_LABEL = 63
 """Letters of a name in a certificate (outrider/tls/identity.py)."""
 OF_MODELS = (
@@ -222,6 +225,16 @@ def _replica(options: MeshOptions, model: ServedModel, region: str, name: str) -
     return ProcessSpec(name=name, role="inference", values=values)
 
 
+def phases(options: MeshOptions) -> list[dict[str, str]]:
+    """Names and roles of all processes, in the groups that start one after the other: each needs
+    ports, or the certificate, of the one before."""
+    engines = {spec.name: spec.role for spec in replicas(options)}
+    first, *others = ({name: "edge"} for name in options.edge_names)
+    groups = [{**engines, "tokenizer": "tokenizer"}, dict.fromkeys(options.router_names, "router")]
+    rest = {name: role for each in others for name, role in each.items()}
+    return [*groups, first, *([rest] if rest else [])]
+
+
 def tokenizer(options: MeshOptions) -> ProcessSpec:
     """The tokenizer service."""
     values = {"host": options.host, "port": 0, "admin": {"port": 0}, "models": _names(options)}
@@ -300,7 +313,10 @@ def _edge(options: MeshOptions, state_dir: Path) -> dict[str, object]:
         "anonymous": True,
         "access": {"keys_file": str(state_dir / KEYS_FILE)},
         # Not even the one that is shipped for the model.
-        "drafter": {"model": "none" if options.engine == "fake" else options.draft_model},
+        "drafter": {
+            "model": "none" if options.engine == "fake" else options.draft_model,
+            "ready_wait_s": _DRAFTER_WAIT_S,
+        },
     }
 
 

@@ -2,6 +2,7 @@
 
     mesh.lock    locked (flock(2)) by the supervisor while it lives; holds its process id
     mesh.json    the services, present while the mesh is ready
+    starting     a line that says how far its start is, present until then
 
 The kernel drops the lock when its holder dies, and the files count only while it is held. So
 leftovers of a killed supervisor or a reboot are never taken for a mesh, and a process id that has
@@ -26,7 +27,7 @@ import typer
 from outrider.access.client_key import state_folder
 from outrider.errors import UnavailableError
 
-_LOCK, _RECORD = "mesh.lock", "mesh.json"
+_LOCK, _RECORD, _STARTING = "mesh.lock", "mesh.json", "starting"
 _PROBES_S = 1.0
 """A process that checks holds the lock for an instant; one held longer is a mesh's."""
 _POLL_S = 0.01
@@ -165,6 +166,9 @@ def _is_told(pid: int, folder: Path) -> bool:
 
 def no_mesh(state_dir: Path) -> UnavailableError:
     """Why nothing can be asked of a folder's mesh, and what to do."""
+    line = start_of(state_dir) if supervisor_pid(state_dir) is not None else ""
+    if line:
+        return UnavailableError(f"the mesh in {state_dir} is still starting: {line}")
     killed = killed_mesh(state_dir)
     why = f" (the last one was killed: process {killed.supervisor_pid})" if killed else ""
     start = command_for("up", state_dir)
@@ -215,11 +219,26 @@ def write_private(path: Path, text: str) -> None:
     scratch.replace(path)
 
 
+def record_start(state_dir: Path, line: str) -> None:
+    """Record how far the mesh's start is; "": it has not begun."""
+    write_private(state_dir / _STARTING, line)
+
+
+def start_of(state_dir: Path) -> str:
+    """How far the start of the folder's mesh is; "" if none starts."""
+    try:
+        return (state_dir / _STARTING).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+
+
 def publish(state_dir: Path, mesh: RunningMesh) -> None:
     """Record that the mesh is up."""
     write_private(state_dir / _RECORD, json.dumps(asdict(mesh), indent=2))
+    (state_dir / _STARTING).unlink(missing_ok=True)
 
 
 def withdraw(state_dir: Path) -> None:
-    """Remove the record."""
-    (state_dir / _RECORD).unlink(missing_ok=True)
+    """Remove the records."""
+    for name in (_RECORD, _STARTING):
+        (state_dir / name).unlink(missing_ok=True)

@@ -25,7 +25,7 @@ def lines(state: Mapping[str, Any], max_chars: int | None = None) -> Iterator[st
     if any(map(_has_kv, replicas)):
         yield from _section("KV", _kv(replicas), 1, 1, max_chars)
     if state["tokenizers"]:
-        yield from _section("TOKENIZERS", _tokenizers(state["tokenizers"]), 4, 2, max_chars)
+        yield from _section("TOKENIZERS", _tokenizers(state["tokenizers"]), 5, 2, max_chars)
     yield from map(_warning, filter(_is_inconsistent, replicas))
 
 
@@ -159,9 +159,10 @@ def _kv_of(it: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _tokenizers(rows: Iterable[Mapping[str, str]]) -> list[Sequence[str]]:
-    """The package that tokenizes each model's texts at each service, and why that one."""
-    keys = ("service", "model", "backend", "reason")
-    head = ("NAME", "MODEL", "BACKEND", "WHY")
+    """The package that tokenizes each model's texts at each service, the processes that help when
+    its threads are busy, and why that package."""
+    keys = ("service", "model", "backend", "processes", "reason")
+    head = ("NAME", "MODEL", "BACKEND", "PROCESSES", "WHY")
     return [head, *(tuple(row[key] for key in keys) for row in rows)]
 
 

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import secrets
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from outrider import children
 from outrider.children import ChildProcess
 from outrider.cli.local import certificates, mesh, settings
 from outrider.cli.local.certificates import Certificates
 from outrider.cli.local.link import DelayedLink
+from outrider.cli.local.log_lines import readable
 from outrider.cli.local.mesh import MeshOptions, ProcessSpec
 from outrider.cli.local.redis_server import LocalRedis, find_binary
-from outrider.cli.local.state import RunningMesh, publish, withdraw, write_private
+from outrider.cli.local.start_progress import StartProgress
+from outrider.cli.local.state import RunningMesh, command_for, publish, withdraw, write_private
 from outrider.engines.huge_pages import with_huge_pages
 from outrider.errors import UnavailableError
 from outrider.free_ports import free_tcp_port, free_udp_port
@@ -33,10 +38,17 @@ from outrider.workers.ports import reserve_row
 from outrider.workers.restarts import RestartPolicy, Restarts
 
 START_LIMIT_S = 300.0
+"""Longest time in which a process that starts reports nothing new."""
 STOP_LIMIT_S = 15.0
-_FAILED: Final = "outrider: "
+FAILED: Final = "outrider: "
 """Prefix of the line in which a command gives the reason of its failure (outrider/cli/main.py)."""
 _POLL_S = 0.05
+_ASK_S: Final = 1.0
+"""Between two questions to a process that starts what it does now."""
+_ANSWER_S: Final = 5.0
+"""Longest wait for an answer of a process that starts."""
+_END_OF: Final = "; the end of "
+"""Stands in an error between why a process failed and its log."""
 _RECORD_AGAIN_S: Final = 30.0
 """Before what could not be recorded is tried again."""
 
@@ -76,7 +88,10 @@ class Supervisor:
         state_dir: Path,
         say: Callable[[str], None],
         policy: RestartPolicy | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`say` prints a line; `clock` gives seconds."""
+        self._clock = clock
         self._policy = policy or RestartPolicy()
         self._options = options
         self.state_dir = state_dir
@@ -87,6 +102,7 @@ class Supervisor:
         """Fails if a process cannot be kept up by a defect here."""
         self._certificates: Certificates | None = None
         self._is_up = False
+        self._progress = StartProgress(mesh.phases(options))
         self._record_again: asyncio.TimerHandle | None = None
         self._links: list[DelayedLink] = []
         self.redis: LocalRedis | None = None
@@ -94,8 +110,22 @@ class Supervisor:
         self._salt_key = secrets.token_urlsafe(32)
         """Kept over restarts, so that an edge finds its clients' trust groups again."""
 
-    async def start(self) -> None:
-        """Start everything in order of dependence. Raises UnavailableError with the log's tail."""
+    async def start(self, show: Callable[[str], None] = lambda line: None) -> None:
+        """Start everything in order of dependence; `show` gets a line every second that says how
+        far this is. Raises UnavailableError with the end of the log of the process that failed."""
+        showing = asyncio.create_task(self._show_progress(show))
+        try:
+            await self._start_phases()
+        finally:
+            showing.cancel()
+            await asyncio.gather(showing, return_exceptions=True)
+
+    async def _show_progress(self, show: Callable[[str], None]) -> None:
+        while True:
+            show(self._progress.line(self._clock()))
+            await asyncio.sleep(_ASK_S)
+
+    async def _start_phases(self) -> None:
         for folder in ("config", "logs", "run"):
             (self.state_dir / folder).mkdir(parents=True, exist_ok=True)
         if self._options.plaintext:
@@ -137,7 +167,7 @@ class Supervisor:
 
     async def _start_all(self, specs: Sequence[ProcessSpec]) -> list[Child]:
         """Processes that are ready then; from now on each is started again when it dies. Raises
-        UnavailableError with the log's tail of one that did not start."""
+        UnavailableError with the end of the log of one that did not start."""
         tasks = [asyncio.create_task(self._start(spec)) for spec in specs]
         try:
             started = list(await asyncio.gather(*tasks))
@@ -153,9 +183,11 @@ class Supervisor:
     async def _start(self, spec: ProcessSpec) -> Child:
         completed = self._completed(spec, is_first=True)
         completed = replace(completed, values=_with_ports(completed, self._options.host))
+        self._progress.enter(spec.name, "", self._clock())
         process, ports, log = await self._spawn(completed, is_first=True)
-        restarts = Restarts(self._policy, time.monotonic())
+        restarts = Restarts(self._policy, self._clock())
         child = Child(spec, process, ports, log, restarts)
+        self._progress.ready(spec.name, self._clock())
         self.children.append(child)
         child.keeper = asyncio.create_task(self._keep(child))
         child.keeper.add_done_callback(self._keeper_ended)
@@ -222,22 +254,32 @@ class Supervisor:
     async def _until_ready(
         self, spec: ProcessSpec, process: ChildProcess, ready_file: Path, log: Path
     ) -> Ports:
-        try:
-            async with asyncio.timeout(START_LIMIT_S):
-                while process.returncode is None:
-                    ports = read_ports(ready_file)
-                    if ports is not None:
-                        host = self._options.host
-                        admin_port = ports.admin
-                        if await asyncio.to_thread(_is_ready, host, admin_port):
-                            return ports
-                    await asyncio.sleep(_POLL_S)
-        except TimeoutError:
-            raise UnavailableError(
-                f"{spec.name} was not ready after {START_LIMIT_S:.0f} s; see {log}"
-            ) from None
-        raise UnavailableError(
-            f"{spec.name} ended with status {process.returncode} before it was ready:\n{tail(log)}"
+        """Wait; a process that reports nothing new for START_LIMIT_S has failed. Raises
+        UnavailableError."""
+        host, said, since, ask_at = self._options.host, "", self._clock(), 0.0
+        while process.returncode is None:
+            now, ports = self._clock(), read_ports(ready_file)
+            if ports is not None or now >= ask_at:
+                port = ports.admin if ports is not None else _admin_port(spec)
+                is_ready, reason = await asyncio.to_thread(_readiness, host, port)
+                if is_ready and ports is not None:
+                    return ports
+                if reason not in ("", said):
+                    said, since = reason, now
+                    self._progress.enter(spec.name, said, now)
+                ask_at = now + _ASK_S
+            if now - since > START_LIMIT_S:
+                why = f"was not ready, and for {START_LIMIT_S:.0f} s it reported nothing new"
+                raise self._failed(spec.name, f"{why} ({said or 'no answer'})", log)
+            await asyncio.sleep(_POLL_S)
+        why = f"ended with status {process.returncode} before it was ready"
+        raise self._failed(spec.name, why, log)
+
+    def _failed(self, name: str, why: str, log: Path) -> UnavailableError:
+        logs = command_for("logs", self.state_dir)
+        return UnavailableError(
+            f"{name} {why}{_END_OF}{log}:\n{tail(log)}\n"
+            f"(`{logs}` shows all logs, `outrider doctor` checks this machine)"
         )
 
     def _publish(self) -> None:
@@ -297,7 +339,7 @@ class Supervisor:
                     child.process = await self._start_again(child)
                     child.is_up = True
                 except UnavailableError as error:
-                    why = error.message.partition(":\n")[0].removeprefix(f"{name} ")
+                    why = error.message.partition(_END_OF)[0].removeprefix(f"{name} ")
                 except OSError as error:
                     # No room on the disk, no more processes: the others need neither.
                     why = f"could not be started: {error}"
@@ -320,7 +362,7 @@ class Supervisor:
         """Wait before it is started again; `outrider status` shows it."""
         restarts = child.restarts
         name = child.spec.name
-        pause_s = restarts.died(time.monotonic(), was_ready=was_ready)
+        pause_s = restarts.died(self._clock(), was_ready=was_ready)
         self._record()
         self._tell(f"{name} {why}; it is started again in {pause_s:g} s")
         if restarts.does_not_start:
@@ -329,7 +371,7 @@ class Supervisor:
                 f"of {child.log}:\n{tail(child.log)}"
             )
         await asyncio.sleep(pause_s)
-        restarts.started(time.monotonic())
+        restarts.started(self._clock())
 
     def _record(self) -> None:
         """Publish; where that fails, later: the mesh runs on with an older record."""
@@ -410,12 +452,31 @@ async def _end(process: ChildProcess) -> None:
         await process.wait()
 
 
-def _is_ready(host: str, admin_port: int) -> bool:
+def _admin_port(spec: ProcessSpec) -> int:
+    """Where a process of these settings answers while it starts; 0: it is not known."""
+    table = spec.values.get("admin")
+    return int(table["port"]) if isinstance(table, Mapping) else 0
+
+
+def _readiness(host: str, admin_port: int) -> tuple[bool, str]:
+    """Whether a process is ready, and what it does if it is not; "": it does not answer."""
     try:
-        with urllib.request.urlopen(f"http://{host}:{admin_port}/ready", timeout=1) as reply:
-            return bool(reply.status == 200)
+        with urllib.request.urlopen(
+            f"http://{host}:{admin_port}/ready", timeout=_ANSWER_S
+        ) as reply:
+            return bool(reply.status == HTTPStatus.OK), ""
+    except urllib.error.HTTPError as error:
+        with error:
+            return False, _reason(error)
     except OSError:
-        return False
+        return False, ""
+
+
+def _reason(answer: IO[bytes]) -> str:
+    try:
+        return str(json.load(answer)["reason"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def ending(status: int) -> str:
@@ -424,11 +485,13 @@ def ending(status: int) -> str:
 
 
 def tail(log: Path, num_lines: int = 20) -> str:
-    """The last lines of a log, starting at a command's own failure message if it is among them."""
+    """The last lines of a log, for people, starting at a command's own failure message if it is
+    among them."""
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
         return f"(no log: {error})"
     last = lines[-num_lines:]
-    failures = [number for number, line in enumerate(last) if line.startswith(_FAILED)]
-    return "\n".join(last[failures[-1] :] if failures else last).removeprefix(_FAILED)
+    failures = [number for number, line in enumerate(last) if line.startswith(FAILED)]
+    shown = last[failures[-1] :] if failures else last
+    return "\n".join(text for line in shown for text in readable(line)).removeprefix(FAILED)

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, TextIO
@@ -38,6 +39,7 @@ from outrider.cli.local.preparing import (
     fetched,
 )
 from outrider.cli.local.redis_server import find_binary
+from outrider.cli.local.start_line import Show, start_line
 from outrider.cli.local.state import (
     RunningMesh,
     StateDir,
@@ -49,10 +51,12 @@ from outrider.cli.local.state import (
     left_running,
     make_private,
     no_mesh,
+    record_start,
     running_mesh,
+    start_of,
     supervisor_pid,
 )
-from outrider.cli.local.supervisor import START_LIMIT_S, STOP_LIMIT_S, Supervisor, tail
+from outrider.cli.local.supervisor import FAILED, STOP_LIMIT_S, Supervisor, tail
 from outrider.cli.model_choice import MODEL_HELP, choose_all
 from outrider.errors import OutriderError, UnavailableError
 from outrider.models.catalog import DEFAULT_MODEL
@@ -61,8 +65,8 @@ from outrider.models.definitions import NO_DRAFT, ModelSpec, as_table
 Welcome = Callable[[RunningMesh], Iterable[str]]
 
 _POLL_S = 0.1
-_STARTING = "starting; replicas load their model first, which takes most of the time"
-"""Stands on a terminal until the mesh is up."""
+_MAX_TOLD_LINES = 40
+"""Lines of a failed start that are shown: the end of one process's log, and what is said of it."""
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -305,6 +309,7 @@ def _inference_settings(options: MeshOptions) -> dict[str, object]:
 def _detach(options: MeshOptions, state_dir: Path) -> RunningMesh:
     """Run the mesh in a session of its own; wait until it is ready."""
     make_private(state_dir)
+    record_start(state_dir, "")  # what a killed mesh left there
     log = state_dir / "up.log"
     with log.open("wb") as sink:
         child = subprocess.Popen(
@@ -326,21 +331,26 @@ def _detach(options: MeshOptions, state_dir: Path) -> RunningMesh:
 def _wait_ready(
     child: subprocess.Popen[bytes], state_dir: Path, log: Path, console: Console
 ) -> RunningMesh:
-    """Wait until all of the mesh is up; its output is shown meanwhile."""
-    limit = time.monotonic() + 2 * START_LIMIT_S
-    with log.open(encoding="utf-8", errors="replace") as said, console.status(_STARTING):
+    """Wait until all of the mesh is up, or its supervisor has ended because a process does not
+    start; its output is shown meanwhile. Raises UnavailableError."""
+    with log.open(encoding="utf-8", errors="replace") as said, start_line(console) as show:
         while (mesh := running_mesh(state_dir)) is None or mesh.supervisor_pid != child.pid:
-            if child.poll() is not None or time.monotonic() > limit:
-                raise UnavailableError(f"the mesh did not start:\n{tail(log)}")
+            if child.poll() is not None:
+                raise UnavailableError(f"the mesh did not start: {tail(log, _MAX_TOLD_LINES)}")
             _pass_on(said, console)
+            show(start_of(state_dir))
             time.sleep(_POLL_S)
         _pass_on(said, console)
     return mesh
 
 
 def _pass_on(said: TextIO, console: Console) -> None:
+    """Print the lines that are there. What the supervisor says of a failure becomes an error."""
     for line in iter(said.readline, ""):
-        console.print(line, end="")
+        if line.startswith(FAILED):
+            said.read()
+        else:
+            console.print(line, end="")
 
 
 def _ready(mesh: RunningMesh, state_dir: Path) -> Iterator[str]:
@@ -378,7 +388,7 @@ def _console() -> Console:
 
 async def run(options: MeshOptions, state_dir: Path, welcome: Welcome | None = None) -> None:
     """Run a mesh from a folder until it is stopped; `welcome` returns the lines to print when it is
-    up. Raises UnavailableError."""
+    up, None for a mesh whose start another process shows. Raises UnavailableError."""
     console = _console()
     stop = asyncio.Event()
     supervisor = Supervisor(options, state_dir, console.print)
@@ -402,9 +412,10 @@ async def run(options: MeshOptions, state_dir: Path, welcome: Welcome | None = N
 async def _start_and_wait(
     supervisor: Supervisor, stop: asyncio.Event, console: Console, welcome: Welcome | None
 ) -> None:
-    start = asyncio.create_task(supervisor.start())
-    asked = asyncio.create_task(stop.wait())
-    with console.status(_STARTING):
+    shown = start_line(console) if welcome is not None else _recorded(supervisor.state_dir)
+    with shown as show:
+        start = asyncio.create_task(supervisor.start(show))
+        asked = asyncio.create_task(stop.wait())
         await asyncio.wait({start, asked}, return_when=asyncio.FIRST_COMPLETED)
     asked.cancel()
     if not start.done():
@@ -417,6 +428,12 @@ async def _start_and_wait(
     for line in welcome(mesh) if welcome is not None and mesh is not None else ():
         console.print(line)
     await supervisor.wait(stop)
+
+
+@contextlib.contextmanager
+def _recorded(state_dir: Path) -> Iterator[Show]:
+    """For the process that waits until this mesh is up."""
+    yield partial(record_start, state_dir)
 
 
 def down(state_dir: StateDir = None) -> None:

@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,10 +28,12 @@ from outrider.cli.prompting.terminal_input import Interrupts, Prompts, typing_hi
 from outrider.errors import (
     InvalidRequestError,
     OutriderError,
+    PermissionDeniedError,
     UnavailableError,
     UnknownModelError,
 )
 from outrider.models.chat import Message
+from outrider.models.template_variables import check_variables, read_variables
 from outrider.sampling.params import SamplingParams
 
 _PATIENCE_S = 120.0
@@ -61,6 +63,7 @@ class Wanted:
     """Expected text of the replies."""
     tools: tuple[str, ...] = ()
     tool_choice: str = ""
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
 
 
 _AcceptanceThreshold = Annotated[
@@ -110,6 +113,7 @@ def chat(
     top_k: options.TopKOrSuggested = None,
     seed: options.Seed = 0,
     max_tokens: options.MaxTokens = 256,
+    max_thinking_tokens: options.MaxThinkingTokens = -1,
     json_schema: options.JsonSchema = None,
     json_object: options.JsonObject = False,
     regex: options.Regex = None,
@@ -131,6 +135,7 @@ def chat(
     user: edge_choice.User = "",
     tools: options.Tools = None,
     tool_choice: _ToolChoice = "auto",
+    template_variables: options.TemplateVariables = "",
     state_dir: StateDir = None,
 ) -> None:
     """Chat with a mesh: hold a conversation, or get one answer to a prompt.
@@ -149,7 +154,7 @@ def chat(
         greedy.temperature if temperature is None else temperature,
         greedy.top_p if top_p is None else top_p,
         greedy.top_k if top_k is None else top_k,
-        *(seed, max_tokens, acceptance_threshold, logprobs, grammar),
+        *(seed, max_tokens, acceptance_threshold, logprobs, grammar, max_thinking_tokens),
     )
     prompts: list[str | options.NoPrompt] = options.read_prompts(text, prompt, prompt_file)
     if not prompts and not sys.stdin.isatty():
@@ -160,7 +165,10 @@ def chat(
     expected = "" if prediction is None else options.read_text(prediction)
     known = options.read_tools(tools)
     choice = tool_choice if known else ""
-    wanted = Wanted(provisional, speculation, thin, chosen.caller, expected, known, choice)
+    variables = read_variables(check_variables(template_variables))
+    wanted = Wanted(
+        provisional, speculation, thin, chosen.caller, expected, known, choice, variables
+    )
     command = ChatCommand(chosen.address, wanted)
     settings = Settings(name, system, params)
     if prompts:
@@ -282,10 +290,14 @@ class ChatCommand:
                 async def check(model: str) -> str:
                     name = check_model(model)
                     listed = [it.name for it in (await client.describe()).models]
+                    if name in listed:
+                        return name
                     # An edge lists what clients without a key may use; with one it may be more.
-                    if not self._wanted.caller.key and name not in listed:
+                    if not self._wanted.caller.key:
                         has = ", ".join(listed) or "none"
                         raise UnknownModelError(f"the edge has no model {name!r}; it has {has}")
+                    with contextlib.suppress(PermissionDeniedError):  # a key for chats alone
+                        await client.tokenize("", model=name)
                     return name
 
                 async def choose(model: str) -> SamplingChoice:
@@ -320,6 +332,7 @@ class ChatCommand:
             prediction=self._wanted.prediction,
             tools=self._wanted.tools,
             tool_choice=self._wanted.tool_choice,
+            template_variables=self._wanted.template_variables,
         ) as stream:
             try:
                 with self._interrupts.stopping(stream.cancel):

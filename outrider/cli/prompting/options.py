@@ -62,6 +62,14 @@ Seed = Annotated[
     ),
 ]
 MaxTokens = Annotated[int, typer.Option(min=1, max=(1 << 31) - 1, help="Longest reply, in tokens.")]
+MaxThinkingTokens = Annotated[
+    int,
+    typer.Option(
+        min=-1,
+        max=(1 << 31) - 1,
+        help="Most tokens of reasoning, at which it is ended; -1: no limit.",
+    ),
+]
 JsonSchema = Annotated[
     Path | None, typer.Option(help="Make replies follow the JSON schema in this file.")
 ]
@@ -75,6 +83,13 @@ Tools = Annotated[
     typer.Option(
         help="JSON file with the tools that the model may call: a list of objects with name, "
         "description and parameters, or the list that OpenAI's API takes."
+    ),
+]
+TemplateVariables = Annotated[
+    str,
+    typer.Option(
+        help="JSON object with variables for the model's chat template, such as "
+        "'{\"enable_thinking\": false}'."
     ),
 ]
 Json = Annotated[
@@ -204,6 +219,7 @@ def sampling(
     acceptance_threshold: float = 0.0,
     num_logprobs: int = -1,
     grammar: Grammar | None = None,
+    max_thinking_tokens: int = -1,
 ) -> SamplingParams:
     """Validated sampling values of the flags. Raises InvalidSamplingError."""
     return SamplingParams(
@@ -215,6 +231,7 @@ def sampling(
         acceptance_threshold=acceptance_threshold,
         num_logprobs=num_logprobs,
         grammar=grammar,
+        max_thinking_tokens=max_thinking_tokens,
     )
 
 

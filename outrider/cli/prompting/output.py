@@ -129,9 +129,11 @@ def summary(result: ChatResult) -> str:
     stats, times = result.speculation_stats, result.timings
     early = f", {stats.shown_tokens} shown early" if stats.shown_tokens else ""
     erased = f", {stats.erased_tokens} corrected" if stats.erased_tokens else ""
-    lossy = f", {result.usage.lossy_tokens} lossy" if result.usage.lossy_tokens else ""
+    usage = result.usage
+    lossy = f", {usage.lossy_tokens} lossy" if usage.lossy_tokens else ""
+    thought = f", {usage.reasoning_tokens} of them reasoning" if usage.reasoning_tokens else ""
     parts = [
-        f"{in_words(len(result.ids), 'token', 'tokens')}{early}{erased}{lossy}, "
+        f"{in_words(len(result.ids), 'token', 'tokens')}{thought}{early}{erased}{lossy}, "
         f"{_ENDS[result.finish_reason]}"
     ]
     if _is_seen_early(times):

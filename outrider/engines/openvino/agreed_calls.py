@@ -17,7 +17,8 @@ model, one file for each combination of everything the answer depends on:
 This is safe: if a fact cannot be found out, nothing is remembered; a fact that differs in any way
 names another file; and calls of few rows, which run at every start anyhow, are compared at every
 start. A damaged or unexpected file is ignored and written anew; a directory that cannot be written
-costs only the time.
+costs only the time. A model keeps the newest MAX_FILES answers: each upgrade or other setting adds
+one, and none of the earlier ones may ever be asked for again.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ from outrider.models.disk.files import write_atomic
 Facts: TypeAlias = Mapping[str, Any]
 """All that an answer depends on, as JSON values."""
 
+MAX_FILES: Final = 16
+"""Answers kept of one model."""
 _LIBRARY_PREFIXES: Final = (
     "OV_",
     "OPENVINO_",
@@ -98,8 +101,17 @@ def remember(directory: Path, facts: Facts, max_rows: int) -> None:
     path = _file(directory, facts)
     try:
         write_atomic(path, json.dumps(_record(facts, max_rows), indent=1).encode(), mode=0o644)
+        _forget_oldest(path)
     except OSError as error:
         log.info("agreed_calls_not_kept", path=str(path), error=str(error))
+
+
+def _forget_oldest(newest: Path) -> None:
+    """Remove answers beyond MAX_FILES, those written first, but not the `newest`."""
+    others = set(newest.parent.glob(_name("*"))) - {newest}
+    by_age = sorted(others, key=lambda file: file.stat().st_mtime_ns)
+    for file in by_age[: max(0, len(by_age) - MAX_FILES + 1)]:
+        file.unlink(missing_ok=True)
 
 
 def _record(facts: Facts, max_rows: int) -> dict[str, Any]:
@@ -110,7 +122,11 @@ def _record(facts: Facts, max_rows: int) -> dict[str, Any]:
 
 def _file(directory: Path, facts: Facts) -> Path:
     """Beside the directory: one inside would differ from the directory's manifest."""
-    return directory.parent / f"agreed-calls-{_digest(facts)[:32]}.json"
+    return directory.parent / _name(_digest(facts)[:32])
+
+
+def _name(key: str) -> str:
+    return f"agreed-calls-{key}.json"
 
 
 def _digest(value: object) -> str:

@@ -23,6 +23,7 @@ import structlog
 from outrider.engines.base import Ids
 from outrider.engines.footprint import footprint
 from outrider.engines.free_memory import known_free_memory
+from outrider.engines.load_stage import LoadStage, ReportStage, ignore_stage
 from outrider.engines.model_size import size_of
 from outrider.engines.openvino.architectures import check_architecture
 from outrider.engines.openvino.gemma_file import GEMMA3
@@ -107,10 +108,15 @@ class ConvertedModel:
 
 
 def converted(
-    spec: ModelSpec, store: ModelStore, layout: str = DEFAULT_LAYOUT, *, kv_bytes: int = 0
+    spec: ModelSpec,
+    store: ModelStore,
+    layout: str = DEFAULT_LAYOUT,
+    *,
+    kv_bytes: int = 0,
+    report: ReportStage = ignore_stage,
 ) -> ConvertedModel:
     """The converted model; fetched and converted if the store does not have it. OpenVINO's folders
-    have a layout of their own.
+    have a layout of their own. `report` is called where a conversion begins.
 
     Raises what ModelStore.ensure raises, EngineError if the conversion fails, and
     InsufficientMemoryError, before minutes of conversion, if the model could not be loaded with a
@@ -129,6 +135,7 @@ def converted(
         weights_bytes = size.weights_bytes_of(BITS_OF_LAYOUT.get(layout, 8))
         needed = footprint(weights_bytes, size.vocabulary_size, kv_bytes, process_bytes=0)
         needed.check(known_free_memory())
+        report(LoadStage.CONVERT)
         if files is None:
             convert(artifact.path, folder, layout)
             return

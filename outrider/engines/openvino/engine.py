@@ -21,6 +21,7 @@ from outrider.engines.base import (
     no_work,
 )
 from outrider.engines.config import EngineConfig
+from outrider.engines.load_stage import ReportStage, ignore_stage
 from outrider.engines.openvino.convert import ConvertedModel
 from outrider.engines.openvino.model import PagedModel
 from outrider.errors import ConfigError, EngineError
@@ -41,9 +42,12 @@ class OpenVinoEngine:
     clears the rest of the block that holds a slice's last token.
     """
 
-    def __init__(self, model: ConvertedModel, config: EngineConfig) -> None:
-        """Compile the model and allocate the pool. Raises EngineError, and ConfigError for a pool
-        that is too small, or a model that the memory has no room for."""
+    def __init__(
+        self, model: ConvertedModel, config: EngineConfig, report: ReportStage = ignore_stage
+    ) -> None:
+        """Compile the model and allocate the pool; `report` is called with each stage. Raises
+        EngineError, and ConfigError for a pool that is too small, or a model that the memory has no
+        room for."""
         most = model.facts.max_context_tokens
         asked = config.max_context_tokens
         if asked > most:
@@ -55,6 +59,7 @@ class OpenVinoEngine:
             scratch_tokens=scratch_tokens,
             sizing=SizingRule(ladder(max(config.max_fixed_rows, _LADDER_ROWS)), _QUANTUM),
             max_context_tokens=asked or most,
+            report=report,
         )
         self._info = EngineInfo(
             name="openvino",

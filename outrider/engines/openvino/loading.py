@@ -7,6 +7,7 @@ from typing import Final
 
 from outrider.engines.config import EngineConfig
 from outrider.engines.draft_file import DraftCard, compose
+from outrider.engines.load_stage import ReportStage, ignore_stage
 from outrider.engines.openvino.convert import (
     convert,
     converted,
@@ -24,11 +25,17 @@ _COMPOSER_VERSION: Final = 2
 """Raised whenever a composed draft or its meaning changes."""
 
 
-def load_engine(spec: ModelSpec, store: ModelStore, config: EngineConfig) -> OpenVinoEngine:
-    """Fetch and convert the model if necessary, then compile it. Blocks for seconds."""
+def load_engine(
+    spec: ModelSpec,
+    store: ModelStore,
+    config: EngineConfig,
+    report: ReportStage = ignore_stage,
+) -> OpenVinoEngine:
+    """Fetch and convert the model if necessary, then compile it. Blocks for seconds; `report` is
+    called with each stage."""
     layout = LAYOUT_OF_BITS[config.weight_bits]
-    model = converted(spec, store, layout, kv_bytes=config.kv_bytes)
-    return OpenVinoEngine(model, config)
+    model = converted(spec, store, layout, kv_bytes=config.kv_bytes, report=report)
+    return OpenVinoEngine(model, config, report)
 
 
 def load_trained_draft(

@@ -18,6 +18,7 @@ from outrider.engines.fingerprint import fingerprint_of, probe_ids
 from outrider.engines.footprint import RESERVE_BYTES, check_pool, compiled_bytes, footprint
 from outrider.engines.free_memory import free_memory, known_free_memory
 from outrider.engines.kv_budget import BlockShape
+from outrider.engines.load_stage import LoadStage, ReportStage, ignore_stage
 from outrider.engines.openvino import agreed_calls
 from outrider.engines.openvino.batch import CallLayout, Inputs
 from outrider.engines.openvino.compiling import Compiler
@@ -61,13 +62,16 @@ class PagedModel:
         scratch_tokens: int,
         sizing: SizingRule,
         max_context_tokens: int,
+        report: ReportStage = ignore_stage,
     ) -> None:
-        """Compile, and find out which calls compute the same bits. Models for calls of exactly so
+        """Compile, and find out which calls compute the same bits; `report` is called with both
+        stages. Models for calls of exactly so
         many rows as some of `sizing.sizes` follow in the background, unless config.prepare_first.
         Raises EngineError, InsufficientMemoryError for a model or a pool that does not fit into the
         memory that is free, and ConfigError for a pool that is too small."""
         self._weights_bytes = model.weights.stat().st_size
         _check_memory(model, self._weights_bytes, config)
+        report(LoadStage.COMPILE)
         compiler = Compiler(model, config)
         self.precision = compiler.precision
         free = compiler.free()
@@ -93,6 +97,7 @@ class PagedModel:
         """
         room = self.num_blocks * self.block_tokens - scratch_tokens
         max_tokens = min(room, max_context_tokens - scratch_tokens)
+        report(LoadStage.COMPARE)
         reference = self._agree(max_tokens, model.directory, free)
         self.fingerprint = fingerprint_of(reference)
         """See EngineInfo."""

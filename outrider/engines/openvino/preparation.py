@@ -14,7 +14,7 @@ from outrider.errors import EngineError
 log = structlog.get_logger()
 
 _NICENESS = 10
-"""Niceness of the thread: calls that serve sessions come first."""
+"""Least niceness of the thread: calls that serve sessions come first."""
 
 
 class Preparation:
@@ -50,7 +50,10 @@ class Preparation:
     ) -> None:
         # Linux alone has priorities of threads; elsewhere this would be the process's.
         if hasattr(os, "sched_getaffinity"):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+            thread = threading.get_native_id()
+            # Only root may make a process less nice than it is.
+            niceness = max(_NICENESS, os.getpriority(os.PRIO_PROCESS, thread))
+            os.setpriority(os.PRIO_PROCESS, thread, niceness)
         try:
             self._prepare(sizes, prepare)
         finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter as Counts
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -26,8 +26,17 @@ _LOOKUP_FIELDS: Final = {
     names.TOKENIZATION_CHARS: "num_chars",
     names.TOKENIZATION_HIT_CHARS: "num_hit_chars",
 }
-ModelEncoder: TypeAlias = tuple[str, CachingEncoder]
-"""A model's name, and what tokenizes for it."""
+
+
+class ModelEncoder(NamedTuple):
+    """A loaded model, and what tokenizes for it."""
+
+    model: str
+    encoder: CachingEncoder
+    num_processes: int = 0
+    """Other processes that do so while the threads are busy."""
+
+
 _LOOP_TIERS: Final = frozenset({Tier.CACHE, Tier.INLINE, Tier.FALLBACK})
 
 
@@ -97,15 +106,15 @@ class TokenizationMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """The metrics of one scrape."""
         by_model = self._encoders()
-        encoders = [encoder for _, encoder in by_model]
+        encoders = [it.encoder for it in by_model]
         yield from self._cache(encoders)
         in_use = GaugeMetricFamily(
             names.TOKENIZATION_BACKEND,
             names.TOKENIZATION_BACKEND.help,
-            labels=["model", "backend", "reason"],
+            labels=["model", "backend", "reason", "processes"],
         )
         backends = [encoder.backend for encoder in encoders]
-        rows = {(model, it.backend.name, it.backend.reason) for model, it in by_model}
+        rows = {_row(it) for it in by_model}
         for row in sorted(rows):
             in_use.add_metric(row, 1)
         yield in_use
@@ -138,3 +147,8 @@ class TokenizationMetrics(Collector):
                 found = sum(getattr(e.lookups[content], field) for e in encoders)
                 family.add_metric([content], found + self._retired[content, field])
             yield family
+
+
+def _row(it: ModelEncoder) -> tuple[str, str, str, str]:
+    backend = it.encoder.backend
+    return it.model, backend.name, backend.reason, str(it.num_processes)

@@ -57,6 +57,8 @@ class Tier(StrEnum):
     """In the event loop, because neither threads nor processes had room."""
     REFUSED = "refused"
     """Nowhere: too many chats wait."""
+    REGION = "region"
+    """Not here: it took too long, and was left to the region."""
     DROPPED = "dropped"
     """Not at all: a typeahead prompt, whose ids would only have saved time."""
 
@@ -101,6 +103,7 @@ class TokenizationJob:
     """Seconds, by the pool's clock."""
     scope: CacheScope = None
     tools: Sequence[str] = ()
+    variables: str = ""
     text: str | None = None
     """The prompt, where it is no chat."""
     prompt: PartialPrompt | None = None
@@ -119,6 +122,10 @@ class TokenizationJob:
 
 class OverflowPool(Protocol):
     """Other processes that tokenize while the threads are saturated."""
+
+    @property
+    def num_processes(self) -> int:
+        """How many there are, started or not."""
 
     def offer(
         self, job: TokenizationJob, finish: Callable[[TokenizationJob, TokenizationResult], None]
@@ -167,6 +174,11 @@ class TokenizationPool:
             self._give_up,
         )
 
+    @property
+    def num_processes(self) -> int:
+        """Other processes that tokenize while the threads are saturated."""
+        return self._overflow.num_processes if self._overflow is not None else 0
+
     def submit(
         self,
         messages: Sequence[Message],
@@ -174,6 +186,7 @@ class TokenizationPool:
         *,
         requester: Requester,
         tools: Sequence[str] = (),
+        variables: str = "",
         scope: CacheScope = None,
         is_typeahead: bool = False,
     ) -> TokenizationJob:
@@ -186,13 +199,14 @@ class TokenizationPool:
         fallback tier. Raises OverloadedError when no tier has room.
         """
         messages = self._rewriter.prepare(messages)
-        num_chars = num_chars_of(messages, tools)
+        num_chars = num_chars_of(messages, tools) + len(variables)
         job_class = JobClass.TYPEAHEAD if is_typeahead else _class_of(num_chars)
         loop = asyncio.get_running_loop()
         job = TokenizationJob(
             *(messages, answer, job_class, requester, num_chars, loop, self._clock()),
             scope=scope,
             tools=tools,
+            variables=variables,
         )
         if not self._is_answered_inline(job):
             self._enqueue(job)
@@ -243,6 +257,11 @@ class TokenizationPool:
         """The result is not wanted any more; it will not be delivered."""
         job.is_cancelled = True
         self._threads.remove(job)
+
+    def leave(self, job: TokenizationJob) -> None:
+        """Cancel it, because the region makes the ids instead."""
+        self.cancel(job)
+        self._record(Tier.REGION, (self._clock() - job.begun_at) * 1e3)
 
     def close(self) -> None:
         """Give up what waits; what runs ends by itself."""
@@ -330,7 +349,7 @@ class TokenizationPool:
         return True
 
     def _finish(self, job: TokenizationJob, result: TokenizationResult, tier: Tier) -> None:
-        if not job.is_plain:
+        if not job.is_plain and not job.is_cancelled:
             self._record(tier, (self._clock() - job.begun_at) * 1e3)
         if isinstance(result, OutriderError):
             result.bare()  # its traceback would keep the prompt's text and ids, perhaps megabytes
@@ -375,15 +394,17 @@ class TokenizationPool:
     def _begin(self, job: TokenizationJob) -> PartialPrompt:
         if job.text is not None:
             return self.encoder.begin_text(job.text, job.scope)
-        return self.encoder.begin(job.messages, job.scope, tools=job.tools)
+        return self._begin_chat(job, job.messages)
+
+    def _begin_chat(self, job: TokenizationJob, messages: Sequence[Message]) -> PartialPrompt:
+        return self.encoder.begin(messages, job.scope, tools=job.tools, variables=job.variables)
 
     def _fitted(self, job: TokenizationJob, num_tokens: int, *, may_wait: bool) -> array[int]:
         if job.text is not None:
             raise PromptTooLongError.of(num_tokens, self._policy.max_tokens)
 
         def encode(messages: Sequence[Message]) -> array[int]:
-            prompt = self.encoder.begin(messages, job.scope, tools=job.tools)
-            return self.encoder.finish(prompt, may_wait=may_wait)
+            return self.encoder.finish(self._begin_chat(job, messages), may_wait=may_wait)
 
         max_tokens = self._policy.max_tokens
         ids = self._rewriter.fitted(
@@ -391,7 +412,7 @@ class TokenizationPool:
             num_tokens,
             max_tokens,
             encode,
-            num_fixed_chars=sum(map(len, job.tools)),
+            num_fixed_chars=sum(map(len, job.tools)) + len(job.variables),
         )
         self._shortened(num_tokens, len(ids))
         return ids

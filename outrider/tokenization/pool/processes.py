@@ -1,10 +1,11 @@
 """The overflow pool: processes that tokenize chats while the threads are saturated.
 
-Each process has a thread here that talks to it over one pipe, one chat at a time. A request is the
-cache scope, behind a byte that tells whether it is set, JSON with the tools and with all of the
-messages but their contents, and every content in UTF-8 as it is: a long text is encoded once and
-never pickled. An answer is the ids as native uint32, or empty for a chat that cannot be encoded:
-the parent then finds out why.
+They are started when the threads are saturated for the first time: until then they would only take
+memory. Each process has a thread here that talks to it over one pipe, one chat at a time; it says
+by an empty message that it is ready. A request is the cache scope, behind a byte that tells whether
+it is set, JSON with the tools, the template's variables and all of the messages but their contents,
+and every content in UTF-8 as it is: a long text is encoded once and never pickled. An answer is the
+ids as native uint32, or empty for a chat that cannot be encoded: the parent then finds out why.
 """
 
 from __future__ import annotations
@@ -59,14 +60,25 @@ class ProcessPool:
             TokenizerProcess(vocabulary, backend, cache_bytes) for _ in range(num_processes)
         ]
         self._rng = Random()
+        self._is_started = False
+
+    @property
+    def num_processes(self) -> int:
+        """How many there are, started or not."""
+        return len(self.members)
 
     def offer(self, job: TokenizationJob, finish: Finish) -> bool:
-        """Take the job and call `finish` from a thread; False if the chosen one has no room."""
-        living = [member for member in self.members if member.is_alive]
-        if not living:
+        """Take the job and call `finish` from a thread; False if no process is ready, or if the
+        chosen one has no room. The first call starts the processes."""
+        if not self._is_started:
+            self._is_started = True
+            for member in self.members:
+                member.start()
+        ready = [member for member in self.members if member.is_ready]
+        if not ready:
             return False
-        loads = [member.num_pending for member in living]
-        return living[two_choices(loads, self._rng)].enqueue(job, finish)
+        loads = [member.num_pending for member in ready]
+        return ready[two_choices(loads, self._rng)].enqueue(job, finish)
 
     def close(self) -> None:
         """Give up what waits and end the processes, without waiting for them."""
@@ -84,15 +96,19 @@ class TokenizerProcess:
         self._changed = threading.Condition()
         self._is_closed = False
         self.num_pending = 0
-        self.is_alive = True
+        self.is_ready = False
+        """Whether it takes chats: it has started, and is not gone."""
         self.process: SpawnProcess | None = None
         self._thread = threading.Thread(target=self._run, name="tokenize-process", daemon=True)
+
+    def start(self) -> None:
+        """Start the process, without waiting for it. Call it once, before `close`."""
         self._thread.start()
 
     def enqueue(self, job: TokenizationJob, finish: Finish) -> bool:
-        """Take the job; False if MAX_PENDING wait already, or the process is gone."""
+        """Take the job; False if MAX_PENDING wait already, or the process is not ready."""
         with self._changed:
-            if not self.is_alive or self._is_closed or self.num_pending >= MAX_PENDING:
+            if not self.is_ready or self._is_closed or self.num_pending >= MAX_PENDING:
                 return False
             self._pending.append((job, finish))
             self.num_pending += 1
@@ -107,13 +123,17 @@ class TokenizerProcess:
             self._changed.notify()
 
     def join(self, timeout_s: float) -> None:
-        """After `close`: wait until the process is gone."""
-        self._thread.join(timeout_s)
+        """After `close`: wait until the process is gone, if it was started."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
 
     # Everything below runs in the thread.
 
     def _run(self) -> None:
-        with self._started() or contextlib.nullcontext() as connection:
+        connection = self._started()
+        if connection is None:
+            return
+        with connection:
             while (taken := self._take()) is not None:
                 job, finish = taken
                 result = None if job.is_cancelled else self._result(connection, job)
@@ -121,11 +141,11 @@ class TokenizerProcess:
                     self.num_pending -= 1  # before finish, whose caller may offer the next job
                 if result is not None:
                     finish(job, result)
-        if self.process is not None:
-            self.process.join()
+        assert self.process is not None
+        self.process.join()
 
     def _started(self) -> Connection | None:
-        """The way to the process; None, and it is not alive, if it cannot be started."""
+        """The way to the process, once it is ready; None if it cannot be started."""
         context = multiprocessing.get_context("spawn")  # noqa: TID251 - spawn does not fork
         with contextlib.ExitStack() as ending:
             try:
@@ -136,12 +156,13 @@ class TokenizerProcess:
                         target=_serve, args=(theirs, *self._arguments), name="tokenize", daemon=True
                     )
                     process.start()
-            except OSError as error:
-                self.is_alive = False
+                self.process = process
+                ours.recv_bytes()
+            except (EOFError, OSError) as error:
                 log.warning("tokenizer_process_not_started", error=str(error))
                 return None
-            self.process = process
             ending.pop_all()
+        self.is_ready = True
         return ours
 
     def _take(self) -> tuple[TokenizationJob, Finish] | None:
@@ -149,19 +170,19 @@ class TokenizerProcess:
             self._changed.wait_for(lambda: self._pending or self._is_closed)
             return self._pending.popleft() if self._pending else None
 
-    def _result(self, connection: Connection | None, job: TokenizationJob) -> TokenizationResult:
+    def _result(self, connection: Connection, job: TokenizationJob) -> TokenizationResult:
         try:
             check_messages(job.messages)
-            answer = _ask(connection, job) if connection is not None and self.is_alive else b""
+            answer = _ask(connection, job) if self.is_ready else b""
             if answer:
                 return as_tuple(array("I", answer))
-            return tuple(self._vocabulary.encode_chat(job.messages, job.tools))
+            return tuple(self._vocabulary.encode_chat(job.messages, job.tools, job.variables))
         except OutriderError as error:
             return error
         except (EOFError, OSError):
-            self.is_alive = False
+            self.is_ready = False
             log.warning("tokenizer_process_lost", pid=self.process and self.process.pid)
-            return self._result(None, job)
+            return self._result(connection, job)
         except BaseException as failure:
             if not is_defect(failure):
                 raise
@@ -171,7 +192,8 @@ class TokenizerProcess:
 def _ask(connection: Connection, job: TokenizationJob) -> bytes:
     """The answer to one chat; blocks. Raises EOFError or OSError when the process is gone."""
     connection.send_bytes(_NO_SCOPE if job.scope is None else _SCOPE + job.scope)
-    connection.send_bytes(json.dumps([job.tools, [_head(it) for it in job.messages]]).encode())
+    heads = [_head(it) for it in job.messages]
+    connection.send_bytes(json.dumps([job.tools, job.variables, heads]).encode())
     for message in job.messages:
         connection.send_bytes(message.content.encode())
     return connection.recv_bytes()
@@ -191,29 +213,34 @@ def _serve(connection: Connection, vocabulary: Vocabulary, backend: str, cache_b
     adopted = adopt_backend(vocabulary, backend, "the parent process uses it")
     encoder = CachingEncoder(vocabulary, adopted, CachePolicy(max_bytes=cache_bytes))
     with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
+        connection.send_bytes(b"")
         while True:
             scope = connection.recv_bytes()
-            tools, messages = _receive(connection)
+            tools, variables, messages = _receive(connection)
             own_scope = None if scope == _NO_SCOPE else scope[1:]
-            connection.send_bytes(_answer(encoder, messages, own_scope, tools))
+            connection.send_bytes(_answer(encoder, messages, own_scope, tools, variables))
 
 
-def _receive(connection: Connection) -> tuple[Sequence[str], list[Message]]:
-    """Tools and messages."""
-    tools, heads = json.loads(connection.recv_bytes())
+def _receive(connection: Connection) -> tuple[Sequence[str], str, list[Message]]:
+    """Tools, variables and messages."""
+    tools, variables, heads = json.loads(connection.recv_bytes())
     messages = []
     for role, calls, call_id, name, reasoning in heads:
         content = connection.recv_bytes().decode()
         made = tuple(ToolCall(*call) for call in calls)
         messages.append(Message(role, content, made, call_id, name, reasoning))
-    return tools, messages
+    return tools, variables, messages
 
 
 def _answer(
-    encoder: CachingEncoder, messages: list[Message], scope: CacheScope, tools: Sequence[str]
+    encoder: CachingEncoder,
+    messages: list[Message],
+    scope: CacheScope,
+    tools: Sequence[str],
+    variables: str,
 ) -> bytes:
     try:
-        return encoder.encode_chat(messages, scope, tools=tools).tobytes()
+        return encoder.encode_chat(messages, scope, tools=tools, variables=variables).tobytes()
     except BaseException as failure:
         if not is_defect(failure):
             raise

@@ -98,7 +98,11 @@ def refusal(what: Limited, state: RateState, wait_s: float, tenant: str) -> Rate
         retry_ms = 0
     else:
         name = what.value.replace("_", " ")
-        text = f"tenant {tenant} has used its {state.limit} {name} of a minute; wait {wait_s:.1f} s"
+        # Clients that read no header find the time in OpenAI's words.
+        text = (
+            f"tenant {tenant} has used its {state.limit} {name} of a minute; try again in "
+            f"{wait_s:.1f}s"
+        )
         retry_ms = max(1, math.ceil(wait_s * 1000))
     metadata = {
         "limited": what.value,

@@ -43,6 +43,7 @@ from services.edge.session.events import (
     DraftsReady,
     Finish,
     Input,
+    LeaveToRegion,
     OpenDrafter,
     OpenRegion,
     PromptFailed,
@@ -151,6 +152,8 @@ class Chat:
         """Clock time for which the timer was last set."""
         self._is_tick_submitted = False
         self._tokenizing: tuple[TokenizationJob, Span] | None = None
+        self._is_prompt_ready = False
+        """Whether its ids were made here, or left to the region."""
         self._link: RouterLink | None = None
         self._session_id = 0
         """Id of the session on `_link`."""
@@ -305,6 +308,8 @@ class Chat:
                 self._cancel(reason)
             case Tokenize():
                 self._tokenize(action)
+            case LeaveToRegion():
+                self._leave_to_region()
             case Finish():
                 self._finish()
             case _:
@@ -358,7 +363,12 @@ class Chat:
             whose = self._requester
             if action.text is None:
                 job = pool.submit(
-                    action.messages, answer, requester=whose, tools=action.tools, scope=scope
+                    action.messages,
+                    answer,
+                    requester=whose,
+                    tools=action.tools,
+                    variables=action.variables,
+                    scope=scope,
                 )
             else:
                 job = pool.submit_text(action.text, answer, requester=whose, scope=scope)
@@ -380,8 +390,21 @@ class Chat:
             span.end()
             self._ready(PromptReady(outcome))
 
+    def _leave_to_region(self) -> None:
+        if self._is_prompt_ready:
+            return  # the limits are being asked for its ids
+        if self._tokenizing is not None:
+            job, span = self._tokenizing
+            self._tokenizing = None
+            self._model.tokenization.leave(job)
+            span.end()
+        self._is_prompt_charged = False
+        self._ready(PromptReady(None))
+
     def _ready(self, item: PromptReady) -> None:
-        self._allowance.ask(len(item.ids) + self._num_resumed, partial(self._allowed, item))
+        self._is_prompt_ready = True
+        num_tokens = len(item.ids or ()) + self._num_resumed
+        self._allowance.ask(num_tokens, partial(self._allowed, item))
 
     def _allowed(self, item: ChatAsked | PromptReady, refusal: OutriderError | None) -> None:
         """Continue with `item`, unless the tenant's quota is used up."""

@@ -112,7 +112,8 @@ def _start(
     OutriderError."""
     try:
         context.identities.check(asked.identity)  # it may have waited for its model
-        request = model.tool_calling.applied(model.limits.fitted(asked.request))
+        request = model.template_control.applied(model.limits.fitted(asked.request))
+        request = model.tool_calling.applied(request)
         allowance = context.limiter.begin(asked.identity)
         held.callback(allowance.close)
         chat = Chat(replace(asked, request=request), model, context, allowance, held.close)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from outrider.bounds import NonNegativeInt, PositiveInt, between
+from outrider.bounds import NonNegativeFloat, NonNegativeInt, PositiveInt, between
 from outrider.mirrors.config import MirrorConfig
 from outrider.speculation.learnt import LearntConfig
 from outrider.tls.config import TlsConfig
@@ -90,6 +90,10 @@ class DrafterConfig:
     """Size of its KV pool; memory is touched only as it fills."""
     max_sessions: PositiveInt = 64
     """Chats that it drafts for at once; others get copies of their text only."""
+    ready_wait_s: NonNegativeFloat = 10.0
+    """How long an edge that starts counts as not ready, in seconds, while its drafter loads its
+    model: without drafts, replies are shown only once a region has decided. After that it is ready
+    without them."""
 
 
 @dataclass(frozen=True, slots=True)

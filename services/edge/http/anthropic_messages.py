@@ -7,6 +7,7 @@ that a beta would make are refused by the field that requests them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -27,6 +28,7 @@ from services.edge.http.openai_sampling import SamplingFields
 from services.edge.http.passed_over import PassedOver
 from services.edge.http.requests import RequestReader
 from services.edge.http.response_format import flat_format
+from services.edge.http.template_fields import template_options
 from services.edge.http.text_documents import shown, text_of_data
 from services.edge.http.translation import (
     Conversation,
@@ -36,6 +38,7 @@ from services.edge.http.translation import (
     definition_of,
     plan_chat,
 )
+from services.edge.session.template_options import TemplateOptions
 
 _ROLES: Final = ("user", "assistant", "system")
 _THINKING: Final = ("disabled", "enabled", "adaptive", "between_tools")
@@ -98,11 +101,13 @@ class Metadata(msgspec.Struct, kw_only=True):
 
 
 class Thinking(msgspec.Struct, kw_only=True):
-    """Accepted, since clients send it unasked. Models that think do so by themselves; `disabled`
-    leaves their thoughts out of the reply."""
+    """Whether the model may think before it answers. Clients send it unasked: with a model that
+    does not think, enabled and the like have no effect."""
 
     type: str
+    """disabled, or one of enabled, adaptive, between_tools."""
     budget_tokens: int | None = None
+    """Most tokens of reasoning, at which it is ended; for `enabled`."""
 
 
 class Tool(msgspec.Struct, kw_only=True, gc=False):
@@ -129,7 +134,7 @@ class OutputConfig(msgspec.Struct, kw_only=True):
     """Format of the reply."""
 
     effort: str | None = None
-    """Accepted without effect."""
+    """The template's variable `reasoning_effort`, if it has one; otherwise without effect."""
     format: msgspec.Raw = msgspec.field(default_factory=null)
     """{"type": "json_schema", "schema": {...}}: the text follows the schema; ours: json_object,
     regex, lark."""
@@ -146,6 +151,10 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """As in MessagesRequest."""
+    enable_thinking: bool | None = None
+    """As in MessagesRequest."""
 
 
 class MessagesRequest(ExtraFields, kw_only=True):
@@ -205,6 +214,9 @@ def plan(asked: ApiRequest) -> PlannedReply:
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
     )
+    thinking = body.thinking
+    if thinking is not None and thinking.type == "enabled" and body.max_thinking_tokens is None:
+        body = msgspec.structs.replace(body, max_thinking_tokens=thinking.budget_tokens)
     chat = plan_chat(
         "messages",
         body,
@@ -246,7 +258,26 @@ def conversation_of(body: _Conversation, passed_over: PassedOver) -> Conversatio
     messages = messages_of(body.system, body.messages)
     choice, parallel = tool_choice_of(body.tool_choice)
     tools = tool_definitions(body.tools or (), passed_over)
-    return conversation(messages, tools, choice, parallel=parallel)
+    return conversation(messages, tools, choice, parallel=parallel, options=_template_options(body))
+
+
+def _template_options(body: _Conversation) -> TemplateOptions:
+    thinking, config = body.thinking, body.output_config
+    effort = config.effort if config is not None else None
+    if body.enable_thinking is not None or thinking is None:
+        options = template_options(
+            body.chat_template_kwargs, thinks=body.enable_thinking, effort=effort
+        )
+    else:
+        is_off = thinking.type == "disabled"
+        options = template_options(
+            body.chat_template_kwargs,
+            thinks=not is_off,
+            thinks_field="thinking" if is_off else "",
+            effort=effort,
+        )
+    # It is about more than reasoning, and clients send it unasked.
+    return replace(options, effort_field="")
 
 
 def messages_of(

@@ -50,7 +50,8 @@ class ThinkingBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="thinkin
 
     thinking: str
     signature: str = ""
-    """Empty: thoughts are not signed here."""
+    """The message's id: it proves nothing. Clients send thoughts without a signature back as text,
+    or leave them out."""
 
 
 class DirectCaller(msgspec.Struct, kw_only=True):
@@ -124,6 +125,12 @@ class ThinkingDelta(msgspec.Struct, kw_only=True, tag_field="type", tag="thinkin
     thinking: str
 
 
+class SignatureDelta(msgspec.Struct, kw_only=True, tag_field="type", tag="signature_delta"):
+    """The signature of a thought, at its end."""
+
+    signature: str
+
+
 class InputJsonDelta(msgspec.Struct, kw_only=True, tag_field="type", tag="input_json_delta"):
     """More of a call's arguments."""
 
@@ -134,7 +141,7 @@ class ContentBlockDelta(msgspec.Struct, kw_only=True, tag_field="type", tag="con
     """More of a block."""
 
     index: int
-    delta: TextDelta | ThinkingDelta | InputJsonDelta
+    delta: TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta
 
 
 class ContentBlockStop(msgspec.Struct, kw_only=True, tag_field="type", tag="content_block_stop"):
@@ -192,9 +199,11 @@ class MessageShape:
         self._shows_thinking = shows_thinking
         self._indices: dict[int, int] = {}
         """Index of the block for each part's index."""
+        self._message_id = ""
 
     def began(self, accepted: Accepted) -> list[Event]:
         """Events for the start of a reply; see Shape.began."""
+        self._message_id = _id_of(accepted)
         usage = AnthropicUsage(
             input_tokens=accepted.prompt_tokens, output_tokens=0, service_tier=_SERVICE_TIER
         )
@@ -216,7 +225,11 @@ class MessageShape:
             case PartGrew(text=text):
                 return [_event(ContentBlockDelta(index=index, delta=_delta(part, text)))]
             case PartEnded():
-                return [_event(ContentBlockStop(index=index))]
+                stop = _event(ContentBlockStop(index=index))
+                if part.kind is not PartKind.REASONING:
+                    return [stop]
+                signature = SignatureDelta(signature=self._message_id)
+                return [_event(ContentBlockDelta(index=index, delta=signature)), stop]
 
     def ended(self, reader: PartReader, done: Done) -> list[Event]:
         """Events for the end of a reply; see Shape.ended."""
@@ -230,7 +243,8 @@ class MessageShape:
 
     def body(self, accepted: Accepted, reader: PartReader, done: Done) -> AnthropicMessage:
         """The whole reply as one message; see Shape.body."""
-        blocks = [_block(it) for it in reader.parts if self._is_shown(it)]
+        shown = [it for it in reader.parts if self._is_shown(it)]
+        blocks = [_block(it, _id_of(accepted)) for it in shown]
         message = _message(accepted, blocks, _usage(done))
         message.usage.service_tier = _SERVICE_TIER
         message.stop_reason, message.stop_sequence = _stop(reader, done)
@@ -252,12 +266,14 @@ def _event(data: MessageEvent) -> Event:
     return Event(str(data.__struct_config__.tag), data)
 
 
+def _id_of(accepted: Accepted) -> str:
+    return f"msg_{accepted.request_id}"
+
+
 def _message(
     accepted: Accepted, content: list[ContentBlock], usage: AnthropicUsage
 ) -> AnthropicMessage:
-    return AnthropicMessage(
-        id=f"msg_{accepted.request_id}", model=accepted.model, content=content, usage=usage
-    )
+    return AnthropicMessage(id=_id_of(accepted), model=accepted.model, content=content, usage=usage)
 
 
 def _usage(done: Done) -> AnthropicUsage:
@@ -288,13 +304,13 @@ def _empty_block(part: Part) -> ContentBlock:
             return _tool_use(part, _NO_INPUT)
 
 
-def _block(part: Part) -> ContentBlock:
+def _block(part: Part, signature: str) -> ContentBlock:
     """A whole part. A call without whole arguments is no call, but text."""
     match part.kind:
         case PartKind.TEXT:
             return TextBlock(text=part.text)
         case PartKind.REASONING:
-            return ThinkingBlock(thinking=part.text)
+            return ThinkingBlock(thinking=part.text, signature=signature)
         case PartKind.CALL if part.is_whole:
             return _tool_use(part, msgspec.Raw(part.text.strip().encode() or b"{}"))
         case PartKind.CALL:

@@ -312,7 +312,11 @@ class Exchange:
 
 
 def _too_large(limit: int) -> OutriderError:
-    return FrameTooLargeError(f"the body is larger than {limit} bytes; shorten it")
+    # Clients that shorten a conversation after a 413 look for its last words.
+    return FrameTooLargeError(
+        f"the body is larger than {limit} bytes; shorten it, for as one conversation it exceeds "
+        "the context window"
+    )
 
 
 def own_headers(request_id: str) -> list[tuple[bytes, bytes]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -50,6 +50,7 @@ from services.edge.http.openai_sampling import (
 from services.edge.http.reply_parts import Part, PartKind
 from services.edge.http.requests import RequestReader
 from services.edge.http.response_format import check_strict, grammar_of
+from services.edge.http.template_fields import template_options
 from services.edge.session.events import ChatRequest
 from services.edge.session.request_fields import check_prediction
 
@@ -67,8 +68,13 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Variables for the model's chat template, as in vLLM; one that it does not have is refused."""
+    enable_thinking: bool | None = None
+    """Whether the model reasons before it answers, by the variable that its template has for it."""
     reasoning_effort: str | None = None
-    """Accepted without effect."""
+    """none, minimal, low, medium, high, xhigh or max: the template's variable of that name, or
+    whether the model reasons."""
     metadata: dict[str, str] | None = None
     """Accepted; nothing is stored."""
     safety_identifier: str | None = None
@@ -107,7 +113,7 @@ class ReplyMessage(msgspec.Struct, kw_only=True):
     content: str | None = None
     refusal: str | None = None
     reasoning_content: str | UnsetType = UNSET
-    """The model's reasoning, in chats with tools; only for models that reason."""
+    """The model's reasoning before its content; only of models that reason."""
     tool_calls: list[ReplyToolCall] | UnsetType = UNSET
 
 
@@ -315,6 +321,9 @@ def plan(asked: ApiRequest) -> PlannedReply:
         if tool.function is not None and tool.function.strict and choice not in (AUTO, NONE):
             check_strict(tool.function.parameters, f"tools[{number}].function.parameters")
     prediction = _prediction(body.prediction)
+    options = template_options(
+        body.chat_template_kwargs, thinks=body.enable_thinking, effort=body.reasoning_effort
+    )
     sampling = replace(
         _sampling(body, asked.default_max_tokens),
         grammar=grammar_of(
@@ -331,6 +340,7 @@ def plan(asked: ApiRequest) -> PlannedReply:
             tools=tools,
             tool_choice=choice,
             parallel_tool_calls=body.parallel_tool_calls is not False,
+            template_options=options,
         )
 
     return plan_choices(
@@ -340,7 +350,8 @@ def plan(asked: ApiRequest) -> PlannedReply:
         _SHAPE,
         sampling,
         [Prompt(put_into)],
-        has_parts=bool(tools) and choice != NONE,
+        is_chat=True,
+        has_tools=bool(tools) and choice != NONE,
         user=body.user or body.safety_identifier or "",
         passed_over=request.passed_over,
     )

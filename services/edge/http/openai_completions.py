@@ -223,6 +223,9 @@ def _echoed(body: CompletionRequest, prompt: RawPrompt) -> str:
 
 def _refuse_what_is_not_served(body: CompletionRequest, prompts: Sequence[RawPrompt]) -> None:
     """Raises InvalidRequestError for fields that would change the reply and cannot be heeded."""
+    for name in ("max_thinking_tokens", "thinking_token_budget"):
+        if getattr(body, name) is not None:
+            raise refused(name, f"{name} is for chats: of a completion all is text")
     if body.best_of not in (None, 1 if body.n is None else body.n):
         raise refused("best_of", "best_of is not served; ask for n choices")
     if body.echo and not all(isinstance(prompt, str) for prompt in prompts):

@@ -98,6 +98,8 @@ class ChatMessage(msgspec.Struct, kw_only=True, gc=False):
     """Id of the call that a tool message answers."""
     reasoning_content: str | None = None
     """An assistant's reasoning before its content, for chat templates that show it."""
+    reasoning: str | None = None
+    """The same, as vLLM and OpenRouter name it."""
     audio: SpokenReply | None = None
 
 
@@ -174,7 +176,7 @@ def _message(number: int, message: ChatMessage) -> Message:
         tool_calls=tuple(called),
         tool_call_id=message.tool_call_id or "",
         name=message.name or "",
-        reasoning=message.reasoning_content or "",
+        reasoning=message.reasoning_content or message.reasoning or "",
     )
 
 

@@ -42,13 +42,14 @@ def plan_choices(
     sampling: SamplingParams,
     prompts: Sequence[Prompt],
     *,
-    has_parts: bool = False,
+    is_chat: bool = False,
+    has_tools: bool = False,
     user: str = "",
     passed_over: PassedOver,
 ) -> PlannedReply:
     """The chats that answer a request, and their writer. `api`: name of the API; `sampling`: the
-    request's sampling without its seed; `has_parts`: whether a reply may contain calls or
-    reasoning. Raises InvalidRequestError."""
+    request's sampling without its seed; `is_chat`: whether a reply may have calls or reasoning,
+    `has_tools`: whether it may have calls. Raises InvalidRequestError."""
     options = check_stream_options(fields)
     count = num_choices(fields, len(prompts), asked.max_choices)
     total = count * len(prompts)
@@ -67,9 +68,9 @@ def plan_choices(
                 digest=digest,
                 sampling=replace(sampling, seed=seeds[index]),
                 # Where calls and reasoning begin is read in the text before them.
-                position=Position() if has_parts else had[index],
+                position=Position() if is_chat else had[index],
                 # It would be as the model writes it, calls and all.
-                provisional=is_streamed and bool(options.provisional) and not has_parts,
+                provisional=is_streamed and bool(options.provisional) and not has_tools,
             )
         )
         for index in range(total)
@@ -80,7 +81,7 @@ def plan_choices(
             seeds[index],
             had[index],
             prompts[index // count].echo,
-            from_start=has_parts,
+            from_start=is_chat,
             keeps=not is_streamed,
         )
         for index in range(total)

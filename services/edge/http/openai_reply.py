@@ -50,8 +50,10 @@ class PromptTokensDetails(msgspec.Struct, kw_only=True):
 
 
 class CompletionTokensDetails(msgspec.Struct, kw_only=True):
-    """Counts of drafts that were copied from the request's prediction."""
+    """Counts of reasoning, and of drafts that were copied from the request's prediction."""
 
+    reasoning_tokens: int
+    """Tokens of reasoning, its tags not counted."""
     accepted_prediction_tokens: int
     """Drafts that became part of the reply."""
     rejected_prediction_tokens: int
@@ -89,7 +91,7 @@ class ChoiceDetails(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class ProvisionalText(msgspec.Struct, kw_only=True):
-    """Ours: of the choice's provisional text `erase_to` code points stay, `text` follows."""
+    """Ours. Keep `erase_to` code points of the choice's provisional text, then append `text`."""
 
     index: int
     erase_to: int
@@ -335,9 +337,9 @@ class OpenAiWriter:
                 choice.end(event)
                 if self._is_streamed and not choice.had_end:
                     return begin + self._event(self._shape.ending(self._reply, choice))
-            case Provisional(_, erase_to, text, stability) if self._is_streamed:
+            case Provisional(_, erase_to, text, stability):
                 return self._provisional(choice, erase_to, text, stability)
-            case Retracted(erase_to) if self._is_streamed:
+            case Retracted(erase_to):
                 return self._provisional(choice, erase_to, "", 1.0)
         return b""
 
@@ -394,6 +396,9 @@ class OpenAiWriter:
         return b"" if first is None else self._event(first)
 
     def _provisional(self, choice: Choice, erase_to: int, text: str, stability: float) -> bytes:
+        """Provisional text as an event; none for a reply that may have calls or reasoning."""
+        if not self._is_streamed or not choice.content.reader.is_plain:
+            return b""
         shown = ProvisionalText(
             index=choice.index, erase_to=erase_to, text=text, stability=round(stability, 4)
         )
@@ -421,6 +426,7 @@ class OpenAiWriter:
                 cached_tokens=sum(it.cached_tokens for it in prompts)
             ),
             completion_tokens_details=CompletionTokensDetails(
+                reasoning_tokens=sum(it.reasoning_tokens for it in usages),
                 accepted_prediction_tokens=sum(it.accepted_prediction_tokens for it in usages),
                 rejected_prediction_tokens=sum(it.rejected_prediction_tokens for it in usages),
             ),

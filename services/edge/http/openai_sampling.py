@@ -80,6 +80,10 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     """Ours: on, region_only or off."""
     residency: list[str] | None = None
     """Ours: the regions in which the prompt may be computed."""
+    max_thinking_tokens: int | None = None
+    """Most tokens of reasoning, at which it is ended; -1: no limit. Of chats."""
+    thinking_token_budget: int | None = None
+    """The same, as in vLLM."""
 
 
 def reply_limit(max_tokens: int | None, default: int) -> int:
@@ -123,6 +127,7 @@ def _sampling_params(fields: SamplingFields, max_tokens: int) -> SamplingParams:
         stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
         stop_ids=_stop_ids(fields),
         ignore_eos=bool(fields.ignore_eos),
+        max_thinking_tokens=_max_thinking_tokens(fields),
     )
 
 
@@ -131,6 +136,11 @@ def left_to_model(fields: SamplingFields) -> tuple[str, ...]:
     take their place, as with vLLM's `generation_config`."""
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     return tuple(name for name in names if getattr(fields, name) is None)
+
+
+def _max_thinking_tokens(fields: SamplingFields) -> int:
+    limits = (fields.max_thinking_tokens, fields.thinking_token_budget)
+    return next((limit for limit in limits if limit is not None), -1)
 
 
 def _biases(fields: SamplingFields) -> dict[int, float]:

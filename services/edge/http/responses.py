@@ -30,6 +30,7 @@ from services.edge.http.responses_input import (
 )
 from services.edge.http.responses_objects import ReasoningConfig, ResponseObject, TextConfig
 from services.edge.http.responses_reply import ResponseShape
+from services.edge.http.template_fields import template_options
 from services.edge.http.translation import (
     Conversation,
     ExtraFields,
@@ -168,6 +169,12 @@ def conversation_of(body: ConversationFields, passed_over: PassedOver) -> Conver
         choice,
         parallel=body.parallel_tool_calls is not False,
         names=names,
+        options=template_options(
+            body.chat_template_kwargs,
+            thinks=body.enable_thinking,
+            effort=body.reasoning.effort if body.reasoning is not None else None,
+            effort_field="reasoning.effort",
+        ),
     )
 
 

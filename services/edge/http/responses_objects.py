@@ -74,8 +74,8 @@ class InputTokensDetails(msgspec.Struct, kw_only=True):
 class OutputTokensDetails(msgspec.Struct, kw_only=True):
     """Details of the reply's tokens."""
 
-    reasoning_tokens: int = 0
-    """Not counted apart."""
+    reasoning_tokens: int
+    """Tokens of reasoning, its tags not counted."""
 
 
 class ResponsesUsage(msgspec.Struct, kw_only=True):

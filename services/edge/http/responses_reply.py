@@ -80,8 +80,10 @@ class ResponseShape:
         self._request_id = ""
         """Empty: nothing has begun."""
         self._logprobs: list[TokenLogprob] = []
-        """Log probabilities of all tokens, encoded. If they were requested, the reply has one part,
-        which is text."""
+        """Log probabilities of the text's tokens, encoded. If they were requested, the reply is one
+        text, perhaps behind reasoning."""
+        self._num_begun: list[int] = []
+        """Code points that each of these tokens begins."""
         self._num_told = 0
         """How many of them were sent to the client with text."""
 
@@ -104,6 +106,10 @@ class ResponseShape:
         """Keep log probabilities for the next texts; see Shape.scored."""
         if logprobs:
             self._logprobs += written_logprobs(logprobs)
+            # In UTF-8 all bytes of a character but its first are 10xxxxxx.
+            self._num_begun += [
+                sum(byte & 0xC0 != 0x80 for byte in entry.chosen.text) for entry in logprobs
+            ]
             self._num_told = max(self._num_told, len(self._logprobs) - num_fresh)
 
     def part(self, event: PartEvent) -> list[Event]:
@@ -155,7 +161,9 @@ class ResponseShape:
             self._frame.temperature, self._frame.top_p = used.temperature, used.top_p
 
     def _part_begun(self, part: Part) -> list[Event]:
-        added = OutputItemAdded(output_index=part.index, item=self._item(part, IN_PROGRESS))
+        # Empty, though its first text may be known: clients append to it what the deltas bring.
+        item = self._item(part, IN_PROGRESS, "")
+        added = OutputItemAdded(output_index=part.index, item=item)
         if part.kind is PartKind.CALL:
             return [_event(added)]
         content = OutputText(text="") if part.kind is PartKind.TEXT else ReasoningText(text="")
@@ -168,6 +176,8 @@ class ResponseShape:
         item_id, index = self._id(part), part.index
         match part.kind:
             case PartKind.TEXT:
+                if part.index and len(part.pieces) == 1:
+                    self._leave_out_reasoning(len(text))
                 fresh = self._logprobs[self._num_told :]
                 self._num_told = len(self._logprobs)
                 return _event(
@@ -186,11 +196,20 @@ class ResponseShape:
             case PartKind.CALL:
                 return _event(ArgumentsDelta(item_id=item_id, output_index=index, delta=text))
 
+    def _leave_out_reasoning(self, num_chars: int) -> None:
+        """Drop the tokens in front of the text, of which so many code points have come."""
+        first = len(self._num_begun)
+        while first and num_chars > 0:
+            first -= 1
+            num_chars -= self._num_begun[first]
+        del self._logprobs[:first], self._num_begun[:first]
+        self._num_told = max(0, self._num_told - first)
+
     def _part_ended(self, part: Part) -> list[Event]:
         item_id, index, text = self._id(part), part.index, part.text
         done: ResponseEvent
         content: OutputText | ReasoningText
-        item = OutputItemDone(output_index=index, item=self._item(part, _status(part)))
+        item = OutputItemDone(output_index=index, item=self._item(part, _status(part), text))
         match part.kind:
             case PartKind.CALL:
                 done = ArgumentsDone(
@@ -224,7 +243,7 @@ class ResponseShape:
             incomplete_details=IncompleteDetails(reason="max_output_tokens")
             if is_cut_off
             else None,
-            output=[self._item(it, _status(it)) for it in reader.parts],
+            output=[self._item(it, _status(it), it.text) for it in reader.parts],
             usage=_usage(done),
             outrider=Choice(0, self._seed, Position(), done=done).details,
         )
@@ -232,8 +251,8 @@ class ResponseShape:
     def _id(self, part: Part) -> str:
         return f"{_ID_PREFIXES[part.kind]}_{self._request_id}_{part.index}"
 
-    def _item(self, part: Part, status: str) -> OutputItem:
-        item_id, text = self._id(part), part.text
+    def _item(self, part: Part, status: str, text: str) -> OutputItem:
+        item_id = self._id(part)
         match part.kind:
             case PartKind.TEXT:
                 content = [OutputText(text=text, logprobs=self._logprobs)] if text else []
@@ -265,6 +284,6 @@ def _usage(done: Done) -> ResponsesUsage:
         input_tokens=usage.prompt_tokens,
         input_tokens_details=InputTokensDetails(cached_tokens=usage.cached_tokens),
         output_tokens=usage.completion_tokens,
-        output_tokens_details=OutputTokensDetails(),
+        output_tokens_details=OutputTokensDetails(reasoning_tokens=usage.reasoning_tokens),
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
     )

@@ -226,9 +226,11 @@ DOCUMENT: Final = Route(
 )
 ALL_ROUTES: Final = (*ROUTES, DOCUMENT)
 _BY_PATH: Final = {route.path: route for route in ALL_ROUTES}
+_MESSAGES: Final = "/v1/messages"
 
 
 def error_answer(path: str, error: OutriderError, request_id: str) -> tuple[int, bytes]:
-    """Status and body of an error in the API that the path is of."""
-    route = _BY_PATH.get(path, DOCUMENT)
+    """Status and body of an error in the API that the path is of, be it served or not."""
+    above = _MESSAGES if path.startswith(f"{_MESSAGES}/") else DOCUMENT.path
+    route = _BY_PATH.get(path) or _BY_PATH[above]
     return route.status_of(error), route.error_body(error, request_id)

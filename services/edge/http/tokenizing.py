@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from outrider.errors import InvalidRequestError, PromptTooLongError
-from outrider.models.chat import MAX_CHAT_CHARS, Message
+from outrider.models.chat import MAX_CHAT_CHARS
 from services.edge.access.identity import Identity
 from services.edge.chat.tokenizing import answered, text_ids, using_model
 from services.edge.http.bodies import read
@@ -17,6 +17,8 @@ from services.edge.http.exchange import Exchange
 from services.edge.http.openai_errors import refused
 from services.edge.http.openai_messages import ChatMessage, Tool, messages_of, tools_of
 from services.edge.http.passed_over import PassedOver
+from services.edge.http.template_fields import template_options
+from services.edge.http.translation import Conversation
 from services.edge.models.served import ServedModel
 
 
@@ -33,7 +35,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     chat_template: str | None = None
     """Refused: conversations are rendered by the model's own."""
     chat_template_kwargs: dict[str, Any] | None = None
-    """Refused, but for an empty object: templates here are rendered as chats have them."""
+    """Variables for the model's chat template, with `messages`, as in chat completions."""
     add_special_tokens: bool | None = None
     """Accepted without effect: nothing is put before a text."""
     add_generation_prompt: bool | None = None
@@ -116,29 +118,26 @@ def _check(asked: TokenizeRequest) -> None:
         raise InvalidRequestError("send either `prompt` or `messages`")
     if asked.prompt is not None and len(asked.prompt) > MAX_CHAT_CHARS:
         raise PromptTooLongError.of_text("the prompt", len(asked.prompt), MAX_CHAT_CHARS)
-    if asked.tools and asked.messages is None:
-        raise refused("tools", "tools go with `messages`: a chat template shows them")
-    for name in ("chat_template", "chat_template_kwargs"):
-        if getattr(asked, name):
-            raise refused(
-                name,
-                f"{name}: conversations are rendered by the model's own template; leave it out",
-            )
+    for name in ("tools", "chat_template_kwargs"):
+        if getattr(asked, name) and asked.messages is None:
+            raise refused(name, f"{name} goes with `messages`: it is for a chat template")
+    if asked.chat_template:
+        raise refused(
+            "chat_template",
+            "chat_template: conversations are rendered by the model's own template; leave it out",
+        )
     if asked.add_generation_prompt is False or asked.continue_final_message:
         raise refused(
             "add_generation_prompt", "conversations are only rendered for the model's next message"
         )
 
 
-async def num_prompt_tokens(
-    exchange: Exchange, model_name: str, messages: tuple[Message, ...], tools: tuple[str, ...]
-) -> int:
-    """Tokens of a conversation as the model gets it; `tools` are those shown to it. Raises
-    OutriderError, ClientLeft."""
+async def num_prompt_tokens(exchange: Exchange, model_name: str, said: Conversation) -> int:
+    """Tokens of a conversation as the model gets it. Raises OutriderError, ClientLeft."""
 
     async def count() -> int:
         async with _using_model(exchange, model_name) as model:
-            return len(await _chat_ids(model, messages, tools, _identity(exchange)))
+            return len(await _chat_ids(model, said, _identity(exchange)))
 
     return await exchange.while_there(count())
 
@@ -148,24 +147,30 @@ async def _ids(
 ) -> tuple[int, ...]:
     identity = _identity(exchange)
     if asked.messages is not None:
-        return await _chat_ids(model, messages_of(asked.messages), tools, identity)
+        options = template_options(asked.chat_template_kwargs)
+        said = Conversation(messages_of(asked.messages), tools, template_options=options)
+        return await _chat_ids(model, said, identity)
     return await text_ids(asked.prompt or "", model, identity, exchange.frontend.context.long_texts)
 
 
-async def _chat_ids(
-    model: ServedModel,
-    messages: tuple[Message, ...],
-    tools: tuple[str, ...],
-    identity: Identity,
-) -> tuple[int, ...]:
+async def _chat_ids(model: ServedModel, said: Conversation, identity: Identity) -> tuple[int, ...]:
     """Ids of a conversation as the model gets it. Raises OutriderError."""
+    tools = said.shown_tools
     if tools:
         model.tool_calling.check_calls_tools()
+    variables = model.template_control.given(said.template_options)
     pool = model.tokenization
     requester, scope = identity.requester, identity.group or None
     return await answered(
         pool,
-        lambda answer: pool.submit(messages, answer, requester=requester, tools=tools, scope=scope),
+        lambda answer: pool.submit(
+            said.messages,
+            answer,
+            requester=requester,
+            tools=tools,
+            variables=variables,
+            scope=scope,
+        ),
     )
 
 

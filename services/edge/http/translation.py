@@ -43,6 +43,7 @@ from services.edge.http.reply_parts import (
 from services.edge.http.response_format import grammar_in
 from services.edge.http.sse import Position
 from services.edge.session.events import ChatRequest, ClientEvent
+from services.edge.session.template_options import NO_OPTIONS, TemplateOptions
 
 CUT_OFF: Final = frozenset({FinishReason.LENGTH, FinishReason.DEADLINE})
 """Ends of replies that are not the model's own."""
@@ -69,6 +70,14 @@ class ExtraFields(msgspec.Struct, kw_only=True):
     """on, region_only or off."""
     residency: list[str] | None = None
     """The regions in which the prompt may be computed."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Variables for the model's chat template."""
+    enable_thinking: bool | None = None
+    """Whether the model reasons before it answers."""
+    max_thinking_tokens: int | None = None
+    """Most tokens of reasoning, at which it is ended; -1: no limit."""
+    thinking_token_budget: int | None = None
+    """The same, as in vLLM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +88,7 @@ class Conversation:
     tools: tuple[str, ...] = ()
     tool_choice: str = AUTO
     parallel_tool_calls: bool = True
+    template_options: TemplateOptions = NO_OPTIONS
 
     @property
     def shown_tools(self) -> tuple[str, ...]:
@@ -93,6 +103,7 @@ def conversation(
     *,
     parallel: bool,
     names: Collection[str] | None = None,
+    options: TemplateOptions,
 ) -> Conversation:
     """A conversation and the tools (as outrider.models.tools.check_tools takes them) that may be
     called in it; `names`: of those that tool_choice allows, None for all. Raises
@@ -102,7 +113,7 @@ def conversation(
     tools = check_tools(definitions)
     if names is not None:
         tool_choice, tools = allowed(tool_choice, names, tools)
-    return Conversation(messages, tools, check_choice(tool_choice, tools), parallel)
+    return Conversation(messages, tools, check_choice(tool_choice, tools), parallel, options)
 
 
 def definition_of(name: str | None, description: str | None, parameters: msgspec.Raw) -> str:
@@ -151,6 +162,8 @@ def plan_chat(
         deadline_ms=body.deadline_ms,
         speculation=body.speculation,
         residency=body.residency,
+        max_thinking_tokens=body.max_thinking_tokens,
+        thinking_token_budget=body.thinking_token_budget,
     )
     options = check_stream_options(fields)
     is_streamed = bool(fields.stream)
@@ -179,6 +192,7 @@ def plan_chat(
         tools=said.tools,
         tool_choice=said.tool_choice,
         parallel_tool_calls=said.parallel_tool_calls,
+        template_options=said.template_options,
         # It would be as the model writes it, calls and all.
         provisional=request.provisional and not said.shown_tools,
     )
@@ -323,7 +337,7 @@ class PartWriter:
         return [made for event in events for made in self._shape.part(event)]
 
     def _provisional(self, erase_to: int, text: str, stability: float) -> bytes:
-        """Provisional text as an event; none for a reply that may contain calls."""
+        """Provisional text as an event; none for a reply that may have calls or reasoning."""
         if not self._is_streamed or not self._content.reader.is_plain:
             return b""
         shown = ProvisionalText(

@@ -113,7 +113,7 @@ def too_many(count: Count, held: int) -> OverloadedError:
 def too_much(rate: Rate, wait_s: float) -> OverloadedError:
     """The error for what a key may spend in `wait_s` only."""
     return OverloadedError(
-        f"too many {rate.value} came from here lately; wait {wait_s:.1f} s",
+        f"too many {rate.value} came from here lately; try again in {wait_s:.1f}s",
         retry_delay_ms=max(1, round(wait_s * 1000)),
     )
 

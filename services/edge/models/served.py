@@ -24,11 +24,13 @@ from outrider.tokenization.backends.fallback import FallbackBackend
 from outrider.tokenization.backends.selection import load_backend
 from outrider.tokenization.cut_proofs import rule_of
 from outrider.tokenization.encoder import CachingEncoder
+from outrider.tokenization.pool.config import automatic_processes
 from outrider.tokenization.pool.metrics import TokenizationMetrics
 from outrider.tokenization.pool.pool import PoolPolicy, TokenizationPool
 from outrider.tokenization.pool.processes import ProcessPool
 from outrider.tokenization.rewriting import Rewriter
 from outrider.tokenization.segment_cache import CachePolicy
+from outrider.usable_cores import usable_cores
 from services.edge.drafter.link import DrafterLink
 from services.edge.drafter.metrics import DrafterMetrics
 from services.edge.drafter.settings import NO_DRAFT_MODEL
@@ -36,6 +38,7 @@ from services.edge.models.kept_learning import KeptLearning
 from services.edge.models.keys import EdgeModel, ModelKey
 from services.edge.models.model_limits import ModelLimits
 from services.edge.models.settings import ModelSettings
+from services.edge.models.template_control import TemplateControl
 from services.edge.models.tool_calling import ToolCalling
 from services.edge.session.learning import EdgeLearning
 from services.edge.session.machine import SessionPolicy
@@ -68,6 +71,7 @@ class ServedModel:
     key: ModelKey
     limits: ModelLimits
     tool_calling: ToolCalling
+    template_control: TemplateControl
     policy: SessionPolicy
     tools: ReplyTools
     coder: TokenCoder
@@ -177,10 +181,12 @@ def load_model(
             suggested=model.spec.sampling or vocabulary.facts.sampling,
         ),
         tool_calling=ToolCalling.of(vocabulary, model.spec.tool_parser),
+        template_control=TemplateControl.of(vocabulary),
         policy=SessionPolicy(
             vocabulary_digest=digest,
             max_context_tokens=max_context_tokens,
             request_timeout_s=settings.request_timeout_s,
+            bail_out_s=settings.tokenization.bail_out_ms / 1000,
             reply=settings.reply,
             reopen=settings.reopen,
         ),
@@ -216,19 +222,23 @@ def _tokenization_pool(
         rewriter=Rewriter(settings.rewriting),
         record=counted.record,
         shortened=counted.shortened,
-        overflow=_overflow_pool(settings, vocabulary, encoder.backend.name),
+        overflow=_overflow_pool(settings, vocabulary, encoder.backend),
     )
 
 
 def _overflow_pool(
-    settings: ModelSettings, vocabulary: Vocabulary, backend: str
+    settings: ModelSettings, vocabulary: Vocabulary, backend: FallbackBackend
 ) -> ProcessPool | None:
-    if not settings.tokenization.processes:
+    num_processes = settings.tokenization.processes
+    if num_processes is None:
+        cores = usable_cores() // settings.edge_processes
+        num_processes = automatic_processes(cores, is_fast=backend.is_fast)
+    if not num_processes:
         return None
     return ProcessPool(
         vocabulary,
-        backend,
-        num_processes=settings.tokenization.processes,
+        backend.name,
+        num_processes=num_processes,
         cache_bytes=settings.tokenization.cache_bytes,
     )
 

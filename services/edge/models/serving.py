@@ -257,7 +257,10 @@ class EdgeModels:
         self._perform(self._table.closed(key, self._loop.time()))
 
     def _encoders(self) -> list[ModelEncoder]:
-        return [(model.limits.model, model.encoder) for model in list(self._loaded.values())]
+        return [
+            ModelEncoder(it.limits.model, it.encoder, it.tokenization.num_processes)
+            for it in list(self._loaded.values())
+        ]
 
     def _ended(self, key: ModelKey) -> None:
         """A model's task is about to end."""

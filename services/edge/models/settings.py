@@ -37,6 +37,8 @@ class ModelSettings:
     max_context_tokens: int
     """Limit on the context of every model; 0: as in its definition."""
     tokenization: TokenizationConfig
+    edge_processes: int
+    """Processes of the edge, which share its cores."""
     rewriting: RewritingPolicy
     prefixes: tuple[StaticPrefixConfig, ...]
     drafter: DrafterSettings

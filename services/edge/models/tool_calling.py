@@ -1,4 +1,4 @@
-"""Adapts chats with tools to a model. Pure."""
+"""Adapts chats to how a model writes tool calls and reasoning. Pure."""
 
 from __future__ import annotations
 
@@ -22,53 +22,63 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ToolCalling:
-    """How one model calls tools."""
+    """How one model calls tools, and marks its reasoning."""
 
-    reply_format: ReplyFormat | None
-    """None: it does not, or in a way that is not known."""
+    reply_format: ReplyFormat
+    """Without a syntax of calls: it calls no tools, or in a way that is not known."""
     shows_tools: bool
     """Whether its chat template shows tool definitions."""
-    needs_special_tokens: bool
-    """Whether its calls are marked by control tokens, whose names must be part of the text."""
     find_control: Callable[[str], int | None]
     """Id of the control token with a text; None if there is none."""
+    begins_in_reasoning: Callable[[str], bool]
+    """Whether prompts with these variables of the template end in the tag that begins
+    reasoning."""
 
     @classmethod
     def of(cls, vocabulary: Vocabulary, tool_parser: str) -> ToolCalling:
         """`tool_parser`: as the model's definition has it."""
-        reply_format = vocabulary.reply_format(tool_parser)
         return cls(
-            reply_format,
+            vocabulary.reply_format(tool_parser),
             vocabulary.shows_tools,
-            reply_format is not None and vocabulary.needs_special_tokens(reply_format),
             vocabulary.find_control,
+            vocabulary.begins_in_reasoning,
         )
 
     def applied(self, request: ChatRequest) -> ChatRequest:
         """The request as this model serves it. Tools are removed if the model is not to see them.
-        Otherwise the text includes the markers by which calls are parsed; a grammar is added if
+        The text includes the markers by which calls and reasoning are parsed. A grammar is added if
         `tool_choice` requires a call, and if the reply follows a JSON schema, one for calls or such
-        an answer. Raises InvalidRequestError for a model that calls no tools, and
-        InvalidSamplingError for definitions that make too long a grammar."""
+        an answer; any grammar is that of what follows reasoning. Raises InvalidRequestError for a
+        model that calls no tools, and InvalidSamplingError for definitions that make too long a
+        grammar."""
         if not request.tools or request.tool_choice == NONE:
-            return replace(request, tools=())
-        found = self.check_calls_tools()
-        sampling = request.sampling
-        if self.needs_special_tokens:
+            request = replace(request, tools=())
+        sampling, reply_format = request.sampling, self.reply_format
+        if request.tools:
+            reply_format = replace(
+                self.check_calls_tools(),
+                tool_names=tuple(map(tool_name, request.tools)),
+                single_call=not request.parallel_tool_calls,
+            )
+            if grammar := self.call_grammar(request):
+                sampling = replace(sampling, grammar=Grammar(GrammarKind.LARK, grammar))
+        elif request.raw_prompt is not None or reply_format.reasoning is None:
+            return request
+        else:
+            reply_format = replace(reply_format, call_syntax=None)
+        # For a prompt that the region makes; of its own an edge sees the end.
+        is_open = self.begins_in_reasoning(request.template_variables)
+        reply_format = replace(reply_format, begins_in_reasoning=is_open)
+        if any(self.find_control(marker) is not None for marker in reply_format.markers):
             sampling = replace(sampling, special_tokens=True)
-        if grammar := self.call_grammar(request):
-            sampling = replace(sampling, grammar=Grammar(GrammarKind.LARK, grammar))
-        named = replace(
-            found,
-            tool_names=tuple(map(tool_name, request.tools)),
-            single_call=not request.parallel_tool_calls,
-        )
-        return replace(request, sampling=sampling, reply_format=named)
+        if sampling.grammar is not None or sampling.max_thinking_tokens >= 0:
+            sampling = replace(sampling, reasoning_tags=reply_format.reasoning)
+        return replace(request, sampling=sampling, reply_format=reply_format)
 
     def check_calls_tools(self) -> ReplyFormat:
         """How replies with calls are read. Raises InvalidRequestError for a model that calls no
         tools."""
-        if self.reply_format is None:
+        if self.reply_format.call_syntax is None:
             raise InvalidRequestError(self._why_not())
         return self.reply_format
 
@@ -77,7 +87,7 @@ class ToolCalling:
         or that calls one or is JSON, where the request's own grammar asks for JSON; "": neither.
         Raises InvalidRequestError for other grammars."""
         choice, asked = request.tool_choice, request.sampling.grammar
-        if self.reply_format is None or choice == NONE or (choice == AUTO and asked is None):
+        if choice == NONE or (choice == AUTO and asked is None):
             return ""
         wanted = [text for text in request.tools if choice in (AUTO, REQUIRED, tool_name(text))]
         return call_grammar(

@@ -14,6 +14,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.session.client import Accepted, Committed, Done, Failed, Provisional, Retracted
 from outrider.session.region import Commit, Draft
 from outrider.session.types import FinishReason, Priority, Speculation, Timings, Usage
+from services.edge.session.template_options import NO_OPTIONS, TemplateOptions
 
 if TYPE_CHECKING:
     from outrider.models.chat import Message
@@ -89,6 +90,11 @@ class ChatRequest:
     """auto, none, required, or the name of a tool."""
     parallel_tool_calls: bool = True
     """Whether a reply may have more than one call."""
+    template_options: TemplateOptions = NO_OPTIONS
+    """What the client asks of the model's chat template."""
+    template_variables: str = ""
+    """The same as variables of that template, once it is known (outrider.models.template_variables,
+    check_variables)."""
     reply_format: ReplyFormat | None = None
     """How its reply is to be read, once its model is known; None: as text alone."""
 
@@ -151,9 +157,10 @@ class ClientFailed:
 
 @dataclass(frozen=True, slots=True)
 class PromptReady:
-    """Template and tokenizer are done."""
+    """Template and tokenizer are done, or not needed."""
 
-    ids: tuple[int, ...]
+    ids: tuple[int, ...] | None
+    """None: the region tokenizes the messages."""
     prediction: tuple[int, ...] = ()
     """Those of the request's prediction."""
 
@@ -251,9 +258,16 @@ class Tokenize:
 
     messages: tuple[Message, ...]
     tools: tuple[str, ...] = ()
+    variables: str = ""
     prediction: str = ""
     text: str | None = None
     """Encode this instead, as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveToRegion:
+    """Give Tokenize up: the region tokenizes the messages. The answer is PromptReady, without ids
+    unless these were just made, or PromptFailed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,5 +343,13 @@ Input: TypeAlias = (
 )
 ClientEvent: TypeAlias = Accepted | Provisional | Retracted | Committed | Done | Failed
 Action: TypeAlias = (
-    Tokenize | OpenRegion | Draft | OpenDrafter | TellDrafter | CancelRegion | ClientEvent | Finish
+    Tokenize
+    | LeaveToRegion
+    | OpenRegion
+    | Draft
+    | OpenDrafter
+    | TellDrafter
+    | CancelRegion
+    | ClientEvent
+    | Finish
 )

@@ -19,10 +19,12 @@ from outrider.errors import (
     InvalidRequestError,
     MalformedFrameError,
     OutriderError,
+    OverloadedError,
     PeerFaultError,
     PromptTooLongError,
     VocabularyMismatchError,
 )
+from outrider.reply_parsing.reasoning import begins_in_reasoning
 from outrider.session.client import Accepted, Committed, Done, Failed, Provisional
 from outrider.session.region import Commit
 from outrider.session.types import NO_SPECULATION, FinishReason, Timings, Usage
@@ -39,6 +41,7 @@ from services.edge.session.events import (
     DraftsReady,
     Finish,
     Input,
+    LeaveToRegion,
     OpenRegion,
     PromptFailed,
     PromptReady,
@@ -78,6 +81,9 @@ class SessionPolicy:
     """A prompt has to leave room for at least one token of reply."""
     request_timeout_s: float = 10.0
     """How long an open stream may wait with its request."""
+    bail_out_s: float = 0.0
+    """How long a prompt may take to tokenize here before that is left to the region; 0: as long as
+    it takes."""
     deadline_grace_s: float = 1.0
     """How long after its deadline a chat waits for the region to end it."""
     reply: ReplyPolicy = field(default_factory=ReplyPolicy)
@@ -125,6 +131,8 @@ class _AskedChat:
 
     request: ChatRequest
     asked_at: float
+    bail_out_at: float | None = None
+    """When its prompt is left to the region; None: it is not."""
 
 
 @dataclass(slots=True)
@@ -195,10 +203,15 @@ class ChatSession:
         if self.state is SessionState.CLOSED:
             return None
         chat = self._chat
-        if not isinstance(chat, _OpenedChat):
+        if chat is None:
             return self._deadline
         at = self._deadline
-        for other in (chat.reply.refresh_at, chat.reopening.again_at):
+        others = (
+            (chat.reply.refresh_at, chat.reopening.again_at)
+            if isinstance(chat, _OpenedChat)
+            else (chat.bail_out_at,)
+        )
+        for other in others:
             if other is not None and (at is None or other < at):
                 at = other
         return at
@@ -230,13 +243,40 @@ class ChatSession:
         raw = request.raw_prompt
         if isinstance(raw, tuple):
             return self._prompt_ready(asked, PromptReady(raw), now)
-        return [Tokenize(request.messages, request.tools, request.prediction, raw)]
+        if self._policy.bail_out_s and raw is None and not request.prediction:
+            asked.bail_out_at = now + self._policy.bail_out_s
+        return [
+            Tokenize(
+                request.messages, request.tools, request.template_variables, request.prediction, raw
+            )
+        ]
 
     def _prompt_ready(self, chat: _AskedChat, item: PromptReady, now: float) -> Actions:
+        if item.ids is None:
+            chat.request = replace(chat.request, thin=True)
+            return self._open(chat, None, now)
         longest = self._policy.max_context_tokens - 1
         if len(item.ids) > longest:
             raise PromptTooLongError.of(len(item.ids), longest)
+        reply_format = chat.request.reply_format
+        if reply_format is not None and (tags := reply_format.reasoning) is not None:
+            # Templates begin reasoning in some chats, and leave it out of others.
+            is_open = begins_in_reasoning(
+                tags, item.ids, self._tools.all_bytes or self._tools.token_bytes
+            )
+            reply_format = replace(reply_format, begins_in_reasoning=is_open)
+            chat = replace(chat, request=replace(chat.request, reply_format=reply_format))
         return self._open(chat, item.ids, now, item.prediction)
+
+    def _prompt_failed(self, chat: _AskedChat, item: PromptFailed, now: float) -> Actions:
+        # Not a RateLimitedError, which is one too: limits of tenants hold wherever ids are made.
+        if type(item.error) is OverloadedError and chat.bail_out_at is not None:
+            return self._bail_out(chat)
+        return self._fail(item.error)
+
+    def _bail_out(self, chat: _AskedChat) -> Actions:
+        chat.bail_out_at = None
+        return [LeaveToRegion()]
 
     def _open(
         self,
@@ -339,7 +379,7 @@ class ChatSession:
             chat.reply.change_client(item.provisional, now)
         return []
 
-    def _failed(self, chat: object, item: ClientFailed | PromptFailed, now: float) -> Actions:
+    def _failed(self, chat: object, item: ClientFailed, now: float) -> Actions:
         return self._fail(item.error)
 
     def _region_failed(self, chat: _OpenedChat, item: RegionFailed, now: float) -> Actions:
@@ -365,6 +405,8 @@ class ChatSession:
     def _tick_tokenizing(self, chat: _AskedChat, item: Tick, now: float) -> Actions:
         if self._is_past_deadline(now):
             raise DeadlineError(_NO_ANSWER)
+        if chat.bail_out_at is not None and now >= chat.bail_out_at:
+            return self._bail_out(chat)
         return []
 
     def _tick_opened(self, chat: _OpenedChat, item: Tick, now: float) -> Actions:
@@ -401,7 +443,7 @@ class ChatSession:
         return Done(
             finish_reason=reason,
             upto=self.num_tokens,
-            usage=replace(usage, lossy_tokens=opened.reply.num_lossy) if opened else usage,
+            usage=opened.reply.counted(usage) if opened else usage,
             replica_timings=timings,
             edge_timings=self.milestones.timings(now),
             region=opened.region if opened else "",
@@ -480,7 +522,7 @@ TABLE: dict[SessionState, dict[type[Input], Handler]] = {
     SessionState.TOKENIZING: {
         **_ASKED,
         PromptReady: ChatSession._prompt_ready,
-        PromptFailed: ChatSession._failed,
+        PromptFailed: ChatSession._prompt_failed,
         Tick: ChatSession._tick_tokenizing,
     },
     SessionState.OPENING: {

@@ -4,15 +4,22 @@ client."""
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from outrider.errors import InvalidRequestError, MalformedFrameError
+from outrider.reply_parsing.reasoning import ReasoningMeter
 from outrider.sampling.params import SamplingParams
 from outrider.session.client import Committed
 from outrider.session.region import Commit, Draft, Pace
-from outrider.session.types import ScoredToken, Speculation, SpeculationStats, TokenLogprobs
+from outrider.session.types import (
+    ScoredToken,
+    Speculation,
+    SpeculationStats,
+    TokenLogprobs,
+    Usage,
+)
 from services.edge.session.acceptance import Averages
 from services.edge.session.continuity import ModelContinuity
 from services.edge.session.display import Display, DisplayPolicy, ReplyDecoder
@@ -122,8 +129,10 @@ class ReplyFlow:
         self.chain.learn(prompt)
         self.ids = array("I")
         """The final ones."""
-        self.num_lossy = 0
+        self._num_lossy = 0
         """How many of them only the acceptance threshold let through."""
+        self._reasoning = _reasoning_of(request, tools)
+        """Counts those of reasoning; None: there is none."""
         resume = request.resume
         self.model = ModelContinuity(resume.model_identity, has_tokens=resume.upto > 0)
         self.display = Display(policy.display, policy.drafts.first_tokens)
@@ -150,6 +159,7 @@ class ReplyFlow:
             ) from error
         self.chain.resume(ids)
         self.ids.extend(ids)
+        self._count_reasoning(ids)
         return [Committed(text, ids, len(ids))]
 
     def change_client(self, provisional: bool, now: float) -> None:
@@ -210,7 +220,8 @@ class ReplyFlow:
         MalformedFrameError for an impossible commit."""
         ids, checked = self.chain.commit(commit.epoch, commit.base, commit.accepted, commit.ids)
         self._learn(commit.pace, len(ids), checked, now)
-        self.num_lossy += commit.num_lossy
+        self._num_lossy += commit.num_lossy
+        self._count_reasoning(ids)
         text = self._decoder.commit(ids)
         self.ids.extend(ids)
         ended = self._decoder.finished
@@ -232,6 +243,16 @@ class ReplyFlow:
         if self._tells_drafter:
             actions.append(TellDrafter(ids, self.controller.lead))
         return actions
+
+    def counted(self, usage: Usage) -> Usage:
+        """The region's usage with what is counted here."""
+        num_reasoning = self._reasoning.num_tokens if self._reasoning is not None else 0
+        return replace(usage, lossy_tokens=self._num_lossy, reasoning_tokens=num_reasoning)
+
+    def _count_reasoning(self, ids: Iterable[int]) -> None:
+        if self._reasoning is not None and not self._reasoning.is_over:
+            for token in ids:
+                self._reasoning.push(token)
 
     def _logprobs(self, commit: Commit, ids: tuple[int, ...]) -> tuple[TokenLogprobs, ...]:
         """Log probabilities with the tokens' texts. Raises MalformedFrameError for others than were
@@ -370,6 +391,16 @@ class ReplyFlow:
 def _ends_of(params: SamplingParams, tools: ReplyTools) -> frozenset[int]:
     """Ids that end the reply."""
     return frozenset(params.stop_ids) | (frozenset() if params.ignore_eos else tools.stop_ids)
+
+
+def _reasoning_of(request: ChatRequest, tools: ReplyTools) -> ReasoningMeter | None:
+    found = request.reply_format
+    if found is None or found.reasoning is None:
+        return None
+    bytes_of = tools.token_bytes
+    if request.sampling.special_tokens and tools.all_bytes is not None:
+        bytes_of = tools.all_bytes
+    return ReasoningMeter(found.reasoning, bytes_of, begins_in_reasoning=found.begins_in_reasoning)
 
 
 def _decoder(params: SamplingParams, tools: ReplyTools, ends: frozenset[int]) -> ReplyDecoder:

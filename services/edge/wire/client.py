@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 from google.protobuf.message import DecodeError
@@ -17,6 +17,7 @@ from outrider.errors import (
 from outrider.model_identity import check_model_identity
 from outrider.models.chat import Message, check_messages, check_num_messages
 from outrider.models.suggested_sampling import SuggestedSampling
+from outrider.models.template_variables import check_variables
 from outrider.models.tools import check_choice, check_tools
 from outrider.v1 import edge_pb2
 from outrider.wire import (
@@ -28,6 +29,7 @@ from outrider.wire import (
 from services.edge.access.identity import Credential
 from services.edge.session.events import CancelAsked, ChatAsked, ChatRequest, ResumePoint
 from services.edge.session.request_fields import check_prediction, request_id, residency, trace
+from services.edge.session.template_options import TemplateOptions
 
 MAX_TOKEN_CHARS = 64
 DESCRIBE = edge_pb2.ClientFrame(describe=edge_pb2.DescribeEdge()).SerializeToString()
@@ -184,7 +186,7 @@ def _request(chat: edge_pb2.ChatRequest) -> ChatRequest:
         request_id=request_id(chat.idempotency_key),
         model=chat.model,
         messages=messages,
-        sampling=sampling_from_proto(chat.sampling),
+        sampling=replace(sampling_from_proto(chat.sampling), reasoning_tags=None),
         priority=priority_from_proto(chat.priority),
         deadline_ms=chat.deadline_ms,
         provisional=chat.provisional,
@@ -198,6 +200,7 @@ def _request(chat: edge_pb2.ChatRequest) -> ChatRequest:
         tools=tools,
         tool_choice=check_choice(chat.tool_choice, tools),
         parallel_tool_calls=not chat.single_tool_call,
+        template_options=TemplateOptions(check_variables(chat.template_variables)),
     )
 
 

@@ -117,6 +117,7 @@ class RegionWire:
             messages = self._rewriter.prepare(request.messages)
             opening.messages.messages.extend(map(message_to_proto, messages))
             opening.messages.tools.extend(request.tools)
+            opening.messages.template_variables = request.template_variables
             opening.messages.prefixed = self._rewriter.has_prefix
         return inference_pb2.SessionUp(open=opening)
 

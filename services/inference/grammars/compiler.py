@@ -11,6 +11,7 @@ import structlog
 from llguidance import LLMatcher, LLParserLimits
 
 from outrider.errors import InvalidSamplingError, OutriderError
+from outrider.reply_parsing.formats import ReasoningTags
 from outrider.sampling.grammar import Grammar, GrammarKind
 from services.inference.grammars.matcher import GrammarMatcher
 from services.inference.grammars.token_table import TokenTable
@@ -143,18 +144,34 @@ def definition(table: TokenTable, grammar: Grammar) -> str:
 
     With some vocabularies the text of a reply omits the space that its ids begin with. There the
     ids may begin with one before JSON, as the model is used to; before a text that may begin with
-    spaces of its own they must.
+    spaces of its own they must. What the model thinks, if it may, stands in front.
     """
     body = _body(grammar)
     may_force = not table.missing_bytes or _is_written(table.missing_bytes, grammar)
-    if may_force and not table.strips_space:
+    if may_force and not table.strips_space and grammar.reasoning is None:
         return json.dumps({"grammars": [body]})
     is_json = grammar.kind in (GrammarKind.JSON_SCHEMA, GrammarKind.JSON_OBJECT)
     space = ('" "? ' if is_json else '" " ') if table.strips_space else ""
     start = f"start: {space}@{_BODY}"
+    if grammar.reasoning is not None:
+        start = _behind_thought(
+            table, grammar.reasoning, space, is_open=grammar.begins_in_reasoning
+        )
     if not may_force:
         start = f'%llguidance {{"no_forcing": true}}\n{start}'
     return json.dumps({"grammars": [{"lark_grammar": start}, {"name": _BODY, **body}]})
+
+
+def _behind_thought(table: TokenTable, tags: ReasoningTags, space: str, *, is_open: bool) -> str:
+    """Text in Lark for a body behind reasoning, which is there if the prompt began it."""
+    begin, end = map(table.control_id, tags)
+    if begin is None or end is None:
+        opening, closing = (re.escape(tag).replace("/", r"\/") for tag in tags)
+        thought = rf"thought[lazy]: /{'' if is_open else opening}(.|\n)*{closing}/"
+    else:
+        thought = rf"thought: {'' if is_open else f'<[{begin}]> '}/(.|\n)*/ <[{end}]>"
+    before = "thought" if is_open else f"{space}thought?"
+    return f"start: {before} BREAKS @{_BODY}\n{thought}\nBREAKS: /\\n{{0,2}}/"
 
 
 def _body(grammar: Grammar) -> dict[str, Any]:

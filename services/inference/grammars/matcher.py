@@ -61,6 +61,11 @@ class GrammarMatcher:
         self._mask_s = 0.0
         """CPU time of one mask, smoothed."""
 
+    @property
+    def allows_all(self) -> bool:
+        """Never known without a mask; see Constraint."""
+        return False
+
     def allowed(self) -> Mask:
         """The mask of allowed ids; see Constraint."""
         if self._num_taken >= len(self._masks):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeAlias
@@ -11,9 +12,11 @@ from typing import TypeAlias
 from outrider.errors import OverloadedError
 from outrider.sampling.constraint import Constraint
 from outrider.sampling.grammar import Grammar
+from outrider.sampling.params import SamplingParams
 from outrider.shared_calls import SharedCalls
 from services.inference.grammars.compiler import CompiledGrammar, compile_grammar
 from services.inference.grammars.kept import KeptGrammars
+from services.inference.grammars.reply_constraint import behind_reasoning, with_budget
 from services.inference.grammars.token_table import TokenTable
 
 MAX_WAITING = 32
@@ -51,18 +54,36 @@ class Grammars:
         """Sessions that wait for a grammar are ended by their owner."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def kept(self, group: bytes, grammar: Grammar) -> Constraint | None:
-        """For one reply; None where the grammar has to be compiled first."""
+    def kept(
+        self, group: bytes, sampling: SamplingParams, prompt: Sequence[int]
+    ) -> Constraint | None:
+        """For one reply, which is constrained; None where the grammar has to be compiled first.
+        Raises InvalidSamplingError."""
+        grammar = behind_reasoning(self._table, sampling, prompt)
+        found = None if grammar is None else self._kept_grammar(group, grammar)
+        if grammar is not None and found is None:
+            return None
+        return with_budget(self._table, sampling, prompt, found)
+
+    async def constraint(
+        self, group: bytes, sampling: SamplingParams, prompt: Sequence[int]
+    ) -> Constraint:
+        """For one reply, with a grammar. Raises InvalidSamplingError for a grammar that is none or
+        costs too much, and OverloadedError where others' have to be compiled before it."""
+        grammar = behind_reasoning(self._table, sampling, prompt)
+        assert grammar is not None
+        compiled = await self._compiled_grammar(group, grammar)
+        return with_budget(self._table, sampling, prompt, compiled) or compiled
+
+    def _kept_grammar(self, group: bytes, grammar: Grammar) -> Constraint | None:
         compiled = self._kept.take(group, grammar)
         return None if compiled is None else compiled.constraint()
 
-    async def constraint(self, group: bytes, grammar: Grammar) -> Constraint:
-        """For one reply. Raises InvalidSamplingError for a grammar that is none or costs too much,
-        and OverloadedError where others' have to be compiled before it."""
+    async def _compiled_grammar(self, group: bytes, grammar: Grammar) -> Constraint:
         try:
             async with asyncio.timeout(COMPILE_S):
                 key = group, grammar
-                while (found := self.kept(group, grammar)) is None:
+                while (found := self._kept_grammar(group, grammar)) is None:
                     has_turn = self._waiting[group] < MAX_WAITING_OF_GROUP
                     if has_turn or key in self._compiling.running:
                         begin = partial(self._compile, key)

@@ -13,6 +13,8 @@ _ANCHOR = "\n"
 """Merges with no text behind it; see `_Tokenizer`."""
 _UTF_8 = (*range(0xC0), *range(0xC2, 0xF5))
 """Bytes that a text can have."""
+_MAX_TAGS = 64
+"""Most tags whose tokens are remembered: a peer may name any."""
 MAX_TOKEN_BYTES = 1000
 """llguidance's tree of tokens is at most 1,024 bytes deep."""
 
@@ -54,10 +56,46 @@ class TokenTable:
         """The likeliest of them."""
         self.strips_space = vocabulary.strips_space
         """Whether the reply's text omits a space that its ids begin with."""
+        self.bytes_of = vocabulary.token_bytes
+        """The bytes of an id; control tokens by their names."""
+        self._vocabulary = vocabulary
+        self._tokens: dict[str, int | None] = {}
+        """Tokens that are tags, by their texts."""
         self.missing_bytes = _missing_bytes(vocabulary)
         """Bytes of UTF-8 without an id of their own: texts that have them may have no ids."""
         self._problem = _problem(vocabulary)
         self._tokenizer = None if self._problem else _ll_tokenizer(vocabulary)
+
+    def text_bytes_of(self, token: int) -> bytes:
+        """The bytes that an id adds to a text; a control token adds none."""
+        return b"" if self._vocabulary.is_special(token) else self._vocabulary.token_bytes(token)
+
+    def control_id(self, text: str) -> int | None:
+        """Id of the control token with this name; None if there is none."""
+        found = self._token(text)
+        return found if found is not None and self._vocabulary.is_special(found) else None
+
+    def ids_of(self, tag: str) -> tuple[int, ...]:
+        """The ids of a tag of reasoning: its own token, if it has one, or those of its text.
+        Raises InvalidSamplingError if they do not write it."""
+        found = self._token(tag)
+        if found is not None:
+            return (found,)
+        ids = tuple(self._vocabulary.encode(tag))
+        if tag.encode() not in b"".join(map(self._vocabulary.token_bytes, ids)):
+            raise InvalidSamplingError(UNWRITABLE)
+        return ids
+
+    def _token(self, text: str) -> int | None:
+        """The token of this text, control tokens first; looked for once, tags are few."""
+        if text not in self._tokens:
+            wanted = text.encode()
+            found = [it for it in range(self.size) if self._vocabulary.token_bytes(it) == wanted]
+            found.sort(key=lambda it: not self._vocabulary.is_special(it))
+            if len(self._tokens) >= _MAX_TAGS:
+                self._tokens.clear()
+            self._tokens[text] = found[0] if found else None
+        return self._tokens[text]
 
     @property
     def tokenizer(self) -> LLTokenizer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol, TypeAlias
 
@@ -22,6 +22,7 @@ from outrider.errors import (
 )
 from outrider.sampling.constraint import Constraint
 from outrider.sampling.grammar import Grammar
+from outrider.sampling.params import SamplingParams
 from outrider.session.region import Draft
 from outrider.session.region_wire import commit_bytes, session_bytes
 from outrider.telemetry.families import Family
@@ -71,11 +72,15 @@ _MAX_EARLY_DRAFTS = 64
 
 
 class ConstraintSource(Protocol):
-    """Source of constraints for grammars (grammars.service.Grammars)."""
+    """Source of constraints of replies (grammars.service.Grammars)."""
 
-    def kept(self, group: bytes, grammar: Grammar) -> Constraint | None: ...
+    def kept(
+        self, group: bytes, sampling: SamplingParams, prompt: Sequence[int]
+    ) -> Constraint | None: ...
 
-    async def constraint(self, group: bytes, grammar: Grammar) -> Constraint: ...
+    async def constraint(
+        self, group: bytes, sampling: SamplingParams, prompt: Sequence[int]
+    ) -> Constraint: ...
 
 
 class Peer(Protocol):
@@ -265,7 +270,7 @@ class SessionTable:
             request = replace(request, static_salts=salts)
         name = (frame.tenant, frame.request_id)
         earlier = self._running.earlier(name, request)
-        request = self._with_kept_grammar(request)
+        request = self._with_kept_constraint(request)
         grammar = request.sampling.grammar if request.constraint is None else None
         if grammar is None:
             self._model.open(request)
@@ -302,14 +307,17 @@ class SessionTable:
             task.add_done_callback(self._compiling.discard)
         return session
 
-    def _with_kept_grammar(self, request: OpenRequest) -> OpenRequest:
-        """Raises InvalidSamplingError where grammars are not known."""
-        grammar = request.sampling.grammar
-        if grammar is None:
+    def _with_kept_constraint(self, request: OpenRequest) -> OpenRequest:
+        """Raises InvalidSamplingError where constraints are not known."""
+        sampling = request.sampling
+        if not sampling.is_constrained:
             return request
         if self._grammars is None:
-            raise InvalidSamplingError("this replica supports no grammars; leave the grammar out")
-        return replace(request, constraint=self._grammars.kept(request.cache_salt, grammar))
+            raise InvalidSamplingError(
+                "this replica supports neither grammars nor limits of reasoning; leave them out"
+            )
+        kept = self._grammars.kept(request.cache_salt, sampling, request.prompt)
+        return replace(request, constraint=kept)
 
     async def _open_compiled(
         self, session: LiveSession, request: OpenRequest, grammar: Grammar
@@ -319,7 +327,9 @@ class SessionTable:
         number = session.engine_session_id
         try:
             with self._preparations.of(request.request_key):
-                constraint = await self._grammars.constraint(request.cache_salt, grammar)
+                constraint = await self._grammars.constraint(
+                    request.cache_salt, request.sampling, request.prompt
+                )
             if number in self._live:
                 self._model.open(replace(request, constraint=constraint))
         except OutriderError as error:

@@ -428,6 +428,7 @@ class PromptTokenization:
                     messages=opening.messages.messages,
                     prefixed=opening.messages.prefixed,
                     tools=opening.messages.tools,
+                    template_variables=opening.messages.template_variables,
                 ),
                 codecs=map(common_pb2.TokenCodec.ValueType, codecs),
                 cache_salt=opening.cache_salt,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pyte
@@ -101,6 +102,31 @@ def test_prompts_that_are_refused_are_named_and_the_rest_is_answered(
         assert rows[0]["request_id"] and rows[0]["model"] and rows[0]["replica"]
     else:
         assert done.stderr.count("3 tokens, ") == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "refusal"),
+    [
+        ("--state-dir {folder}", "the mesh here serves .*, not nosuch; "),
+        ("--edge {edge} --ca {ca}", "the edge has no model 'nosuch'; it has "),
+        ("--edge {edge} --ca {ca} --key-file {folder}/development.key", "outrider: .*nosuch"),
+    ],
+)
+def test_a_model_that_nobody_serves_is_refused_before_anything_is_asked(
+    flags: str, refusal: str, mesh: LocalMesh
+) -> None:
+    edge = "{}:{}".format(*mesh.edge)
+    given = flags.format(folder=mesh.state_dir, edge=edge, ca=mesh.ca)
+    with terminal("chat", "--max-tokens", "3", *given.split()) as user:
+        user.prompted()
+        user.type("/model nosuch\r")
+        user.prompted()
+        assert re.search(refusal, user.shown.replace("\r\n", ""))
+        user.type("/model\r")
+        user.until("asking the default model")
+        user.prompted()
+        user.type("/bye\r")
+        assert user.ended() == 0
 
 
 def test_ctrl_d_and_ctrl_c_in_a_line(mesh: LocalMesh) -> None:

@@ -33,7 +33,9 @@ def test_requests_are_those_of_a_minute() -> None:
     tenant = usage(TenantLimits(requests_per_minute=6))
     for _ in range(6):
         tenant.begin(0.0)
-    with pytest.raises(RateLimitedError, match=r"6 requests of a minute; wait 10\.0 s") as refused:
+    with pytest.raises(
+        RateLimitedError, match=r"6 requests of a minute; try again in 10\.0s"
+    ) as refused:
         tenant.begin(0.0)
     assert refused.value.retry_delay_ms == 10_000
     assert refused.value.metadata == {
@@ -61,7 +63,7 @@ def test_sessions_are_those_under_way() -> None:
 def test_a_prompt_is_paid_for_before_it_is_computed() -> None:
     tenant = usage()
     tenant.take_input(600, 0.0)
-    with pytest.raises(RateLimitedError, match="wait 1") as refused:
+    with pytest.raises(RateLimitedError, match="try again in 1") as refused:
         tenant.take_input(10, 0.0)
     assert refused.value.retry_delay_ms == 1000
     tenant.take_input(10, 1.0)

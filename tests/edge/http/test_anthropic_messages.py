@@ -20,6 +20,7 @@ from outrider.errors import (
     RateLimitedError,
     UnauthenticatedError,
     UnknownModelError,
+    UnknownRouteError,
 )
 from outrider.models.chat import Message
 from outrider.models.tools import ToolCall
@@ -37,6 +38,7 @@ from services.edge.http.anthropic_messages import (
 )
 from services.edge.http.anthropic_reply import PING, MessageShape
 from services.edge.http.passed_over import PassedOver
+from services.edge.http.routes import error_answer
 from services.edge.http.translation import PartWriter
 from tests.edge.http.asking import (
     USER,
@@ -404,7 +406,7 @@ def test_every_end_has_a_word_of_that_api(
 def test_calls_are_blocks_whose_arguments_stream() -> None:
     stream = written(with_shape(streamed=True), "(hm)Well", '[look]{"at": 1}[/]')
     events = [it for it in data_of(stream) if "index" in it]
-    assert [it["index"] for it in events] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 2]
+    assert [it["index"] for it in events] == [0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2]
     begun = [it["content_block"] for it in events if it["type"] == "content_block_start"]
     assert begun == [
         {"type": "thinking", "thinking": "", "signature": ""},
@@ -420,6 +422,7 @@ def test_calls_are_blocks_whose_arguments_stream() -> None:
     grown = [it["delta"] for it in events if it["type"] == "content_block_delta"]
     assert grown == [
         {"type": "thinking_delta", "thinking": "hm"},
+        {"type": "signature_delta", "signature": "msg_r1"},
         {"type": "text_delta", "text": "Well"},
         {"type": "input_json_delta", "partial_json": '{"a'},
         {"type": "input_json_delta", "partial_json": 't": 1}'},
@@ -433,6 +436,8 @@ def test_a_message_with_calls_is_as_the_api_has_it() -> None:
     assert anthropic_faults(whole, "Message") == []
     thought, text, look, stop = whole["content"]
     assert (thought["thinking"], text["text"]) == ("hm", "Well")
+    # Clients replay no thought without a signature; the stream has the same one.
+    assert thought["signature"] == whole["id"] == "msg_r1"
     assert (look["id"], look["input"]) == ("call_0", {"at": 1})
     assert (stop["name"], stop["input"]) == ("stop", {})
     assert whole["stop_reason"] == "tool_use"
@@ -460,6 +465,12 @@ def test_provisional_text_is_never_of_calls() -> None:
 
 
 # Errors.
+
+
+def test_paths_of_that_api_which_are_not_served_say_so_in_its_shape() -> None:
+    for path, kind in (("/v1/messages/batches", "error"), ("/v1/messages_", None)):
+        status, body = error_answer(path, UnknownRouteError("x"), "id")
+        assert (status, json.loads(body).get("type")) == (404, kind)
 
 
 @pytest.mark.parametrize(

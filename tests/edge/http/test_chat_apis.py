@@ -16,6 +16,7 @@ from outrider.errors import EngineError, OutriderError
 from outrider.session.client import Accepted, Committed, Done, Provisional, Retracted
 from services.edge.http import anthropic_messages, openai_chat, openai_completions, responses
 from services.edge.http.api import ChatApi
+from services.edge.session.template_options import TemplateOptions
 from tests.edge.http.asking import USER, asked, chat_of, data_of, events_of, planned, refusal, told
 
 
@@ -44,7 +45,6 @@ CHAT: Final = Shape(
     ("messages",),
     lambda event: event["choices"][0]["delta"].get("content") or "",
     {
-        "reasoning_effort": "high",
         "metadata": {"a": "b"},
         "store": True,
         "service_tier": "auto",
@@ -74,7 +74,6 @@ MESSAGE: Final = Shape(
     ("model", "max_tokens", "messages"),
     lambda event: event.get("delta", {}).get("text", ""),
     {
-        "thinking": {"type": "enabled", "budget_tokens": 2000},
         "tools": [],
         "tool_choice": {"type": "auto"},
         "service_tier": "auto",
@@ -91,7 +90,7 @@ RESPONSE: Final = Shape(
     lambda event: event["delta"] if event["type"] == "response.output_text.delta" else "",
     {
         "store": True,
-        "reasoning": {"effort": "low", "summary": "auto"},
+        "reasoning": {"summary": "auto"},
         "truncation": "auto",
         "include": ["reasoning.encrypted_content"],
         "metadata": {"a": "b"},
@@ -114,6 +113,81 @@ over_all = pytest.mark.parametrize("it", ALL.values(), ids=ALL)
 
 
 # Requests.
+
+
+@pytest.mark.parametrize(
+    ("it", "fields", "options"),
+    [
+        (CHAT, {"chat_template_kwargs": {"a": 1}}, TemplateOptions('{"a":1}')),
+        (
+            CHAT,
+            {"enable_thinking": False},
+            TemplateOptions(thinks=False, thinks_field="enable_thinking"),
+        ),
+        (
+            CHAT,
+            {"reasoning_effort": "low"},
+            TemplateOptions(effort="low", effort_field="reasoning_effort"),
+        ),
+        (
+            RESPONSE,
+            {"reasoning": {"effort": "high"}, "chat_template_kwargs": {"a": 1}},
+            TemplateOptions('{"a":1}', effort="high", effort_field="reasoning.effort"),
+        ),
+        (MESSAGE, {"thinking": {"type": "adaptive"}}, TemplateOptions(thinks=True)),
+        (
+            MESSAGE,
+            {"thinking": {"type": "disabled"}},
+            TemplateOptions(thinks=False, thinks_field="thinking"),
+        ),
+        (
+            MESSAGE,
+            {"thinking": {"type": "disabled"}, "enable_thinking": True},
+            TemplateOptions(thinks=True, thinks_field="enable_thinking"),
+        ),
+        (MESSAGE, {"output_config": {"effort": "low"}}, TemplateOptions(effort="low")),
+    ],
+)
+def test_what_is_asked_of_a_template_is_passed_on(
+    it: Shape, fields: dict[str, Any], options: TemplateOptions
+) -> None:
+    (chat,) = planned(it.api, it.body | fields).chats
+    assert chat.template_options == options
+
+
+@pytest.mark.parametrize(
+    ("it", "fields", "limit"),
+    [
+        *((it, {"max_thinking_tokens": 0}, 0) for it in (CHAT, MESSAGE, RESPONSE)),
+        *((it, {"thinking_token_budget": 9}, 9) for it in (CHAT, MESSAGE, RESPONSE)),
+        (MESSAGE, {"thinking": {"type": "enabled", "budget_tokens": 2000}}, 2000),
+        (MESSAGE, {"thinking": {"type": "disabled", "budget_tokens": 2000}}, -1),
+        (
+            MESSAGE,
+            {"thinking": {"type": "enabled", "budget_tokens": 5}, "max_thinking_tokens": 4},
+            4,
+        ),
+    ],
+)
+def test_limits_of_reasoning(it: Shape, fields: dict[str, Any], limit: int) -> None:
+    (chat,) = planned(it.api, it.body | fields).chats
+    assert chat.sampling.max_thinking_tokens == limit
+
+
+@pytest.mark.parametrize(
+    ("it", "fields", "param"),
+    [
+        (COMPLETION, {"max_thinking_tokens": 5}, "max_thinking_tokens"),
+        (COMPLETION, {"thinking_token_budget": 5}, "thinking_token_budget"),
+        (CHAT, {"reasoning_effort": "extreme"}, "reasoning_effort"),
+        (RESPONSE, {"reasoning": {"effort": "extreme"}}, "reasoning.effort"),
+        (CHAT, {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+    ],
+)
+def test_what_no_template_can_be_asked_is_refused(
+    it: Shape, fields: dict[str, Any], param: str
+) -> None:
+    assert refusal(it.api, it.body | fields).metadata["param"] == param
 
 
 @over_all

@@ -21,6 +21,7 @@ from outrider.errors import (
 )
 from outrider.wire import error_from_proto, error_to_proto
 from services.edge.http import responses
+from services.edge.http.exchange import _too_large
 from services.edge.http.routes import error_answer
 from tests.edge.http.asking import data_of, planned
 
@@ -99,6 +100,12 @@ RATE_LIMIT: Final = (
     ("litellm", (*OPENAI, *MESSAGES), "python", r"(?i)rate[\s_\-]*limit"),
     ("Cline", (*OPENAI, *MESSAGES), "python", r"(?i)rate[\s_-]?limit"),
     ("OpenAI's packages, Codex", OPENAI, "python", "'code': 'rate_limit_exceeded'"),
+    (
+        "Codex",
+        OPENAI,
+        "message",
+        r"(?i)try again in\s*(?P<wait>\d+(?:\.\d+)?)\s*(?:s|ms|seconds?)",
+    ),
     ("Anthropic's packages", MESSAGES, "python", "'type': 'rate_limit_error'"),
 )
 RETRIED: Final = (
@@ -113,7 +120,9 @@ RETRIED: Final = (
 """Expressions for no capacity, which is worth another try."""
 
 TOO_LONG: Final = PromptTooLongError.of(2050, 2047)
-LIMITED: Final = RateLimitedError("tenant t has used its 9 requests of a minute; wait 3.0 s")
+LIMITED: Final = RateLimitedError(
+    "tenant t has used its 9 requests of a minute; try again in 3.0s", retry_delay_ms=3000
+)
 BUSY: Final = OverloadedError("every replica of model m is full; try again later")
 OTHERS: Final = (
     InvalidRequestError("messages[0].role 'x' is not served; use one of user, assistant"),
@@ -162,11 +171,20 @@ def test_so_is_a_text_that_is_too_long_to_be_counted(
         assert re.search(expression, error.python), client
 
 
+@pytest.mark.parametrize("path", (*OPENAI, *MESSAGES))
+def test_so_is_a_body_that_is_too_large(path: str) -> None:
+    error = seen(path, _too_large(2 << 20))
+    assert error.status == 413
+    assert re.search(r"(?i)\bcontext\s*window\b", error.node), "Cline, and Claude Code for 413"
+    assert re.search("(?i)exceeds the context window", error.node), "pi, opencode"
+
+
 @pytest.mark.parametrize(("path", "reads", "expression"), _cases(RATE_LIMIT))
 def test_a_limit_of_the_caller_is_known_as_such(path: str, reads: str, expression: str) -> None:
     error = seen(path, LIMITED)
     assert error.status == 429
-    assert re.search(expression, getattr(error, reads))
+    found = re.search(expression, getattr(error, reads))
+    assert found and found.groupdict().get("wait", "3.0") == "3.0"
     for other in (TOO_LONG, *OTHERS):
         assert not re.search(expression, getattr(seen(path, other), reads))
 

@@ -247,8 +247,10 @@ def test_choices_are_chats_with_seeds_of_their_own() -> None:
 
 def test_a_stream_goes_on_after_what_the_client_has() -> None:
     reply = planned(API, body(stream=True, n=2), idempotency_key="k", last_event_id="1-2,0-0")
-    assert [(it.resume.upto, it.resume.num_chars) for it in reply.chats] == [(1, 2), (0, 0)]
+    # What is reasoning is read from a reply's beginning, so the chat tells all of it again.
+    assert [(it.resume.upto, it.resume.num_chars) for it in reply.chats] == [(0, 0), (0, 0)]
     stream = reply.writer.take(0, Accepted("r", "small", 5))
+    stream += reply.writer.take(0, Committed("ab", (8,), 1))
     stream += reply.writer.take(0, Committed("c", (9,), 2))
     assert [it["id"] for it in events_of(stream)] == ["2-3,0-0"]
     assert refusal(API, body(stream=True), last_event_id="1-2").http_status == 400
@@ -300,6 +302,7 @@ def test_usage_comes_last_if_it_was_asked_for() -> None:
         "completion_tokens_details": {
             "accepted_prediction_tokens": 1,
             "rejected_prediction_tokens": 3,
+            "reasoning_tokens": 0,
         },
     }
     assert all(it["usage"] is None for it in others)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from outrider.errors import InvalidRequestError
 from outrider.models.chat import MAX_TOOL_CALLS, Message
 from outrider.models.tools import MAX_TOOLS, ToolCall
-from outrider.reply_parsing.formats import CallSyntax, ReplyFormat
+from outrider.reply_parsing.formats import REASONING_TAGS, CallSyntax, ReplyFormat
 from outrider.sampling.grammar import JSON_OBJECT, Grammar, GrammarKind
 from outrider.session.client import Accepted, Committed, Provisional
 from outrider.session.types import FinishReason, ScoredToken, TokenLogprobs
@@ -27,7 +27,7 @@ CHAT = {"model": "small", "messages": [USER]}
 COMPLETION = {"model": "small", "prompt": "hello"}
 SCHEMA = {"type": "object", "properties": {"z": {"type": "integer"}, "a": {"type": "string"}}}
 TOOL = {"type": "function", "function": {"name": "f", "strict": True, "parameters": SCHEMA}}
-HERMES = ReplyFormat(CallSyntax.HERMES, has_reasoning=True, tool_names=("f",))
+HERMES = ReplyFormat(CallSyntax.HERMES, REASONING_TAGS[0], tool_names=("f",))
 ONE, TWO = '{"city": "Zürich"}', '{"city": "Bern"}'
 CALLING = (
     "<think>\nHm, é.\n</think>\n\nI look.\n"

@@ -215,6 +215,7 @@ SHAPES: Final[Mapping[type, Upstream]] = {
     anthropic_reply.ContentBlockDelta: Upstream("type index delta"),
     anthropic_reply.TextDelta: Upstream("type text"),
     anthropic_reply.ThinkingDelta: Upstream("type thinking"),
+    anthropic_reply.SignatureDelta: Upstream("type signature"),
     anthropic_reply.InputJsonDelta: Upstream("type partial_json"),
     anthropic_reply.ContentBlockStop: Upstream("type index"),
     anthropic_reply.MessageDelta: Upstream("type delta usage", ours="outrider"),

@@ -19,8 +19,11 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.testing import leak_check
 from services.edge.app import serve
 from services.edge.config import EdgeConfig
+from services.edge.drafter.metrics import DrafterState
+from services.edge.drafter.settings import DrafterConfig
 from services.edge.quic import certificate
 from tests.edge.integration.region import Region, serving
+from tests.edge.integration.running import Running
 from tests.edge.integration.trouble import said
 from tests.service import refusal, running_service
 
@@ -107,3 +110,24 @@ async def test_a_port_that_is_taken(vocabulary: Vocabulary, tmp_path: Path) -> N
         async with leak_check():
             with pytest.raises(ConfigError, match=f"UDP 127.0.0.1:{port} .* set another port"):
                 await serve(config)
+
+
+@pytest.mark.edge(drafter=DrafterConfig(model="none", ready_wait_s=3600.0))
+async def test_an_edge_waits_for_its_first_drafter_alone(mesh: Running) -> None:
+    """One that is started again later is no reason to send clients elsewhere."""
+    first = mesh.edge.models.first
+    assert first is not None
+    drafter = first.drafter
+    seen = []
+    for state in (DrafterState.STARTING, DrafterState.READY, DrafterState.STARTING):
+        drafter.state = state
+        seen.append(mesh.edge._ready())
+    assert seen == [(False, "the drafter loads its model"), (True, "serving"), (True, "serving")]
+
+
+@pytest.mark.edge(drafter=DrafterConfig(model="none", ready_wait_s=0.0))
+async def test_an_edge_that_is_not_to_wait_is_ready_without_its_drafter(mesh: Running) -> None:
+    first = mesh.edge.models.first
+    assert first is not None
+    first.drafter.state = DrafterState.STARTING
+    assert mesh.edge._ready() == (True, "serving")

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from array import array
+from collections.abc import Generator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from outrider.client import Accepted, Client, Message, SamplingParams, ToolCall
+from outrider.client import Accepted, ChatResult, Client, Message, SamplingParams, ToolCall
 from outrider.engines.fake import FakeEngine, FakeOptions
+from outrider.errors import RateLimitedError
 from outrider.models.tools import check_tools
 from outrider.models.vocabulary import Vocabulary
+from outrider.tokenization.encoder import CachingEncoder, PartialPrompt
+from outrider.tokenization.pool.config import TokenizationConfig
 from outrider.v1 import router_pb2
 from services.edge.access.identity import TenantConfig
 from tests.api_keys import key_of, text_of, write_keys
@@ -110,6 +116,80 @@ async def test_what_one_said_is_new_when_another_says_it(
                 assert (num_right > 0) is is_known, "drafts"
                 assert await num_hits(mesh, role) == before + is_known, "token ids"
     assert len(texts) == 1, "whatever was known, the text is the same"
+
+
+LONG_CHAT = [Message(("user", "assistant")[n % 2], f"{n}: {QUESTION[:90]}") for n in range(9)]
+"""Of so many messages that the event loop does not look whether it knows them."""
+
+
+class HeldThreads:
+    """Tokenization threads of an edge that do not get on until the block ends."""
+
+    def __init__(self, encoder: CachingEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.num_entered = threading.Semaphore(0)
+        self.is_open = threading.Event()
+        in_slices, loop = encoder.in_slices, threading.current_thread()
+
+        def held(
+            prompt: PartialPrompt, *, may_wait: bool = True
+        ) -> Generator[int, None, array[int]]:
+            if threading.current_thread() is not loop:
+                self.num_entered.release()
+                assert self.is_open.wait(60.0)
+            return (yield from in_slices(prompt, may_wait=may_wait))
+
+        monkeypatch.setattr(encoder, "in_slices", held)
+
+    def __enter__(self) -> HeldThreads:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.is_open.set()
+
+
+async def test_a_prompt_that_takes_too_long_is_tokenized_in_the_region_and_finds_its_prefix(
+    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its way is that of every chat, not a hash of its text: to the replica that has its prefix.
+    Ids and limits are the same, too."""
+    num_tokens = len(words.encode_chat(LONG_CHAT))
+    write_keys(tmp_path / "keys.json", *map(key_of, ("first", "few")))
+    few = TenantConfig("few", input_tokens_per_minute=num_tokens + 1)
+    tokenization = TokenizationConfig(threads=1, max_queued=0, bail_out_ms=50.0)
+    edge = {"anonymous": False, "tenants": (few,), "tokenization": tokenization}
+    sampling = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
+    async with (
+        running_mesh(words, tmp_path, tokenizers=1, replicas=2, edge=edge) as mesh,
+        mesh.client(key=text_of("first")) as unlimited,
+        mesh.client(key=text_of("few")) as limited,
+    ):
+        (it,) = mesh.edges
+
+        async def ask(client: Client = unlimited) -> ChatResult:
+            async with client.chat(LONG_CHAT, sampling=sampling) as chat:
+                return await chat.result()
+
+        def counted(tier: str) -> float:
+            return it.sample("outrider_tokenization_seconds_count", tier=tier)
+
+        first = await ask()
+        num_left = counted("region")
+        with HeldThreads(it.model.encoder, monkeypatch) as held:
+            late = await ask()
+            assert held.num_entered.acquire(timeout=60.0), "a thread had it"
+            pool = it.model.tokenization
+            monkeypatch.setattr(pool, "_policy", replace(pool._policy, max_local_chars=0))
+            refused = await ask()
+            await ask(limited)
+            await ask(limited)  # there was one token left
+            with pytest.raises(RateLimitedError, match="input"):
+                await ask(limited)
+        for result in (late, refused):
+            assert (result.text, result.ids) == (first.text, first.ids)
+            assert result.replica == first.replica
+            assert result.usage.prompt_tokens == num_tokens == first.usage.prompt_tokens
+            assert result.usage.cached_tokens > num_tokens // 2
+        assert (counted("region") - num_left, counted("refused")) == (1, 3)
 
 
 TOOLS = check_tools(['{"name": "f", "description": "Says [TOOL_CALLS]."}'])

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from outrider.telemetry.metrics import Metrics
 from outrider.tokenization.backends.base import REFERENCE
 from outrider.tokenization.backends.fallback import FallbackBackend
 from outrider.tokenization.backends.selection import select_backend
+from outrider.tokenization.pool.config import TokenizationConfig
 from outrider.tokenization.pool.metrics import TokenizationMetrics
 from services.edge.config import EdgeConfig
 from services.edge.drafter.link import DrafterLink
@@ -95,6 +97,31 @@ def test_a_load_that_fails_leaves_no_file_open(tmp_path: Path) -> None:
             with pytest.raises(ModelStoreError):
                 served(EdgeConfig(model_store=no_folder, state_dir=tmp_path), counts)
     assert num_files() == 0
+
+
+@pytest.mark.parametrize(
+    ("cores", "settings", "num_processes"),
+    [
+        (2, {}, 0),
+        (8, {}, 2),
+        (8, {"processes": 2}, 1),
+        (8, {"tokenization": TokenizationConfig(processes=0)}, 0),
+        (1, {"tokenization": TokenizationConfig(processes=3)}, 3),
+    ],
+)
+async def test_processes_tokenize_too_where_cores_are_left_or_the_operator_says_so(
+    cores: int,
+    settings: Mapping[str, Any],
+    num_processes: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.edge.models.served.usable_cores", lambda: cores)
+    config = EdgeConfig(model_store=tmp_path / "store", state_dir=tmp_path, **settings)
+    with metrics() as counts:
+        model = served(config, counts)
+        assert model.tokenization.num_processes == num_processes
+        await model.close()
 
 
 class Stuck(DrafterLink):

@@ -10,7 +10,7 @@ from outrider.errors import InvalidRequestError
 from outrider.models.chat import Message
 from outrider.models.tools import check_tools
 from outrider.models.vocabulary import Vocabulary
-from outrider.reply_parsing.formats import CallSyntax, ReplyFormat
+from outrider.reply_parsing.formats import REASONING_TAGS, CallSyntax, ReplyFormat
 from outrider.reply_parsing.parser import read_reply
 from outrider.sampling.grammar import JSON_OBJECT, Grammar, GrammarKind, json_schema
 from outrider.sampling.params import SamplingParams
@@ -18,7 +18,7 @@ from services.edge.models.tool_calling import ToolCalling
 from services.edge.session.events import ChatRequest
 from services.inference.grammars.compiler import compile_grammar
 from services.inference.grammars.token_table import TokenTable
-from tests.models import tool_templates
+from tests.models import thinking_templates, tool_templates
 from tests.models.tool_templates import HERMES, LLAMA3, MISTRAL, PLAIN
 
 TOOLS = check_tools(['{"name": "f"}', '{"name": "g"}'])
@@ -36,6 +36,44 @@ def asking(**changes: object) -> ChatRequest:
 def test_a_chat_without_tools_is_as_it_was() -> None:
     for template in (HERMES, PLAIN, MISTRAL):
         assert calling(template).applied(asking(tools=())) == asking(tools=())
+
+
+@pytest.mark.parametrize(
+    ("family", "is_control"), [("qwen3", False), ("r1", False), ("magistral", True)]
+)
+def test_reasoning_is_read_in_every_chat_of_a_model_that_thinks(
+    family: str, is_control: bool
+) -> None:
+    vocabulary = thinking_templates.vocabulary_of(thinking_templates.FAMILIES[family])
+    found = ToolCalling.of(vocabulary, "")
+    for request in (asking(tools=()), asking(tool_choice="none")):
+        served = found.applied(request)
+        assert served.reply_format == ReplyFormat(
+            reasoning=REASONING_TAGS[is_control], begins_in_reasoning=family == "r1"
+        )
+        assert served.sampling == SamplingParams(special_tokens=is_control)
+    raw = asking(tools=(), raw_prompt="hi")
+    assert found.applied(raw) == raw, "a completion is text"
+
+
+def test_variables_tell_whether_a_thin_chat_begins_in_reasoning() -> None:
+    template = thinking_templates.QWEN3.replace(
+        "{{- '<think>\\n\\n</think>\\n\\n' }}",
+        "{{- '<think>\\n\\n</think>\\n\\n' }}{%- else %}{{- '<think>\\n' }}",
+    )
+    vocabulary = thinking_templates.vocabulary_of(template, like=thinking_templates.QWEN3)
+    for variables, begins in (
+        ("", True),
+        ('{"enable_thinking":false}', False),
+        ('{"enable_thinking":true}', True),
+        ('{"enable_thinking":"perhaps"}', True),
+    ):
+        asked = asking(tools=(), template_variables=variables)
+        served = ToolCalling.of(vocabulary, "").applied(asked)
+        assert served.reply_format is not None
+        assert served.reply_format.begins_in_reasoning is begins
+        prompt = vocabulary.decode(vocabulary.encode_chat(asked.messages, (), variables))
+        assert prompt.endswith("<think>\n") is begins
 
 
 def test_tools_that_are_not_to_be_called_are_not_shown() -> None:

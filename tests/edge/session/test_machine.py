@@ -10,7 +10,9 @@ import pytest
 from outrider.errors import (
     MalformedFrameError,
     NoReplicaError,
+    OutriderError,
     OverloadedError,
+    RateLimitedError,
 )
 from outrider.sampling.params import SamplingParams
 from outrider.session.client import Accepted, Committed, Done, Failed, Provisional, Retracted
@@ -27,6 +29,7 @@ from services.edge.session.events import (
     DraftsReady,
     Finish,
     Input,
+    LeaveToRegion,
     OpenRegion,
     PromptFailed,
     PromptReady,
@@ -37,7 +40,7 @@ from services.edge.session.events import (
     Tick,
     Tokenize,
 )
-from services.edge.session.machine import TABLE, SessionState
+from services.edge.session.machine import TABLE, ChatSession, SessionState
 from tests.edge.session.toolkit import (
     DIGEST,
     EOS,
@@ -47,8 +50,10 @@ from tests.edge.session.toolkit import (
     ScriptedDrafter,
     drafting,
     in_state,
+    policy,
     request,
     session,
+    tools,
 )
 
 INPUTS: dict[type[Input], Input] = {
@@ -268,6 +273,57 @@ def test_a_thin_chat_is_tokenized_by_the_region() -> None:
     assert chat.handle(ChatAsked(asked), 0.0) == [OpenRegion(asked, None, 0)]
     opened = RegionOpened(17, 0, "replica-1", "us-east", DIGEST)
     assert chat.handle(opened, 0.1) == [Accepted("r-1", "m", 17, sampling=asked.sampling)]
+
+
+def bailing_out() -> ChatSession:
+    """A chat whose prompt may take 50 ms to tokenize."""
+    return ChatSession(policy(bail_out_s=0.05), tools(), 0.0)
+
+
+def test_a_prompt_that_takes_too_long_to_tokenize_is_left_to_the_region() -> None:
+    chat, asked = bailing_out(), request(deadline_ms=1000)
+    chat.handle(ChatAsked(asked), 1.0)
+    assert chat.next_deadline() == pytest.approx(1.05)
+    assert chat.handle(Tick(), 1.04) == [], "it may still be done here"
+    assert chat.handle(Tick(), 1.06) == [LeaveToRegion()]
+    assert chat.handle(Tick(), 1.07) == [], "once"
+    thin = dataclasses.replace(asked, thin=True)
+    assert chat.handle(PromptReady(None), 1.1) == [OpenRegion(thin, None, 900)]
+    chat.handle(RegionOpened(17, 0, "replica-1", "us-east", DIGEST), 1.2)
+    assert chat.num_prompt_tokens == 17
+
+
+def test_ids_that_were_just_made_are_used_although_it_is_late() -> None:
+    chat = bailing_out()
+    chat.handle(ChatAsked(request()), 0.0)
+    assert chat.handle(Tick(), 0.06) == [LeaveToRegion()]
+    opening, *_ = chat.handle(PromptReady(PROMPT), 0.07)
+    assert opening == OpenRegion(request(), PROMPT, 0)
+
+
+def test_a_prompt_for_which_there_is_no_room_is_left_to_the_region_at_once() -> None:
+    chat = bailing_out()
+    chat.handle(ChatAsked(request()), 0.0)
+    assert chat.handle(PromptFailed(OverloadedError("full")), 0.0) == [LeaveToRegion()]
+    failed = chat.handle(PromptFailed(OverloadedError("full")), 0.1)
+    assert isinstance(failed[0], Failed), "only once"
+
+
+@pytest.mark.parametrize("error", [RateLimitedError("slower"), MalformedFrameError("bad")])
+def test_limits_and_faults_of_a_prompt_are_no_reason_to_leave_it_to_the_region(
+    error: OutriderError,
+) -> None:
+    chat = bailing_out()
+    chat.handle(ChatAsked(request()), 0.0)
+    assert chat.handle(PromptFailed(error), 0.01)[0] == Failed(error)
+
+
+@pytest.mark.parametrize("fields", [{"raw_prompt": "once", "messages": ()}, {"prediction": "x"}])
+def test_what_only_the_edge_can_tokenize_waits(fields: dict[str, typing.Any]) -> None:
+    chat = bailing_out()
+    chat.handle(ChatAsked(dataclasses.replace(request(), **fields)), 0.0)
+    assert chat.next_deadline() is None
+    assert chat.handle(Tick(), 60.0) == []
 
 
 def test_a_cancelled_chat_ends_with_what_is_final() -> None:

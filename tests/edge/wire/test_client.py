@@ -30,7 +30,7 @@ from outrider.errors import (
 from outrider.models.chat import MAX_MESSAGES, Message
 from outrider.models.suggested_sampling import SuggestedSampling
 from outrider.models.tools import ToolCall
-from outrider.reply_parsing.formats import CallSyntax, ReplyFormat
+from outrider.reply_parsing.formats import REASONING_TAGS, CallSyntax, ReplyFormat
 from outrider.sampling.params import SamplingParams
 from outrider.session.client import Retracted
 from outrider.session.client_wire import write
@@ -49,7 +49,7 @@ from services.edge.wire import client as wire
 
 LOGPROBS = (TokenLogprobs(ScoredToken(2, -0.5, b"\xc3"), (ScoredToken(9, 0.0, b" a"),)),)
 LIMITS = ModelLimits("m", 100, 64)
-FORMAT = ReplyFormat(CallSyntax.MISTRAL, True, True, ("f", "g"), single_call=True)
+FORMAT = ReplyFormat(CallSyntax.MISTRAL, REASONING_TAGS[1], True, ("f", "g"), single_call=True)
 USAGE = Usage(1, 2, 3, 4, 5, Cost(6, "USD"))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +15,7 @@ import pytest
 from outrider.engines import cpu_features
 from outrider.engines.config import EngineConfig
 from outrider.engines.cpu_features import cpu_identity
-from outrider.engines.openvino.agreed_calls import known_facts, recall, remember
+from outrider.engines.openvino.agreed_calls import MAX_FILES, known_facts, recall, remember
 from outrider.engines.openvino.convert import ConvertedModel
 from outrider.engines.openvino.engine import OpenVinoEngine
 from outrider.models.disk.derived import MANIFEST
@@ -94,6 +95,20 @@ def test_a_store_that_cannot_be_written_is_no_error(directory: Path) -> None:
     file.mkdir()
     remember(directory, FACTS, 64)
     assert recall(directory, FACTS) is None
+
+
+def test_a_model_keeps_the_newest_answers_alone(directory: Path) -> None:
+    other = directory.parent / "facts.json"
+    other.write_text("{}")
+    all_facts = [{**FACTS, "min_logits": number} for number in range(MAX_FILES + 3)]
+    for facts in reversed(all_facts):
+        for file in directory.parent.glob("agreed-calls-*.json"):
+            older = file.stat().st_mtime_ns - 10**9  # however finely the disk tells times
+            os.utime(file, ns=(older, older))
+        remember(directory, facts, 64)
+    known = [recall(directory, facts) for facts in all_facts]
+    assert known == [64] * MAX_FILES + [None] * 3
+    assert other.exists()
 
 
 class Compiled:

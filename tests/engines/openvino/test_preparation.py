@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 from outrider.engines.openvino.preparation import Preparation
@@ -24,6 +25,22 @@ def test_a_failure_ends_it_and_nothing_else() -> None:
 
     Preparation([1, 2, 4], prepare, lambda: done.append(0)).wait()
     assert done == [1, 0]
+
+
+def test_its_thread_is_never_less_nice_than_what_started_it() -> None:
+    found: list[int] = []
+
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    def start() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        Preparation([1], lambda size: found.append(niceness()), lambda: None).wait()
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    assert found == [19], "who is not root cannot lower it: the thread would end before its work"
 
 
 def test_stopping_ends_it_after_the_size_in_work() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from outrider.errors import InvalidSamplingError, OverloadedError
 from outrider.sampling.grammar import Grammar, GrammarKind
+from outrider.sampling.params import SamplingParams
 from services.inference.grammars import service
 from services.inference.grammars.service import Grammars
 from tests.inference.grammars.finite import TABLE
@@ -16,8 +17,8 @@ from tests.inference.grammars.finite import TABLE
 GROUP, OTHER = b"group", b"other"
 
 
-def regex(text: str) -> Grammar:
-    return Grammar(GrammarKind.REGEX, text)
+def regex(text: str) -> SamplingParams:
+    return SamplingParams(grammar=Grammar(GrammarKind.REGEX, text))
 
 
 @pytest.fixture
@@ -28,32 +29,32 @@ async def grammars() -> AsyncIterator[Grammars]:
 
 
 async def test_compiled_once_for_a_group(grammars: Grammars) -> None:
-    assert grammars.kept(GROUP, regex("ab")) is None
+    assert grammars.kept(GROUP, regex("ab"), ()) is None
     one, two = await asyncio.gather(
-        grammars.constraint(GROUP, regex("ab")), grammars.constraint(GROUP, regex("ab"))
+        grammars.constraint(GROUP, regex("ab"), ()), grammars.constraint(GROUP, regex("ab"), ())
     )
     assert one is not two
     one.advance(7)
     assert two.allowed().sum() == 1, "a reply of its own"
     assert len(grammars._kept) == 1
-    assert grammars.kept(GROUP, regex("ab")) is not None
-    assert grammars.kept(OTHER, regex("ab")) is None, "nothing passes between groups"
+    assert grammars.kept(GROUP, regex("ab"), ()) is not None
+    assert grammars.kept(OTHER, regex("ab"), ()) is None, "nothing passes between groups"
 
 
 async def test_what_is_no_grammar_is_refused_and_not_kept(grammars: Grammars) -> None:
     for _ in range(2):
         with pytest.raises(InvalidSamplingError, match="regular expression"):
-            await grammars.constraint(GROUP, regex("(a"))
+            await grammars.constraint(GROUP, regex("(a"), ())
     assert not len(grammars._kept) and not grammars._compiling.running and not grammars._waiting
 
 
 async def test_a_group_has_its_share_of_the_threads_and_waits_for_it(grammars: Grammars) -> None:
     count = service.MAX_WAITING_OF_GROUP + service.MAX_QUEUED_OF_GROUP
     asked = [
-        asyncio.create_task(grammars.constraint(GROUP, regex(f"a{{{number + 1}}}")))
+        asyncio.create_task(grammars.constraint(GROUP, regex(f"a{{{number + 1}}}"), ()))
         for number in range(count + 1)
     ]
-    theirs = asyncio.create_task(grammars.constraint(OTHER, regex("ab")))
+    theirs = asyncio.create_task(grammars.constraint(OTHER, regex("ab"), ()))
     await asyncio.sleep(0)
     assert grammars._waiting == {GROUP: service.MAX_WAITING_OF_GROUP, OTHER: 1}
     assert grammars._queued == {GROUP: service.MAX_QUEUED_OF_GROUP}
@@ -66,7 +67,7 @@ async def test_a_group_has_its_share_of_the_threads_and_waits_for_it(grammars: G
 
 async def test_who_waits_for_its_group_and_leaves_leaves_nothing(grammars: Grammars) -> None:
     asked = [
-        asyncio.create_task(grammars.constraint(GROUP, regex(f"a{{{number + 1}}}")))
+        asyncio.create_task(grammars.constraint(GROUP, regex(f"a{{{number + 1}}}"), ()))
         for number in range(service.MAX_WAITING_OF_GROUP + 1)
     ]
     await asyncio.sleep(0)
@@ -78,7 +79,7 @@ async def test_who_waits_for_its_group_and_leaves_leaves_nothing(grammars: Gramm
 
 async def test_all_groups_together_have_bounds_too(grammars: Grammars) -> None:
     asked = [
-        asyncio.create_task(grammars.constraint(b"%d" % number, regex("ab")))
+        asyncio.create_task(grammars.constraint(b"%d" % number, regex("ab"), ()))
         for number in range(service.MAX_WAITING + 2)
     ]
     done = await asyncio.gather(*asked, return_exceptions=True)
@@ -90,7 +91,7 @@ async def test_who_waits_too_long_is_told(
 ) -> None:
     monkeypatch.setattr(service, "COMPILE_S", 0.0)
     with pytest.raises(OverloadedError, match="compiled") as caught:
-        await grammars.constraint(GROUP, regex("ab"))
+        await grammars.constraint(GROUP, regex("ab"), ())
     assert caught.value.retry_delay_ms > 0, "a busy machine makes no grammar invalid"
     await asyncio.gather(*grammars._compiling.running.values())
-    assert grammars.kept(GROUP, regex("ab")) is not None, "it was compiled all the same"
+    assert grammars.kept(GROUP, regex("ab"), ()) is not None, "it was compiled all the same"

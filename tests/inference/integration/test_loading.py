@@ -14,6 +14,7 @@ import pytest
 
 from outrider.engines.config import EngineConfig
 from outrider.engines.fake import FakeEngine, FakeOptions
+from outrider.engines.load_stage import LoadStage, ReportStage, ignore_stage
 from outrider.errors import ConfigError, EngineError
 from outrider.models.disk.fetch import PullProgress
 from outrider.models.store import Artifact, ModelStore
@@ -92,6 +93,34 @@ async def test_a_replica_stopped_while_it_fetches_ends_at_once(
     assert not came_up
 
 
+@pytest.mark.model
+async def test_a_replica_says_what_it_loads_and_begins_no_stage_once_it_is_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, compiling, go_on = FakeEngine(), threading.Event(), threading.Event()
+
+    def create(config: EngineConfig, report: ReportStage) -> FakeEngine:
+        report(LoadStage.COMPILE)
+        compiling.set()
+        assert go_on.wait(10)
+        return engine
+
+    monkeypatch.setattr(model, "create_engine", create)
+    stop, came_up, admin = asyncio.Event(), list[Ports](), free_tcp_port()
+    async with leak_check():
+        config = InferenceConfig(engine="fake", port=0, admin=AdminConfig(port=admin))
+        serving = asyncio.create_task(app.serve(config, ready=came_up.append, stop=stop))
+        await eventually(compiling.is_set)
+        said = await asyncio.to_thread(_ready, admin)
+        stop.set()
+        await asyncio.sleep(0)  # what passes it on has run then
+        go_on.set()
+        await serving
+    assert said == {"ready": False, "reason": "compiling the model"}
+    assert not came_up
+    assert _is_closed(engine)
+
+
 def _ready(port: int) -> Any:
     try:
         with urlopen(f"http://127.0.0.1:{port}/ready", timeout=30) as answer:
@@ -103,7 +132,7 @@ def _ready(port: int) -> Any:
 
 def test_an_engine_that_cannot_be_warmed_up_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = FakeEngine(FakeOptions(fail_on_step=1))
-    monkeypatch.setattr(model, "create_engine", lambda config: engine)
+    monkeypatch.setattr(model, "create_engine", lambda *_: engine)
     with pytest.raises(EngineError, match="as configured"):
-        model._load_engine(EngineConfig(engine="fake"), 4)
+        model._load_engine(EngineConfig(engine="fake"), 4, ignore_stage)
     assert _is_closed(engine)

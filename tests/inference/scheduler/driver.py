@@ -103,7 +103,7 @@ class Driver:
         self._num_steps = 0
 
     def open(self, request: OpenRequest) -> Peer:
-        request = replace(request, constraint=constraint_of(request.sampling))
+        request = replace(request, constraint=constraint_of(request.sampling, request.prompt))
         events = self.scheduler.open(request, self.now)
         peer = self.peers[request.session_id] = Peer(list(request.resume))
         if request.drafts is not None:
@@ -178,7 +178,7 @@ class Driver:
 def reference(request: OpenRequest, options: FakeOptions) -> tuple[int, ...]:
     """The reply of an engine of its own: no scheduler, no drafts, one token at a time."""
     sampling = request.sampling
-    constraint = constraint_of(sampling)
+    constraint = constraint_of(sampling, request.prompt)
     return generate(
         FakeEngine(options), request.prompt, sampling, new_reply, constraint=constraint
     ).ids

@@ -173,6 +173,7 @@ class Scripted:
 
     def __init__(self, forced: tuple[int, ...] = (), forbidden: tuple[int, ...] = ()) -> None:
         self._forced, self._forbidden = forced, forbidden
+        self.allows_all = False
 
     def allowed(self) -> Mask:
         raise AssertionError("drafting needs no mask")

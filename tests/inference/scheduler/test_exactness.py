@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.errors import DeadlineError, OverloadedError
+from outrider.reply_parsing.formats import ReasoningTags
 from outrider.sampling.grammar import Grammar, GrammarKind
 from outrider.sampling.params import SamplingParams
 from outrider.session.region import Draft
@@ -43,6 +44,25 @@ SAMPLINGS = (
         seed=9,
         top_p=0.9,
         grammar=Grammar(GrammarKind.LARK, 'start: "k" item+ "."\nitem: "x" start | /[d-h]{1,4} /'),
+    ),
+    # Prompts that end in "d" begin in reasoning; others begin it by chance.
+    SamplingParams(max_tokens=24, max_thinking_tokens=0, reasoning_tags=ReasoningTags("d", "xyz")),
+    SamplingParams(
+        max_tokens=30,
+        temperature=0.8,
+        seed=10,
+        top_k=9,
+        max_thinking_tokens=5,
+        reasoning_tags=ReasoningTags("d", "xyz"),
+        ignore_eos=True,
+    ),
+    SamplingParams(
+        max_tokens=40,
+        temperature=1.1,
+        seed=11,
+        max_thinking_tokens=7,
+        reasoning_tags=ReasoningTags("d", "xy"),
+        grammar=Grammar(GrammarKind.REGEX, "(begin[A-F]{2,5}end )+Z?"),
     ),
 )
 OPTIONS = st.builds(
@@ -94,7 +114,7 @@ TERMS = st.fixed_dictionaries(
 @lru_cache(maxsize=4096)
 def truth(prompt: tuple[int, ...], sampling: int, options: FakeOptions) -> ReferenceReply:
     params = SAMPLINGS[sampling]
-    constraint = constraint_of(params)
+    constraint = constraint_of(params, prompt)
     return generate(FakeEngine(options), prompt, params, new_reply, constraint=constraint)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -35,13 +36,17 @@ class Slow:
         self.num_asked = 0
         it.replica.table._grammars = self
 
-    def kept(self, group: bytes, grammar: Grammar) -> Constraint | None:
+    def kept(
+        self, group: bytes, sampling: SamplingParams, prompt: Sequence[int]
+    ) -> Constraint | None:
         return None
 
-    async def constraint(self, group: bytes, grammar: Grammar) -> Constraint:
+    async def constraint(
+        self, group: bytes, sampling: SamplingParams, prompt: Sequence[int]
+    ) -> Constraint:
         self.num_asked += 1
         await self.may_go_on.wait()
-        return await self._real.constraint(group, grammar)
+        return await self._real.constraint(group, sampling, prompt)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
@@ -141,7 +146,9 @@ async def test_a_session_that_is_cancelled_before_its_grammar_is_compiled() -> N
 
 async def test_a_grammar_that_fails_ends_its_session_alone() -> None:
     class Failing(Slow):
-        async def constraint(self, group: bytes, grammar: Grammar) -> Constraint:
+        async def constraint(
+            self, group: bytes, sampling: SamplingParams, prompt: Sequence[int]
+        ) -> Constraint:
             raise RuntimeError("a defect, with text of the grammar")
 
     async with running() as it:

@@ -9,7 +9,7 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.backends.base import REFERENCE, Reference
 from outrider.tokenization.backends.fallback import FallbackBackend
 from outrider.tokenization.encoder import CachingEncoder
-from outrider.tokenization.pool.metrics import TokenizationMetrics
+from outrider.tokenization.pool.metrics import ModelEncoder, TokenizationMetrics
 from outrider.tokenization.pool.pool import Tier
 from outrider.tokenization.segment_cache import ContentClass
 from tests.edge.integration.region import small_vocabulary
@@ -32,29 +32,29 @@ def encoder(words: Vocabulary) -> CachingEncoder:
 
 def test_lookups_backends_and_shadow_checks_are_read_at_a_scrape(encoder: CachingEncoder) -> None:
     registry = CollectorRegistry()
-    TokenizationMetrics(registry, lambda: [("m", encoder)])
+    TokenizationMetrics(registry, lambda: [ModelEncoder("m", encoder, 2)])
     value = registry.get_sample_value
-    labels = {"model": "m", "backend": "wrong", "reason": "test"}
+    labels = {"model": "m", "backend": "wrong", "reason": "test", "processes": "2"}
     assert value("outrider_tokenization_backend", labels) == 1
     for text in ("fine", "fine"):
         encoder.encode(text, ContentClass.DOCUMENT, b"me")
     assert value("outrider_tokenization_cache_entries") == encoder.size[0] > 0
     assert value("outrider_tokenization_cache_bytes") == encoder.size[1] > 0
     encoder.encode("bad Z", ContentClass.DOCUMENT, b"me")
-    labels = {"content": "document"}
-    assert value("outrider_tokenization_cache_texts_total", labels) == 3
-    assert value("outrider_tokenization_cache_hits_total", labels) == 1
-    assert value("outrider_tokenization_cache_chars_total", labels) == 4 + 4 + 5
-    assert value("outrider_tokenization_cache_hit_chars_total", labels) == 4
+    document = {"content": "document"}
+    assert value("outrider_tokenization_cache_texts_total", document) == 3
+    assert value("outrider_tokenization_cache_hits_total", document) == 1
+    assert value("outrider_tokenization_cache_chars_total", document) == 4 + 4 + 5
+    assert value("outrider_tokenization_cache_hit_chars_total", document) == 4
     assert value("outrider_tokenization_shadow_texts_total") == 2
     assert value("outrider_tokenization_shadow_mismatches_total") == 1
-    labels = {"model": "m", "backend": REFERENCE, "reason": encoder.backend.reason}
+    labels |= {"backend": REFERENCE, "reason": encoder.backend.reason}
     assert value("outrider_tokenization_backend", labels) == 1
 
 
 def test_counters_do_not_go_back_when_a_vocabulary_is_unloaded(encoder: CachingEncoder) -> None:
     registry = CollectorRegistry()
-    encoders = [("m", encoder)]
+    encoders = [ModelEncoder("m", encoder)]
     metrics = TokenizationMetrics(registry, lambda: encoders)
     encoder.encode("bad Z", ContentClass.DOCUMENT, b"me")
     value = registry.get_sample_value
@@ -79,7 +79,7 @@ def test_counters_do_not_go_back_when_a_vocabulary_is_unloaded(encoder: CachingE
 
 def test_chats_are_timed_by_tier_and_what_was_left_out_is_summed(encoder: CachingEncoder) -> None:
     registry = CollectorRegistry()
-    metrics = TokenizationMetrics(registry, lambda: [("m", encoder)])
+    metrics = TokenizationMetrics(registry, lambda: [ModelEncoder("m", encoder)])
     metrics.record(Tier.CACHE, 0.2)
     metrics.record(Tier.THREAD, 7.0)
     metrics.record(Tier.THREAD, 3.0)

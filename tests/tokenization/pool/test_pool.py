@@ -153,6 +153,22 @@ async def test_a_defect_fails_its_chat_and_leaves_the_worker(
     assert await ids == tuple(words.encode_chat(ASK))
 
 
+async def test_a_chat_that_is_left_to_the_region_makes_room_and_is_counted_there_alone(
+    tokenization: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    running, never = submit(tokenization, ASK)
+    assert gate.entered.acquire(timeout=30)
+    waiting, neither = submit(tokenization, ASK)
+    for job in (waiting, running):
+        tokenization.leave(job)
+    _, ids = submit(tokenization, ASK)
+    gate.open()
+    await ids
+    assert tokenization.tiers == [Tier.REGION, Tier.REGION, Tier.THREAD]
+    assert not never.done() and not neither.done()
+
+
 async def test_a_full_queue_refuses_and_a_cancelled_chat_makes_room(
     tokenization: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -426,6 +442,6 @@ async def test_what_is_far_too_long_is_not_counted_to_its_end(
     _, ids = submit(made, LONG)
     refused = await ids
     assert isinstance(refused, PromptTooLongError)
-    assert "more than" in refused.message
+    assert "tokens and more, and at most" in refused.message
     assert gate.num_slices == 2
     made.close()

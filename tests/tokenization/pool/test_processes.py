@@ -46,7 +46,21 @@ def offer(
     return future
 
 
-async def test_chats_of_a_process_that_cannot_be_started_are_answered(
+def test_no_process_is_started_before_it_is_needed() -> None:
+    processes = ProcessPool(small_vocabulary(), REFERENCE, num_processes=2, cache_bytes=1 << 20)
+    processes.close()
+    for member in processes.members:
+        member.join(10.0)
+        assert member.process is None and not member.is_ready
+
+
+async def started(processes: ProcessPool) -> None:
+    """The threads are saturated for the first time: this chat stays with them."""
+    assert offer(processes, [Message("user", "hello")]).cancelled()
+    await eventually(lambda: all(member.is_ready for member in processes.members))
+
+
+async def test_a_process_that_cannot_be_started_takes_no_chats(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def full(process: SpawnProcess) -> None:
@@ -56,11 +70,10 @@ async def test_chats_of_a_process_that_cannot_be_started_are_answered(
     vocabulary, ask = small_vocabulary(), Message("user", "hello")
     processes = ProcessPool(vocabulary, REFERENCE, num_processes=1, cache_bytes=1 << 20)
     (member,) = processes.members
-    asked = [offer(processes, [ask]) for _ in range(MAX_PENDING)]
-    for future in asked:
-        assert future.cancelled() or await future == tuple(vocabulary.encode_chat([ask]))
-    await eventually(lambda: not member.is_alive)
-    assert offer(processes, [ask]).cancelled(), "it takes no more"
+    for _ in range(MAX_PENDING):
+        assert offer(processes, [ask]).cancelled()
+    await asyncio.to_thread(member.join, 10.0)
+    assert offer(processes, [ask]).cancelled()
     processes.close()
     member.join(10.0)
     assert not member._thread.is_alive()
@@ -72,6 +85,7 @@ async def test_chats_of_another_process_survive_its_death() -> None:
     processes = ProcessPool(vocabulary, REFERENCE, num_processes=1, cache_bytes=1 << 20)
     (member,) = processes.members
     asks = [Message("user", "hello"), Message("user", "wörld " * 20_000)]
+    await started(processes)
     for ask in asks:
         assert await offer(processes, [ask]) == tuple(vocabulary.encode_chat([ask]))
     assert isinstance(await offer(processes, [Message("nobody", "hello")]), InvalidRequestError)
@@ -83,7 +97,7 @@ async def test_chats_of_another_process_survive_its_death() -> None:
     os.kill(member.process.pid, signal.SIGKILL)
     for outcome in held:
         assert await outcome == tuple(vocabulary.encode_chat(asks[:1]))
-    assert not member.is_alive and offer(processes, asks[:1]).cancelled()
+    assert not member.is_ready and offer(processes, asks[:1]).cancelled()
     processes.close()
     await asyncio.to_thread(member.join, 30)
     assert member.process.exitcode == -signal.SIGKILL
@@ -101,6 +115,7 @@ async def test_all_of_a_chat_reaches_the_other_process() -> None:
         Message("assistant", "", (call,), reasoning="Hm."),
         Message("tool", "5", tool_call_id="call00001"),
     ]
+    await started(processes)
     assert await offer(processes, chat, tools) == tuple(vocabulary.encode_chat(chat, tools))
     processes.close()
     await asyncio.to_thread(processes.members[0].join, 30)

@@ -30,6 +30,10 @@ class Elsewhere:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
 
+    @property
+    def num_processes(self) -> int:
+        return 1
+
     def offer(
         self, job: TokenizationJob, finish: Callable[[TokenizationJob, TokenizationResult], None]
     ) -> bool:
