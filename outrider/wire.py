@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
+from itertools import chain
 from typing import Final
 
 from outrider.codec.tokens import Block
@@ -25,7 +26,9 @@ from outrider.reply_parsing.formats import MAX_TAG_CHARS, ReasoningTags
 from outrider.sampling.grammar import Grammar, GrammarKind
 from outrider.sampling.params import MAX_LOGPROBS, SamplingParams, check_counts
 from outrider.session.types import (
+    MAX_DRAFTS_PER_CALL,
     MIN_LOGPROB,
+    AcceptanceCount,
     FinishReason,
     Priority,
     ScoredToken,
@@ -298,6 +301,9 @@ def usage_to_proto(usage: Usage) -> common_pb2.Usage:
         rejected_prediction_tokens=usage.rejected_prediction_tokens,
         lossy_tokens=usage.lossy_tokens,
         reasoning_tokens=usage.reasoning_tokens,
+        accepted_edge_tokens=usage.accepted_edge_tokens,
+        uncounted_tokens=usage.uncounted_tokens,
+        acceptance=chain.from_iterable(usage.acceptance),
     )
     set_cost(message, usage.cost)
     return message
@@ -315,8 +321,26 @@ def usage_from_proto(usage: common_pb2.Usage) -> Usage:
         rejected_prediction_tokens=usage.rejected_prediction_tokens,
         lossy_tokens=usage.lossy_tokens,
         reasoning_tokens=usage.reasoning_tokens,
+        accepted_edge_tokens=usage.accepted_edge_tokens,
+        uncounted_tokens=usage.uncounted_tokens,
+        acceptance=_acceptance_from_proto(usage.acceptance),
         cost=cost_of(usage),
     )
+
+
+def _acceptance_from_proto(numbers: Sequence[int]) -> tuple[AcceptanceCount, ...]:
+    """Raises MalformedFrameError."""
+    try:
+        counts = zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)
+        found = tuple(AcceptanceCount(*count) for count in counts)
+    except ValueError:
+        raise MalformedFrameError("calls that verified drafts are told by three numbers") from None
+    if any(not it.accepted <= it.drafted <= MAX_DRAFTS_PER_CALL for it in found):
+        raise MalformedFrameError(
+            f"a call verified more than {MAX_DRAFTS_PER_CALL} drafts, or accepted more than it "
+            "verified"
+        )
+    return found
 
 
 def set_cost(usage: common_pb2.Usage, cost: Cost | None) -> None:

@@ -197,6 +197,12 @@ def test_a_peer_that_makes_it_up_is_refused(amount: int, currency: str) -> None:
         cost_of(usage)
 
 
+@pytest.mark.parametrize("numbers", [(1,), (3, 2, 1, 4), (2, 3, 1), (1025, 0, 1)])
+def test_calls_that_verified_drafts_have_to_add_up(numbers: tuple[int, ...]) -> None:
+    with pytest.raises(MalformedFrameError, match="drafts"):
+        usage_from_proto(common_pb2.Usage(acceptance=numbers))
+
+
 def test_each_value_has_its_number_on_the_wire() -> None:
     for priority in (None, *Priority):
         assert priority_from_proto(priority_to_proto(priority)) is priority

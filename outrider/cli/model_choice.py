@@ -22,9 +22,9 @@ from outrider.models.catalog import (
     use,
 )
 from outrider.models.definitions import free_name
-from outrider.models.disk.files import file_sha256
 from outrider.models.sources import parse_source
 from outrider.models.sources.folder import FolderSource
+from outrider.models.sources.local import FileSource
 from outrider.models.sources.members import POOLING
 
 MODEL_HELP: Final = (
@@ -149,7 +149,7 @@ def _digest_now(source: str) -> str:
     path = Path(rest)
     if scheme == "dir" and path.is_dir():
         return FolderSource(path).sha256()
-    return file_sha256(path) if scheme == "file" and path.is_file() else ""
+    return FileSource(path).sha256() if scheme == "file" and path.is_file() else ""
 
 
 def _shipped(name: str) -> ModelSpec | None:

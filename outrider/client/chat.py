@@ -170,6 +170,7 @@ class Chat(AsyncIterator[Event]):
             tool_calls=tuple(ToolCall(it.id, it.name, it.arguments) for it in read.calls),
             request_id=self._transcript.request_id,
             model=self._transcript.model,
+            num_moves=done.num_moves,
         )
 
     def _logprobs(self) -> tuple[TokenLogprobs | None, ...]:
@@ -209,7 +210,13 @@ class Chat(AsyncIterator[Event]):
         if options.deadline_ms:
             left_ms = options.deadline_ms - round((self._now() - self._stopwatch.sent_at) * 1000)
             options = replace(options, deadline_ms=max(1, left_ms))
-        progress = wire.Progress(self._token, has.ids, len(has.committed), has.model_identity)
+        progress = wire.Progress(
+            self._token,
+            has.ids,
+            len(has.committed),
+            has.model_identity,
+            has.template_date,
+        )
         return wire.request_frame(self._messages, options, span, progress, credential)
 
     def _failed(self, error: OutriderError, *, cut_off: bool) -> None:

@@ -131,6 +131,8 @@ class ChatResult:
     """Id of the chat in logs, traces and `outrider explain --request`."""
     model: str = ""
     """That answered."""
+    num_moves: int = 0
+    """How often another replica went on with the reply, at the edge that ended it."""
 
     @property
     def message(self) -> Message:

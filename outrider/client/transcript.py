@@ -19,6 +19,8 @@ class Transcript:
         self.request_id = ""
         """Empty until the edge accepted the chat."""
         self.model = ""
+        self.template_date = ""
+        """The date in the prompt, YYYY-MM-DD; empty: the model's template shows none."""
         self.committed = ""
         self.provisional = ""
         self.ids: list[int] = []
@@ -44,8 +46,9 @@ class Transcript:
         if self.done is not None:
             raise MalformedFrameError("the edge sent an event after the end of the chat")
         match event:
-            case Accepted(request_id=request_id, model=model):
+            case Accepted(request_id=request_id, model=model, template_date=template_date):
                 self.request_id, self.model = request_id, model
+                self.template_date = template_date
             case Provisional(erase_to=erase_to, text=text):
                 self._erase(erase_to)
                 self.provisional += text

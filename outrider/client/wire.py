@@ -107,6 +107,8 @@ class Progress:
     num_chars: int
     model_identity: bytes = b""
     """Identity of the model that computed `ids`; empty: unknown."""
+    template_date: str = ""
+    """The date in the prompt, as the edge said; empty: the model's template shows none."""
 
 
 def request_frame(
@@ -223,6 +225,7 @@ def _resume_point(progress: Progress) -> edge_pb2.ResumePoint:
         num_chars=progress.num_chars,
         ids=progress.ids,
         model_identity=progress.model_identity,
+        template_date=progress.template_date,
     )
 
 

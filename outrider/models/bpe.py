@@ -19,38 +19,18 @@ from typing import Any, Final
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from outrider.errors import ArtifactCorruptError, ConfigError
-from outrider.models.sentencepiece_bpe import SpacePipeline, SpacePrefix, build_space_tokenizer
+from outrider.errors import ArtifactCorruptError
+from outrider.models.pre_tokenizers import DIGITS, GPT2_REGEX, Pipeline
+from outrider.models.sentencepiece_bpe import SpacePipeline, build_space_tokenizer
 from outrider.models.suggested_sampling import SuggestedSampling
 from outrider.models.unigram import UnigramPipeline, build_unigram_tokenizer
-
-GPT2_REGEX: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_CL100K_REGEX: Final = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Pipeline:
-    """The steps that a text goes through before byte-level BPE."""
-
-    regex: str
-    """Oniguruma pattern whose matches BPE sees one by one."""
-    single_digits: bool = False
-    """Numeric characters are cut out one by one before the regex sees the rest."""
-    nfc: bool = False
-    """Unicode normalization form C comes first."""
-    ignore_merges: bool = False
-    """A piece that is a token as a whole is not built by merges."""
 
 
 @dataclass(frozen=True, slots=True)
 class VocabularyDefinition:
     """Everything that decides which ids a text or a chat becomes.
 
-    Raises ArtifactCorruptError at construction when the parts contradict each other, ConfigError
-    for a combination that cannot be built exactly.
+    Raises ArtifactCorruptError at construction when the parts contradict each other.
     """
 
     tokens: Sequence[str]
@@ -71,6 +51,10 @@ class VocabularyDefinition:
     eos_token: str
     chat_template: str
     """Jinja source; empty if the model has none."""
+    adds_bos: bool = False
+    """A prompt that is no chat begins with bos_token."""
+    adds_eos: bool = False
+    """It ends with eos_token."""
     sampling: SuggestedSampling | None = None
     """Sampling that the model's makers suggest; not in the digest, since no prompt's ids depend on
     it."""
@@ -84,43 +68,22 @@ class VocabularyDefinition:
             raise ArtifactCorruptError("a special token id lies outside the vocabulary")
         if any(merge.count(" ") != 1 for merge in self.merges):
             raise ArtifactCorruptError("a BPE merge is not a pair of tokens")
-        pipeline = self.pipeline
-        if isinstance(pipeline, SpacePipeline):
-            moves = pipeline.prefix is SpacePrefix.EACH and not pipeline.finds_added_as_typed
-            if moves and self.user_defined_ids:
-                raise ConfigError(
-                    "the vocabulary puts a space before texts and has user-defined tokens: where "
-                    "the space goes is not known; choose a model with a tokenizer.json"
-                )
         control = {self.tokens[i] for i in self.control_ids}
+        for adds, name, text in (
+            (self.adds_bos, "bos_token", self.bos_token),
+            (self.adds_eos, "eos_token", self.eos_token),
+        ):
+            if adds and text not in control:
+                raise ArtifactCorruptError(
+                    f"the model's files say that prompts have a {name}, and {text[:64]!r} is no "
+                    "control token"
+                )
         if "" in control:
             raise ArtifactCorruptError("a control token has no text")
         # Then text could become a control token, which only the chat template may write.
         made = next((m for m in self.merges if m.replace(" ", "", 1) in control), None)
         if made is not None:
             raise ArtifactCorruptError(f"the BPE merge {made!r} makes a control token out of text")
-
-
-_LLAMA3: Final = Pipeline(_CL100K_REGEX.replace("DIGITS", r"\p{N}{1,3}"), ignore_merges=True)
-_PIPELINES: Final = {
-    "gpt-2": Pipeline(GPT2_REGEX),
-    "smollm": Pipeline(GPT2_REGEX, single_digits=True),
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "qwen2": Pipeline(_CL100K_REGEX.replace("DIGITS", r"\p{N}"), nfc=True),
-}
-
-
-def pipeline_of(pre_tokenizer: str) -> Pipeline:
-    """The pipeline that llama.cpp gave this name (`tokenizer.ggml.pre`). Raises ConfigError for one
-    that cannot be built exactly."""
-    try:
-        return _PIPELINES[pre_tokenizer]
-    except KeyError:
-        raise ConfigError(
-            f"the pre-tokenizer {pre_tokenizer!r} cannot be built exactly; choose a model with "
-            f"one of {', '.join(sorted(_PIPELINES))}, or one with a tokenizer.json"
-        ) from None
 
 
 def build_tokenizer(definition: VocabularyDefinition) -> Tokenizer:
@@ -175,15 +138,17 @@ def _pair(merge: str) -> tuple[str, str]:
 
 
 def _pre_tokenizers(pipeline: Pipeline) -> list[pre_tokenizers.PreTokenizer]:
-    steps: list[pre_tokenizers.PreTokenizer] = []
-    if pipeline.single_digits:
-        steps.append(pre_tokenizers.Digits(individual_digits=True))
     # ByteLevel has GPT-2's pattern built in; any other comes as a step before it.
-    built_in = pipeline.regex == GPT2_REGEX
-    if not built_in:
-        steps.append(pre_tokenizers.Split(Regex(pipeline.regex), behavior="isolated"))
-    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=built_in))
-    return steps
+    *before, last = pipeline.splits or ("",)
+    built_in = last == GPT2_REGEX
+    splits = before if built_in or not last else pipeline.splits
+    steps = [
+        pre_tokenizers.Digits(individual_digits=True)
+        if split == DIGITS
+        else pre_tokenizers.Split(Regex(split), behavior="isolated")
+        for split in splits
+    ]
+    return [*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=built_in)]
 
 
 def _added(
@@ -217,15 +182,28 @@ def canonical_form(definition: VocabularyDefinition) -> bytes:
             {"id": i, "text": definition.tokens[i], "special": special}
             for i, special in sorted(added)
         ],
-        "pipeline": asdict(definition.pipeline),
+        "pipeline": _pipeline_form(definition.pipeline),
         "stop_ids": sorted(definition.stop_ids),
         "chat": {
             "template": definition.chat_template,
             "bos_token": definition.bos_token,
             "eos_token": definition.eos_token,
-        },
+        }
+        | {name: True for name in ("adds_bos", "adds_eos") if getattr(definition, name)},
     }
     return json.dumps(form, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+def _pipeline_form(pipeline: Pipeline | SpacePipeline | UnigramPipeline) -> dict[str, Any]:
+    """Of byte-level BPE the last pattern, whether digits are cut out first, and what is between."""
+    if not isinstance(pipeline, Pipeline):
+        return asdict(pipeline)
+    *between, last = pipeline.splits or ("",)
+    single_digits = between[:1] == [DIGITS]
+    between = between[single_digits:]
+    form = asdict(pipeline) | {"regex": last, "single_digits": single_digits}
+    del form["splits"]
+    return form | ({"between": between} if between else {})
 
 
 def vocabulary_digest(definition: VocabularyDefinition) -> bytes:

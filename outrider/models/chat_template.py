@@ -20,9 +20,11 @@ the template.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from functools import cached_property
 from typing import Any, Final
 
@@ -30,8 +32,20 @@ from outrider.errors import ConfigError, InvalidRequestError
 from outrider.models.chat import Message, Segment, check_text
 from outrider.models.replay_forms import replay_forms
 from outrider.models.template_data import TemplateData
-from outrider.models.template_variables import RESERVED, read_variables, unknown_variable
-from outrider.models.templating import BROKEN, BoundedEnvironment, BudgetSpentError
+from outrider.models.template_variables import (
+    DATE,
+    RESERVED,
+    read_date,
+    read_variables,
+    unknown_variable,
+)
+from outrider.models.templating import (
+    BROKEN,
+    BoundedEnvironment,
+    BudgetSpentError,
+    TemplateRefusal,
+    date_formatter,
+)
 from outrider.models.tools import ToolCall, tool_text
 from outrider.reply_parsing.formats import ReasoningTags, ends_in, reasoning_tags_of
 
@@ -39,6 +53,8 @@ _PIECE_CHARS: Final = 4096
 _PRIVATE_USE: Final = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 _MAX_OPENINGS: Final = 64
 _QUOTED: Final = re.compile(r"'([^'\\\n]*)'|\"([^\"\\\n]*)\"")
+_A_DAY: Final = date(1, 1, 1)
+"""The day of small chats that find out what a template can do."""
 _ASK: Final = Message("user", "a")
 _PROBE_TOOL: Final = tool_text(
     {
@@ -75,7 +91,8 @@ class TemplateAbilities:
 
 class ChatTemplate:
     """A model's Jinja chat template in a sandbox and in bounds (templating.py). It has no clock:
-    the prompt is a function of the messages and tools. Thread-safe."""
+    the prompt is a function of the messages, tools and variables, and the date is one of these.
+    Thread-safe."""
 
     def __init__(
         self,
@@ -111,13 +128,17 @@ class ChatTemplate:
         calls and results is rendered in another form (`replay_forms`).
 
         Raises InvalidRequestError if the template refuses the messages in every form, if it shows
-        no tools, if it has no such variable, or if a message and the template would make a control
-        token together.
+        no tools, if it has no such variable, if it shows the date and there is none, or if a
+        message and the template would make a control token together.
         """
         given = read_variables(variables)
         for name in given:
             if name not in self.variables:
                 raise unknown_variable(name, self.variables)
+        if DATE in self.variables and DATE not in given:
+            raise InvalidRequestError(
+                f"the model's chat template shows the date; give it as the variable {DATE}"
+            )
         if tools and not self.abilities.tools:
             raise InvalidRequestError(
                 "the model's chat template shows no tools; choose a model that was trained to "
@@ -159,20 +180,42 @@ class ChatTemplate:
         """Whether a prompt with these variables ends in the tag that begins reasoning, as far as a
         small chat tells. Values that the template does not name count as not given."""
         abilities, given = self.abilities, read_variables(variables)
+        given.pop(DATE, None)  # no reasoning depends on the day
         if abilities.reasoning is None or not given or not self._are_common(given):
             return abilities.begins_in_reasoning
-        if variables not in self._openings:
+        named = repr(sorted(given.items()))
+        if named not in self._openings:
             if len(self._openings) >= _MAX_OPENINGS:
                 self._openings.clear()
             prompt = self._probed([_ASK], [], given)
-            self._openings[variables] = ends_in(abilities.reasoning, prompt)
-        return self._openings[variables]
+            self._openings[named] = ends_in(abilities.reasoning, prompt)
+        return self._openings[named]
 
     def split(self, text: str) -> list[Segment]:
         """Split a text at the control tokens whose texts it contains; they become these tokens.
         Only for prompts that the sender rendered, never for text from others."""
         check_text(text)
         return list(self._split(text))
+
+    def check(self) -> None:
+        """Raises ConfigError for a template that fails on a chat of one message, with a tool and
+        without: whatever its clients send then, the fault is the template's. One that refuses it by
+        itself is whole."""
+        try:
+            self._try([])
+        except BROKEN as error:
+            try:
+                self._try([_PROBE_TOOL])  # some are for chats with tools alone
+            except BROKEN:
+                raise ConfigError(
+                    f"the model's chat template is broken, a chat of one message fails: {error} "
+                    f"({type(error).__name__}); set another one (chat_template)"
+                ) from error
+
+    def _try(self, tools: Sequence[str]) -> None:
+        """Raises one of BROKEN for a template that fails."""
+        with contextlib.suppress(TemplateRefusal):
+            self._rendered(self._data([_ASK], tools, {}), _A_DAY)
 
     def _probed(
         self,
@@ -192,19 +235,16 @@ class ChatTemplate:
         tools: Sequence[str],
         variables: dict[str, Any] | None = None,
     ) -> list[Segment]:
-        chat = TemplateData.of(
-            messages,
-            tools,
-            variables or {},
-            knows_developer="developer" in self._source,
-            reasoning_field=self._reasoning_field,
-        )
+        given = dict(variables or {})
+        day = read_date(given.pop(DATE)) if DATE in given else _A_DAY
+        chat = self._data(messages, tools, given)
         stand_ins = self._stand_ins(list(chat.texts()))
         hidden = chat
         if stand_ins:
             hidden = chat.changed(lambda text: "".join(self._with_stand_ins(text, stand_ins)))
-        segments = list(self._split(self._render(hidden)))
-        alone = list(self._split(self._render(chat.blanked(self._own_words))))
+        segments = list(self._split(self._render(hidden, day)))
+        # On another day: a text with the date, which may be the client's choice, is no template's.
+        alone = list(self._split(self._render(chat.blanked(self._own_words), _A_DAY)))
         if _control_texts(segments) != _control_texts(alone):
             raise InvalidRequestError(
                 "a message and the chat template together would make a control token; change the "
@@ -255,7 +295,32 @@ class ChatTemplate:
             at = match.end()
         yield text[at:]
 
-    def _render(self, chat: TemplateData) -> str:
+    def _data(
+        self, messages: Sequence[Message], tools: Sequence[str], variables: dict[str, Any]
+    ) -> TemplateData:
+        return TemplateData.of(
+            messages,
+            tools,
+            variables,
+            knows_developer="developer" in self._source,
+            reasoning_field=self._reasoning_field,
+        )
+
+    def _render(self, chat: TemplateData, day: date) -> str:
+        try:
+            return self._rendered(chat, day)
+        except TemplateRefusal as error:
+            raise InvalidRequestError(
+                f"the model's chat template refuses these messages: {error}"
+            ) from error
+        except BROKEN as error:
+            raise InvalidRequestError(
+                f"the model's chat template fails on these messages: {error} "
+                f"({type(error).__name__}); the operator may set another one"
+            ) from error
+
+    def _rendered(self, chat: TemplateData, day: date) -> str:
+        """Raises one of BROKEN."""
         # As `apply_chat_template` has them: None, where there is nothing, is defined.
         variables = {
             "messages": chat.messages,
@@ -264,14 +329,10 @@ class ChatTemplate:
             "add_generation_prompt": True,
             **chat.variables,
             **self._variables,
+            DATE: date_formatter(day),
         }
-        try:
-            rendered, _ = self._environment.rendered(self._template, variables)
-            return rendered
-        except BROKEN as error:
-            raise InvalidRequestError(
-                f"the model's chat template refuses these messages: {error}"
-            ) from error
+        rendered, _ = self._environment.rendered(self._template, variables)
+        return rendered
 
     def _split(self, rendered: str) -> Iterator[Segment]:
         at = 0

@@ -36,6 +36,39 @@ _WHOLE: Final = "full_attention"
 _WINDOWED: Final = "sliding_attention"
 _SCALAR: Final = "query_pre_attn_scalar"
 _RULE_KEYS: Final = frozenset({"rope_theta", "rope_type", "type", "factor"})
+_READ_KEYS: Final = frozenset(
+    {"architectures", "attention_bias", "head_dim", "hidden_act", "hidden_activation"}
+    | {"hidden_size", "intermediate_size", "layer_types", "max_position_embeddings"}
+    | {"num_attention_heads", "num_hidden_layers", "num_key_value_heads", "partial_rotary_factor"}
+    | {"quantization_config", "compression_config", "rms_norm_eps", "rope_parameters"}
+    | {"rope_scaling", "rope_theta", "sliding_window", "tie_word_embeddings", "use_sliding_window"}
+    | {"vocab_size"}
+)
+"""Keys that are computed with, or whose tensors are looked at."""
+_READ_OF_GEMMA: Final = frozenset(
+    {"attn_logit_softcapping", "final_logit_softcapping", _SCALAR, "rope_local_base_freq"}
+    | {"sliding_window_pattern", "_sliding_window_pattern", "use_bidirectional_attention"}
+)
+_SAYS_NOTHING: Final = frozenset(
+    # How a model was, or is to be, trained, run and named.
+    {"model_type", "torch_dtype", "dtype", "use_cache", "initializer_range", "auto_map"}
+    | {"task_specific_params", "id2label", "label2id", "problem_type", "finetuning_task"}
+    | {"return_dict", "output_attentions", "output_hidden_states", "torchscript", "is_decoder"}
+    | {"use_bfloat16", "pruned_heads", "tokenizer_class", "model_max_length", "num_labels"}
+    | {"rope_original_max_position_embeddings", "max_window_layers", "cache_implementation"}
+    | {"attn_implementation", "transformers.js_config", "gradient_checkpointing", "architecture"}
+    | {"use_flash_attn", "use_flash_attention_2", "attn_bias", "mlp_bias", "qkv_bias"}
+    | {"pretraining_tp", "max_sequence_length", "original_max_position_embeddings"}
+    # How replies are sampled, which requests and generation_config.json say.
+    | {"max_length", "min_length", "do_sample", "early_stopping", "num_beams", "temperature"}
+    | {"num_beam_groups", "diversity_penalty", "top_k", "top_p", "typical_p", "bad_words_ids"}
+    | {"repetition_penalty", "length_penalty", "no_repeat_ngram_size", "num_return_sequences"}
+    | {"encoder_no_repeat_ngram_size", "output_scores", "return_dict_in_generate", "prefix"}
+    | {"remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens"}
+    | {"begin_suppress_tokens", "chat_template"}
+)
+_SAYS_NOTHING_ENDS: Final = ("_token_id", "_token_ids", "_token", "_dropout", "_version")
+_SAYS_NOTHING_BEGINS: Final = ("unsloth_", "_", "quantization_info", "transformers_")
 _GEMMA_BASE: Final = 1_000_000.0
 _GEMMA_WINDOW: Final = 4096
 _GEMMA_PERIOD: Final = 6
@@ -235,6 +268,16 @@ def _check_nothing_else_is_computed(config: Config, architecture: Architecture) 
             _refuse(f"its weights are quantised ({key})")
     if config.get("partial_rotary_factor") not in (None, 1, 1.0):
         _refuse("only part of a head's values turns with the position (partial_rotary_factor)")
+    read = _READ_KEYS | (_READ_OF_GEMMA if architecture.is_gemma else frozenset())
+    for key in sorted(config.keys() - read):
+        if config[key] and not _says_nothing(key):
+            _refuse(f"{key[:64]} is {str(config[key])[:32]!r}, and what that changes is not known")
+
+
+def _says_nothing(key: str) -> bool:
+    """Whether a key of that name changes no result."""
+    is_known = key in _SAYS_NOTHING or key.endswith(_SAYS_NOTHING_ENDS)
+    return is_known or key.startswith(_SAYS_NOTHING_BEGINS)
 
 
 def _check_activation(config: Config, key: str, known: Sequence[str]) -> None:

@@ -190,6 +190,8 @@ def _chat_parts(folder: Path) -> ChatParts:
         template=_template(folder, tokenizer),
         bos_token=_token(tokenizer.get("bos_token")),
         eos_token=_token(tokenizer.get("eos_token")),
+        adds_bos=_said(tokenizer, "add_bos_token"),
+        adds_eos=bool(_said(tokenizer, "add_eos_token")),
         stop_ids=sorted(set(stop_ids)),
         sampling=of_generation_config(_read(folder / GENERATION_CONFIG)),
     )
@@ -207,6 +209,13 @@ def _template(folder: Path, tokenizer: dict[str, Any]) -> str:
     if template is not None and not isinstance(template, str):
         raise ArtifactCorruptError("chat_template of the model's folder is no text")
     return template or ""
+
+
+def _said(tokenizer: dict[str, Any], name: str) -> bool | None:
+    value = tokenizer.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise ArtifactCorruptError(f"{name} of the model's folder is neither true nor false")
+    return value
 
 
 def _token(value: Any) -> str:

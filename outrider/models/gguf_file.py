@@ -11,8 +11,10 @@ from __future__ import annotations
 import math
 import mmap
 import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from gguf import (
@@ -24,7 +26,7 @@ from gguf import (
     GGUFValueType,
 )
 
-from outrider.errors import ArtifactCorruptError
+from outrider.errors import ArtifactCorruptError, UnsupportedModelError
 
 MAX_ITEMS: Final = 1 << 21
 """Most items of all arrays of a header together. Each takes about 200 bytes of memory in the
@@ -33,7 +35,9 @@ MAX_FIELDS: Final = 1 << 14
 MAX_TENSORS: Final = 1 << 16
 _MAX_DIMENSIONS: Final = 8
 _VERSIONS: Final = (2, 3)
+_NUM_PARTS: Final = "split.count"
 _ALIGNMENT: Final = b"general.alignment"
+_TENSOR_TYPES: Final = frozenset(map(int, GGMLQuantizationType))
 _SIZES: Final = {
     GGUFValueType.UINT8: 1,
     GGUFValueType.INT8: 1,
@@ -57,21 +61,28 @@ _BROKEN: Final = (
 
 def open_gguf(path: Path) -> GGUFReader:
     """A reader of the file, mapped, not read. Raises ArtifactCorruptError for a file that is no
-    whole GGUF, OSError for one that cannot be opened."""
+    whole GGUF, UnsupportedModelError for a part of a split one and for types of tensors that are
+    not known, OSError for one that cannot be opened."""
     try:
-        with path.open("rb") as file:
-            _check(file.fileno())
-        return _QuickReader(path)
+        layout_of(path)
+        reader = _QuickReader(path)
     except _BROKEN as error:
         raise ArtifactCorruptError(
             f"{path.name} is not a whole GGUF file ({_described(error)}); fetch it again"
         ) from error
+    if content_of(reader, _NUM_PARTS) not in (None, 1):
+        raise UnsupportedModelError(
+            f"{path.name} is one of the {content_of(reader, _NUM_PARTS)!r:.20} parts of a split "
+            "GGUF file; put all of them into one folder and name the first, "
+            "file:PATH/NAME-00001-of-....gguf: they are joined"
+        )
+    return reader
 
 
 class _QuickReader(GGUFReader):  # type: ignore[misc]  # the library has no types
     """The library's reader takes each item of an array out of the mapped file by itself: seconds
     for the tokens and merges of a vocabulary. Here the same parts are cut out of a plain array.
-    Only for files that `_check` has passed: little-endian, and arrays are flat."""
+    Only for files that `layout_of` has passed: little-endian, and arrays are flat."""
 
     def _get_field_parts(
         self, orig_offs: int, raw_type: int
@@ -116,11 +127,40 @@ def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"[:200]
 
 
-def _check(descriptor: int) -> None:
-    """Raises ValueError, struct.error."""
-    with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as data:
-        header = _Header(data)
-        header.check()
+class Extent(NamedTuple):
+    """Bytes of a file."""
+
+    begin: int
+    end: int
+
+
+class TensorPlace(NamedTuple):
+    """Where a file has a tensor."""
+
+    description: Extent
+    """Its name, dimensions and type, before its offset."""
+    data: Extent
+
+
+@dataclass(frozen=True, slots=True)
+class GgufLayout:
+    """Where a file has its parts."""
+
+    version: int
+    alignment: int
+    """Tensors begin at multiples of it."""
+    fields: Mapping[bytes, Extent]
+    """Names and values, by name."""
+    tensors: Sequence[TensorPlace]
+
+
+def layout_of(path: Path) -> GgufLayout:
+    """Raises ValueError, struct.error for a file that is no whole GGUF, OSError."""
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+    ):
+        return _Header(data).layout()
 
 
 class _Header:
@@ -131,7 +171,7 @@ class _Header:
         self._at = 0
         self._num_items = 0
 
-    def check(self) -> None:
+    def layout(self) -> GgufLayout:
         magic, version, num_tensors, num_fields = self._read("<IIQQ")
         if magic != GGUF_MAGIC:
             raise ValueError("it does not begin like one")
@@ -140,21 +180,28 @@ class _Header:
         if num_fields > MAX_FIELDS or num_tensors > MAX_TENSORS:
             raise ValueError(f"{num_fields} fields and {num_tensors} tensors are too many")
         names: set[bytes] = set()
+        fields: dict[bytes, Extent] = {}
         alignment = GGUF_DEFAULT_ALIGNMENT
         for _ in range(num_fields):
-            name = self._name(names)
             begin = self._at
+            name = self._name(names)
+            value = self._at
             self._value()
+            fields[name] = Extent(begin, self._at)
             if name == _ALIGNMENT:
-                kind, alignment = struct.unpack_from("<II", self._data, begin)
+                kind, alignment = struct.unpack_from("<II", self._data, value)
                 if kind != GGUFValueType.UINT32 or alignment.bit_count() != 1:
                     raise ValueError("its alignment is no power of two")
         names.clear()
-        tensors = [self._tensor(names) for _ in range(num_tensors)]
+        described = [self._tensor(names) for _ in range(num_tensors)]
         begin = -(-self._at // alignment) * alignment
-        for offset, num_bytes in tensors:
-            if begin + offset + num_bytes > len(self._data):
-                raise ValueError("a tensor does not end inside it")
+        tensors = [
+            TensorPlace(description, Extent(begin + offset, begin + offset + num_bytes))
+            for description, offset, num_bytes in described
+        ]
+        if any(tensor.data.end > len(self._data) for tensor in tensors):
+            raise ValueError("a tensor does not end inside it")
+        return GgufLayout(version, alignment, fields, tensors)
 
     def _read(self, form: str) -> tuple[int, ...]:
         found = struct.unpack_from(form, self._data, self._at)
@@ -201,13 +248,26 @@ class _Header:
             (length,) = self._read("<Q")
             self._skip(length)
 
-    def _tensor(self, known: set[bytes]) -> tuple[int, int]:
-        """Offset and length in bytes."""
+    def _tensor(self, known: set[bytes]) -> tuple[Extent, int, int]:
+        """Where it is described, its offset and its length in bytes."""
+        begin = self._at
         self._name(known)
         (num_dimensions,) = self._read("<I")
         if num_dimensions > _MAX_DIMENSIONS:
             raise ValueError(f"a tensor has {num_dimensions} dimensions")
         shape = self._read(f"<{num_dimensions}Q")
-        number, offset = self._read("<IQ")
+        (number,) = self._read("<I")
+        description = Extent(begin, self._at)
+        (offset,) = self._read("<Q")
+        if number not in _TENSOR_TYPES:
+            raise UnsupportedModelError(
+                f"the GGUF file has a tensor of type {number}, which is not known here: it may be "
+                "newer; choose a file of another quantisation"
+            )
         block_items, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(number)]
-        return offset, math.prod(shape) // block_items * block_bytes
+        if shape and shape[0] % block_items:
+            raise UnsupportedModelError(
+                f"the GGUF file has a tensor of type {GGMLQuantizationType(number).name} with rows "
+                f"of {shape[0]} values, which are no whole blocks of {block_items}; choose another"
+            )
+        return description, offset, math.prod(shape) // block_items * block_bytes

@@ -10,8 +10,9 @@ from typing import Final, TypeAlias, TypeVar
 from gguf import TokenType
 
 from outrider.errors import ArtifactCorruptError, ConfigError
-from outrider.models.bpe import Pipeline, VocabularyDefinition, pipeline_of
+from outrider.models.bpe import VocabularyDefinition
 from outrider.models.gguf_file import content_of, open_gguf
+from outrider.models.pre_tokenizers import Pipeline, pre_tokenizer_of
 from outrider.models.sentencepiece_bpe import (
     BYTE_TOKEN,
     SpacePipeline,
@@ -28,8 +29,11 @@ from outrider.models.suggested_sampling import (
 
 T = TypeVar("T")
 
-_Parts: TypeAlias = tuple[list[str], Pipeline | SpacePipeline]
+_Parts: TypeAlias = tuple[list[str], Pipeline | SpacePipeline, bool]
+"""Merges, pipeline, and whether prompts begin with the begin token where the file does not say."""
 _Read: TypeAlias = "Callable[[_Fields, Path, Sequence[str], Sequence[int]], _Parts]"
+_DEFAULT_IDS: Final = {("llama", "bos"): 1, ("llama", "eos"): 2}
+"""Where the file names none, as llama.cpp has it."""
 _STOP_FIELDS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
@@ -50,15 +54,17 @@ def read_definition(path: Path) -> VocabularyDefinition:
     if model not in _MODELS:
         raise ConfigError(
             f"{path.name} has a tokenizer of type {model!r}; choose a model with byte-level BPE "
-            "('gpt2') or SentencePiece BPE ('llama')"
+            "('gpt2') or SentencePiece BPE ('llama', 'gemma4')"
         )
     tokens: list[str] = fields.list_of("ggml.tokens", str)
     types: list[int] = fields.list_of("ggml.token_type", int)
     if len(types) != len(tokens):
         raise ArtifactCorruptError(f"{path.name} has {len(tokens)} tokens and {len(types)} types")
-    merges, pipeline = _MODELS[model](fields, path, tokens, types)
+    merges, pipeline, adds_bos = _MODELS[model](fields, path, tokens, types)
     control = _of_type(types, TokenType.CONTROL, TokenType.UNKNOWN)
     named = [fields.get(f"ggml.{name}", int) for name in _STOP_FIELDS]
+    bos, eos = (_text(tokens, fields.token_id(model, name)) for name in ("bos", "eos"))
+    said = fields.get("ggml.add_bos_token", bool)
     return VocabularyDefinition(
         tokens=tokens,
         merges=merges,
@@ -66,15 +72,32 @@ def read_definition(path: Path) -> VocabularyDefinition:
         control_ids=control,
         user_defined_ids=_of_type(types, TokenType.USER_DEFINED),
         stop_ids=stop_ids_of(tokens, control, [i for i in named if i is not None]),
-        bos_token=_text(tokens, fields.get("ggml.bos_token_id", int)),
-        eos_token=_text(tokens, fields.get("ggml.eos_token_id", int)),
+        bos_token=bos,
+        eos_token=eos,
         chat_template=fields.get("chat_template", str) or "",
+        adds_bos=adds_bos and bos in [tokens[i] for i in control] if said is None else said,
+        adds_eos=bool(fields.get("ggml.add_eos_token", bool)),
         sampling=fields.sampling(),
     )
 
 
 def _byte_level(fields: _Fields, path: Path, tokens: Sequence[str], types: Sequence[int]) -> _Parts:
-    return fields.list_of("ggml.merges", str), pipeline_of(fields.need("ggml.pre", str))
+    name = fields.get("ggml.pre", str) or "default"
+    if name in _SPACES_WITH_MERGES:
+        return _merged_spaces(fields, path, tokens, types)
+    known = pre_tokenizer_of(name)
+    return fields.list_of("ggml.merges", str), known.pipeline, known.adds_bos
+
+
+def _merged_spaces(
+    fields: _Fields, path: Path, tokens: Sequence[str], types: Sequence[int]
+) -> _Parts:
+    """Gemma 4: spaces as U+2581 as in SentencePiece, and merges where that has scores."""
+    unknown = fields.get("ggml.unknown_token_id", int)
+    pipeline = SpacePipeline(
+        prefix=SpacePrefix.NONE, strips_space=False, unknown=_text(tokens, unknown)
+    )
+    return fields.list_of("ggml.merges", str), pipeline, True
 
 
 def _sentencepiece(
@@ -106,17 +129,25 @@ def _sentencepiece(
     unused = [tokens[i] for i in _of_type(types, TokenType.UNUSED)]
     prefixed = fields.get("ggml.add_space_prefix", bool)
     is_prefixed = prefixed is None or prefixed
+    matched = [tokens[i] for i in _of_type(types, TokenType.USER_DEFINED)]
     pipeline = SpacePipeline(
         prefix=SpacePrefix.EACH if is_prefixed else SpacePrefix.NONE,
         strips_space=is_prefixed,
         unknown=tokens[unknown[0]] if unknown else "",
         byte_fallback=bool(bytes_there),
+        # Then they were added to the model's own pieces: llama.cpp and Hugging Face put a space
+        # before every text between them.
+        finds_added_as_typed=is_prefixed and bool(matched),
     )
-    matched = [tokens[i] for i in _of_type(types, TokenType.USER_DEFINED)]
-    return merges_of_scores(of_text, unused, matched, name=path.name), pipeline
+    return merges_of_scores(of_text, unused, matched, name=path.name), pipeline, True
 
 
-_MODELS: Final[dict[str, _Read]] = {"gpt2": _byte_level, "llama": _sentencepiece}
+_SPACES_WITH_MERGES: Final = ("gemma4", "granite-embed-multi-311m", "sarvam-moe")
+_MODELS: Final[dict[str, _Read]] = {
+    "gpt2": _byte_level,
+    "gemma4": _merged_spaces,
+    "llama": _sentencepiece,
+}
 
 
 def _of_type(types: Sequence[int], *wanted: int) -> list[int]:
@@ -146,6 +177,11 @@ class _Fields:
         """Sampling suggested by the fields `general.sampling.*`."""
         values = {name: content_of(self._reader, field) for name, field in GGUF_FIELDS.items()}
         return of_generation_config(values)
+
+    def token_id(self, model: str, name: str) -> int | None:
+        """The id of the token of this name (bos, eos); llama.cpp's where the file has none."""
+        found = self.get(f"ggml.{name}_token_id", int)
+        return _DEFAULT_IDS.get((model, name)) if found is None else found
 
     def need(self, name: str, kind: type[T]) -> T:
         """The field's value. Raises ArtifactCorruptError if the file does not have it."""

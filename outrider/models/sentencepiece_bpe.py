@@ -1,23 +1,36 @@
 """BPE over whole texts with spaces as U+2581, as SentencePiece has it (Llama 2, Mistral, Gemma).
 
 SentencePiece repeatedly joins the two neighbours whose joint piece has the highest score, the
-leftmost first. Hugging Face's BPE does the same by ranks of pairs, so each way to split a piece
-into two pieces becomes a merge, in the order of the pieces' scores. Pure.
+leftmost of equal ones first. Hugging Face's BPE does the same by ranks of pairs.
 
-Ways to split one piece have equal scores but different ranks. That matters only if two of them
-overlap: x y z with xy = yz = s. Leftmost first then means that the split behind x ranks before the
-split behind y. For a piece that is no repetition of a shorter text, exactly one such order of each
-pair of splits exists. For a repetition (a run of spaces) both orders are required, but joining the
-shorter runs from left to right leaves shorter pieces only on the right.
+*One merge for each piece.* What is joined inside a stretch of text depends on the stretch alone, as
+long as nothing is joined across its ends. So two neighbours l and r are met anywhere only if the
+text lr, on its own, becomes l and r on the way. It becomes two symbols at most once: just before it
+is whole. So each piece has at most one merge, and joining the piece's own text finds it.
+
+*Pieces of one score.* Ranks differ where scores do not, so ranks must give what leftmost first
+gives. They do if (1) no such piece is a part of a merge of a higher score, (2) none is the right
+part of a merge of their own score, and (3) wherever one of them ends in the symbol x, the merges
+that make it rank before every merge of their score with x on the left. For leftmost first then goes
+through the symbols once from left to right: it joins the first pair, extends it by the symbols on
+its right while that is a piece, and goes on behind it (by 1 and 2 nothing further left changes
+again). By ranks, such a chain is whole before a symbol in it can be taken by a merge on its right
+(3), and by (2) no other merge takes one. That a merge does not rank before itself is no exception:
+of equal ranks the leftmost goes first. Llama 2's runs of spaces, which share one score, are such
+pieces. Pure.
 """
 
 from __future__ import annotations
 
+import math
 import re
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
+from typing import Final, TypeAlias
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -59,6 +72,9 @@ class SpacePipeline:
     """User-defined texts are looked for in the text as it was typed, not in the normalized one."""
 
 
+_Pair: TypeAlias = tuple[str, str]
+
+
 def merges_of_scores(
     scores: Mapping[str, float],
     unused: Collection[str] = (),
@@ -69,12 +85,12 @@ def merges_of_scores(
     """The merges, "left right" by rank, of the pieces of these `scores`, highest first.
 
     `unused` are pieces that are joined but never written; `matched` are found in a text before
-    others are joined. Raises ConfigError if ranks cannot express the scores: two pieces of one
-    score, a piece with characters that are no pieces, an unused piece that would be joined.
+    others are joined. Raises ConfigError if ranks cannot express the scores: pieces of one score
+    that meet in other ways than this module's description has it, a piece with characters that are
+    no pieces, an unused piece that would be joined.
     """
-    by_score, found_before = dict[float, str](), set(matched)
-    ranked: list[tuple[float, int, str]] = []
-    for order, (piece, score) in enumerate(scores.items()):
+    by_score, found_before = dict[float, dict[str, _Pair]](), set(matched)
+    for piece, score in scores.items():
         if len(piece) < 2:
             continue
         if len(piece) > MAX_PIECE_CHARS:
@@ -88,38 +104,72 @@ def merges_of_scores(
                 f"{name} has the piece {piece!r} without one for {min(lacking)!r}; choose a file "
                 "that was made from tokenizer.model, or a tokenizer.json"
             )
-        if by_score.setdefault(score, piece) != piece:
-            raise ConfigError(
-                f"{name} gives {by_score[score]!r} and {piece!r} the same score: which is joined "
-                "first is not known; choose a file that was made from tokenizer.model, or a "
-                "tokenizer.json"
-            )
-        ranked.append((-score, order, piece))
+        if pair := _last_join(piece, scores):
+            by_score.setdefault(score, {})[piece] = pair
     for piece in unused:
-        if len(piece) <= 2 * MAX_PIECE_CHARS and _splits(piece, scores):
+        if len(piece) <= 2 * MAX_PIECE_CHARS and _can_be_joined(piece, scores):
             raise ConfigError(
                 f"{name} joins {piece!r}, which it does not use; choose a model with a "
                 "tokenizer.json"
             )
-    ranked.sort()
-    return [
-        f"{piece[:at]} {piece[at:]}"
-        for _, _, piece in ranked
-        for at in sorted(_splits(piece, scores), key=lambda at: _split_key(piece, at))
-    ]
+    merges, joined_before = list[_Pair](), set[str]()
+    for score in sorted(by_score, reverse=True):
+        pairs = by_score[score]
+        if len(pairs) == 1:
+            merges += pairs.values()
+        elif joined_before.isdisjoint(pairs) and (ranked := _ranked(pairs)):
+            merges += ranked
+        else:
+            some = " and ".join(map(repr, sorted(pairs)[:2]))
+            raise ConfigError(
+                f"{name} gives {some} the same score: which is joined first cannot be said by "
+                "ranks; choose a model with a tokenizer.json"
+            )
+        joined_before.update(part for pair in pairs.values() for part in pair)
+    return [f"{left} {right}" for left, right in merges]
 
 
-def _splits(piece: str, scores: Mapping[str, float]) -> list[int]:
-    return [at for at in range(1, len(piece)) if piece[:at] in scores and piece[at:] in scores]
+def _last_join(piece: str, scores: Mapping[str, float]) -> _Pair | None:
+    """The two symbols that the text of a piece is just before it is whole; None if joining the best
+    neighbours does not lead to it."""
+    symbols = list(piece)
+    joint = [scores.get(left + right, -math.inf) for left, right in pairwise(symbols)]
+    while len(symbols) > 2:
+        best = max(joint)
+        if best == -math.inf:
+            return None
+        at = joint.index(best)
+        symbols[at : at + 2] = [symbols[at] + symbols[at + 1]]
+        del joint[at]
+        for changed in range(max(0, at - 1), min(at + 1, len(joint))):
+            joint[changed] = scores.get(symbols[changed] + symbols[changed + 1], -math.inf)
+    left, right = symbols
+    return left, right
 
 
-def _split_key(piece: str, at: int) -> tuple[int, int]:
-    """Orders the splits at `at` and at the length less `at`; others never overlap each other."""
-    mirrored = len(piece) - at
-    comes_first = piece[at:] == piece[:mirrored]
-    if comes_first and piece[mirrored:] == piece[:at]:
-        comes_first = at > mirrored  # a repetition: the longer part lies on the left
-    return (0 if comes_first else 1), at
+def _ranked(pairs: Mapping[str, _Pair]) -> list[_Pair]:
+    """Merges of one score in an order that joins the leftmost first; empty if none does."""
+    if any(right in pairs for _, right in pairs.values()):
+        return []
+    beginning_with = defaultdict[str, list[str]](list)
+    for piece, (left, _) in pairs.items():
+        beginning_with[left].append(piece)
+    order = TopologicalSorter({piece: set[str]() for piece in pairs})
+    for piece, (_, last) in pairs.items():
+        for later in beginning_with[last]:
+            made = piece
+            while made in pairs:
+                if made != later:
+                    order.add(later, made)
+                made = pairs[made][0]
+    try:
+        return [pairs[piece] for piece in order.static_order()]
+    except CycleError:
+        return []
+
+
+def _can_be_joined(piece: str, scores: Mapping[str, float]) -> bool:
+    return any(piece[:at] in scores and piece[at:] in scores for at in range(1, len(piece)))
 
 
 def build_space_tokenizer(

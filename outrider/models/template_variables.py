@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
+from datetime import date
 from typing import Any, Final
 
 from outrider.errors import InvalidRequestError
@@ -19,12 +20,16 @@ MAX_VARIABLES_CHARS: Final = 1 << 14
 """Most characters of their JSON text."""
 MAX_DEPTH: Final = 16
 """Objects and lists within one another."""
+_DATE_CHARS: Final = len("2000-01-01")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 RESERVED: Final = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
-    | {"bos_token", "eos_token", "pad_token", "unk_token", "strftime_now"}
+    | {"bos_token", "eos_token", "pad_token", "unk_token"}
 )
 """Variables that are never the client's."""
+DATE: Final = "strftime_now"
+"""A function of templates that formats today's date. Its variable is that date, YYYY-MM-DD, which
+does not change while a chat lasts."""
 
 
 def check_variables(given: Mapping[str, Any] | str) -> str:
@@ -47,6 +52,8 @@ def check_variables(given: Mapping[str, Any] | str) -> str:
                     f"{str(name)[:64]!r} is no variable that a client may give a chat template"
                 )
             _check_depth(name, value, MAX_DEPTH)
+            if name == DATE:
+                read_date(value)
         text = json.dumps(given, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except (ValueError, TypeError, RecursionError) as error:
         raise InvalidRequestError(f"variables of a chat template are JSON: {error}") from None
@@ -60,6 +67,30 @@ def read_variables(text: str) -> dict[str, Any]:
     """The variables in a text that `check_variables` returned."""
     found: dict[str, Any] = json.loads(text) if text else {}
     return found
+
+
+def dated(variables: str, known: Container[str], today: str) -> str:
+    """The variables with this date, if the template, whose variables are `known`, shows one and
+    none is given."""
+    given = read_variables(variables)
+    if DATE not in known or DATE in given:
+        return variables
+    return check_variables(given | {DATE: today})
+
+
+def date_in(variables: str) -> str:
+    """The date among the variables; "" for none."""
+    return str(read_variables(variables).get(DATE, ""))
+
+
+def read_date(text: object) -> date:
+    """A date written YYYY-MM-DD. Raises InvalidRequestError."""
+    try:
+        if isinstance(text, str) and len(text) == _DATE_CHARS:
+            return date.fromisoformat(text)
+    except ValueError:
+        pass
+    raise InvalidRequestError(f"the date {str(text)[:32]!r} is not written YYYY-MM-DD")
 
 
 def unknown_variable(name: str, known: frozenset[str]) -> InvalidRequestError:

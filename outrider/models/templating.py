@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import date, datetime, time
 from typing import Any, Final, NoReturn
 
 from jinja2 import Template, TemplateError, TemplateRuntimeError, meta, nodes
@@ -47,6 +48,8 @@ _MAX_BITS: Final = 1 << 12
 _MAX_FORMAT_CHARS: Final = 1 << 12
 _WIDE: Final = re.compile(r"\d{5}|\*|\{[^{}]*\{")
 """In a format: a width of five digits, or one that comes from elsewhere."""
+_DATE_FORMAT: Final = re.compile(r"(?:[^%]|%[-_0^#]?[A-Za-z%])*")
+"""Without widths, which make a text as long as they say."""
 _CLOCK_CHECK_STEPS: Final = 256
 """Steps between two readings of the clock."""
 _MAX_INDENT: Final = 16
@@ -65,6 +68,8 @@ _LOOKING_AT_NO_ITEM: Final = frozenset(
 )
 """Filters whose work does not grow with their argument. Of what is in neither set, each item is an
 object that may be made anew."""
+_SPLITTING: Final = frozenset({"title", "wordcount", "indent", "urlencode"})
+"""Filters that make a list of a text's words or lines on the way."""
 _LEFT_OUT: Final = frozenset(
     {"random", "urlize", "wordwrap", "pprint", "striptags", "xmlattr"}
     | {"sum"}  # of lists it copies what it has for each of them
@@ -171,7 +176,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             for it in tree.find_all((nodes.Test, nodes.Filter))
             if isinstance(it.node, nodes.Name) and it.name in _ASKING
         }
-        return frozenset(read - (own - asked))
+        return frozenset(read - (own - asked) - self.globals.keys())
 
     def rendered(self, template: Template, variables: Mapping[str, Any]) -> tuple[str, int]:
         """The rendered text and the number of steps it took. Raises one of BROKEN."""
@@ -210,6 +215,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(own, str | bytes):
             operands = (own, *args, *kwargs.values())
             __self._check_work(operands, multiplies=__obj.__name__ in _MULTIPLYING)
+            __self._budget.spend(_num_pieces(own, __obj.__name__, args))
         else:
             __self._check_work((*args, *kwargs.values()), multiplies=False)
         result = super().call(__context, __obj, *args, **kwargs)
@@ -269,7 +275,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
                 multiplies=name in _MULTIPLYING,
                 is_textual=name in _TEXTUAL,
             )
-            if name not in _TEXTUAL | _LOOKING_AT_NO_ITEM:
+            if name in _SPLITTING:
+                self._budget.spend(_size(operands[0]) // 2)
+            elif name not in _TEXTUAL | _LOOKING_AT_NO_ITEM:
                 self._budget.spend(sum(map(_size, (*operands, *kwargs.values()))))
             result = function(*operands, **kwargs)
             if isinstance(result, str):
@@ -406,8 +414,24 @@ def _indented_chars(value: Any, num_spaces: int) -> int:
     return total
 
 
+class TemplateRefusal(TemplateError):
+    """A template's own `raise_exception`: it is whole, and takes no such chat."""
+
+
 def _refuse(reason: str) -> NoReturn:
-    raise TemplateError(reason)
+    raise TemplateRefusal(reason)
+
+
+def date_formatter(day: date) -> Callable[[str], str]:
+    """The `strftime_now` of `transformers` for the beginning of a day."""
+    begins = datetime.combine(day, time())
+
+    def strftime_now(form: str) -> str:
+        if len(form) > _MAX_FORMAT_CHARS or not _DATE_FORMAT.fullmatch(form):
+            raise TemplateRuntimeError("a format of a date is too long, or not known")
+        return begins.strftime(form)
+
+    return strftime_now
 
 
 def _listed(value: Any) -> Any:
@@ -419,6 +443,18 @@ def _size(operand: Any) -> int:
     if isinstance(operand, _SIZED):
         return len(operand)
     return abs(operand) if isinstance(operand, int) else 0
+
+
+def _num_pieces(text: str | bytes, method: str, args: tuple[Any, ...]) -> int:
+    """Most pieces that a method makes of a text."""
+    if method == "splitlines":
+        return len(text) if isinstance(text, bytes) else text.count("\n") + text.count("\r") + 1
+    if method not in ("split", "rsplit"):
+        return 0
+    separator = args[0] if args else None
+    if isinstance(text, str) and isinstance(separator, str) and separator:
+        return text.count(separator) + 1
+    return len(text) // 2 + 1
 
 
 def _bits(number: Any) -> int:

@@ -4,8 +4,8 @@ Every part of the pipeline is compared with those that bpe.py builds; a file wit
 refused by name. The result has the ids of the file's own tokenizer, and the digest of the same
 vocabulary in a GGUF file.
 
-The parts for prompts (the post-processor) and batches (truncation, padding) are ignored: the chat
-template writes the tokens around a text.
+The parts for batches (truncation, padding) are ignored, and those for prompts (the post-processor)
+but for a begin token: the chat template writes the tokens around a chat.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Final, NoReturn
 
 from outrider.errors import ArtifactCorruptError, ConfigError
-from outrider.models.bpe import GPT2_REGEX, Pipeline, VocabularyDefinition
+from outrider.models.bpe import VocabularyDefinition
 from outrider.models.detokenizer import BYTE_ALPHABET
 from outrider.models.normalizer_table import check_table
+from outrider.models.pre_tokenizers import DIGITS, GPT2_REGEX, Pipeline
 from outrider.models.sentencepiece_bpe import (
     BYTE_TOKEN,
     SPACE,
@@ -35,7 +37,7 @@ from outrider.models.unigram import FORMS, RUNS_OF_SPACES, NormalizerStep, Unigr
 MAX_TOKENS: Final = 1 << 20
 CAN_BE: Final = (
     "tokenizers that can be served are BPE over bytes (ByteLevel, after an NFC normalizer or none, "
-    "digits cut out or one Split by a pattern), SentencePiece's BPE (spaces as U+2581, with "
+    "digits cut out, and Splits by patterns), SentencePiece's BPE (spaces as U+2581, with "
     "byte_fallback or an unknown token) and Unigram (with an unknown token; normalized by a "
     "precompiled table, a Unicode form, Strip or Replace)"
 )
@@ -55,6 +57,10 @@ class ChatParts:
     """Jinja source."""
     bos_token: str = ""
     eos_token: str = ""
+    adds_bos: bool | None = None
+    """Whether prompts that are no chats begin with bos_token; None: as the tokenizer.json says."""
+    adds_eos: bool = False
+    """Whether they end with eos_token."""
     stop_ids: Sequence[int] = ()
     """Ids that the generation's settings name as ends of a reply."""
     sampling: SuggestedSampling | None = None
@@ -81,6 +87,7 @@ def read_tokenizer_json(
         control, user_defined = found.added()
         pipeline = found.pipeline(tokens, user_defined)
         merges = found.merges()
+        begins_with_bos = found.begins_with(chat.bos_token)
     except _BROKEN as error:
         raise ArtifactCorruptError(
             f"this is no whole tokenizer.json ({type(error).__name__}: {error}"[:200] + "); fetch "
@@ -102,6 +109,8 @@ def read_tokenizer_json(
         bos_token=chat.bos_token,
         eos_token=chat.eos_token,
         chat_template=chat.template,
+        adds_bos=begins_with_bos if chat.adds_bos is None else chat.adds_bos,
+        adds_eos=chat.adds_eos,
         sampling=chat.sampling,
     )
 
@@ -196,6 +205,17 @@ class _Reader:
             (control if is_control else user_defined).append(int(token["id"]))
         return sorted(control), sorted(user_defined)
 
+    def begins_with(self, token: str) -> bool:
+        """Whether the file puts this token, and no other, in front of a text."""
+        around = [
+            part
+            for step in _steps(self._spec.get("post_processor"), "processors")
+            if step["type"] == "TemplateProcessing"
+            for part in step["single"]
+        ]
+        before = list(takewhile(lambda part: "SpecialToken" in part, around))
+        return [part["SpecialToken"]["id"] for part in before] == [token]
+
     def pipeline(
         self, tokens: list[str], user_defined: list[int]
     ) -> Pipeline | SpacePipeline | UnigramPipeline:
@@ -220,20 +240,14 @@ class _Reader:
             last["type"] == "ByteLevel" and not last.get("add_prefix_space", True),
             f"its pre-tokenizer ends in {last['type']!r}, or adds a space",
         )
-        digits = bool(before) and before[0]["type"] == "Digits"
-        if digits:
-            _require(before[0]["individual_digits"] is True, "it cuts digits out in groups")
-            before = before[1:]
-        regex = GPT2_REGEX
-        if before or not last.get("use_regex", True):
-            _require(
-                len(before) == 1 and not last.get("use_regex", True), "it splits more than once"
-            )
-            regex = _split_regex(before[0])
-            # The pattern that ByteLevel has built in is written there (bpe.build_tokenizer).
+        splits = [_split_of(step) for step in before]
+        if last.get("use_regex", True):
+            splits.append(GPT2_REGEX)
+        else:
+            # Built in as a step of its own it is another engine's; nobody writes it out.
+            _require(splits[-1:] != [GPT2_REGEX], "it writes GPT-2's pattern out")
         return Pipeline(
-            regex=regex,
-            single_digits=digits,
+            splits=tuple(splits),
             nfc=kinds == ["NFC"],
             ignore_merges=bool(self._model.get("ignore_merges")),
         )
@@ -390,16 +404,18 @@ def _steps(part: Mapping[str, Any] | None, within: str) -> list[Mapping[str, Any
     return [step for inner in part[within] for step in _steps(inner, within)]
 
 
-def _split_regex(step: Mapping[str, Any]) -> str:
+def _split_of(step: Mapping[str, Any]) -> str:
+    if step["type"] == "Digits":
+        _require(step["individual_digits"] is True, "it cuts digits out in groups")
+        return DIGITS
     known = step["type"] == "Split" and step.get("behavior") == "Isolated" and not step["invert"]
     _require(known, f"its pre-tokenizer has {step['type']!r}")
     pattern = step["pattern"]
     _require("Regex" in pattern, "it splits at a text")
     regex = pattern["Regex"]
-    if not isinstance(regex, str) or regex == GPT2_REGEX:
-        # Built in as a step of its own it is another engine's; nobody writes it out.
-        _refuse("it writes GPT-2's pattern out")
-    return str(regex)
+    if not isinstance(regex, str) or regex == DIGITS:
+        _refuse("it splits by what is no pattern")
+    return regex
 
 
 def _is_split_at_space(step: Mapping[str, Any]) -> bool:

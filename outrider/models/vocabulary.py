@@ -28,12 +28,14 @@ from outrider.models.folder import read_definition as folder_definition
 from outrider.models.overrides import with_overrides
 from outrider.models.sentencepiece_bpe import piece_bytes
 from outrider.models.suggested_sampling import SuggestedSampling
+from outrider.models.template_variables import dated
 from outrider.models.tokenizer_json import ChatParts, read_tokenizer_json
 from outrider.reply_parsing.formats import (
     CallSyntax,
     ReplyFormat,
     call_syntax_of,
 )
+from outrider.today import today
 
 if TYPE_CHECKING:
     from outrider.models.catalog import ModelSpec
@@ -46,7 +48,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _TOKENIZER_FILE: Final = "tokenizer.json"
 _FACTS_FILE: Final = "vocabulary.json"
-_DERIVED_NAME: Final = "vocabulary-v2"
+_DERIVED_NAME: Final = "vocabulary-v4"
 """Name of the derived folder with both; its number rises whenever the files or their meaning
 change."""
 
@@ -62,6 +64,10 @@ class VocabularyFacts:
     chat_template: str
     bos_token: str
     eos_token: str
+    adds_bos: bool = False
+    """A prompt that is no chat begins with bos_token."""
+    adds_eos: bool = False
+    """It ends with eos_token."""
     sampling: SuggestedSampling | None = None
     """Sampling that the model's makers suggest."""
 
@@ -76,6 +82,8 @@ class VocabularyFacts:
             chat_template=definition.chat_template,
             bos_token=definition.bos_token,
             eos_token=definition.eos_token,
+            adds_bos=definition.adds_bos,
+            adds_eos=definition.adds_eos,
             sampling=definition.sampling,
         )
 
@@ -144,8 +152,10 @@ class Vocabulary:
     @classmethod
     def from_definition(cls, definition: VocabularyDefinition) -> Vocabulary:
         """Builds the tokenizer. Raises ArtifactCorruptError, and ConfigError for a vocabulary that
-        makes control tokens of their texts."""
+        makes control tokens of their texts and for a chat template that fails."""
         built = cls(build_tokenizer(definition).to_str(), VocabularyFacts.of(definition))
+        if definition.chat_template:
+            built._template.check()
         names = [definition.tokens[i] for i in definition.control_ids]
         pipeline = definition.pipeline
         # The token for unknown characters stands for text, and hides nothing.
@@ -298,7 +308,7 @@ class Vocabulary:
         """The prompt of a chat with the generation prompt, as texts and control tokens; only the
         template makes control tokens. Their ids one after another are the prompt's. `tools`: what
         the model may call, as returned by `check_tools`. `variables`: further ones for the
-        template, as returned by `check_variables`.
+        template, as returned by `check_variables`, with the date if it shows one.
 
         Raises EmptyPromptError, or InvalidRequestError for a bad role, text or size, for a model
         without chat template, for tools if the template shows none, and for variables that it does
@@ -342,10 +352,17 @@ class Vocabulary:
         """Whether the chat template puts tool definitions into the prompt."""
         return bool(self.chat_template) and self._template.abilities.tools
 
-    def raw_segments(self, text: str) -> list[Segment]:
-        """A prompt rendered by the client, split at the control tokens whose texts it contains.
-        Raises InvalidRequestError for a lone surrogate."""
-        return self._template.split(text)
+    def raw_segments(self, text: str, *, is_prompt: bool = False) -> list[Segment]:
+        """A text split at the control tokens whose texts it contains. `is_prompt`: with the tokens
+        that the model's prompts begin and end with, where the text has none of its own. Raises
+        InvalidRequestError for a lone surrogate."""
+        segments = self._template.split(text)
+        begin, end = Segment(self._facts.bos_token, True), Segment(self._facts.eos_token, True)
+        if is_prompt and self._facts.adds_bos and segments[:1] != [begin]:
+            segments.insert(0, begin)
+        if is_prompt and self._facts.adds_eos and segments[-1:] != [end]:
+            segments.append(end)
+        return segments
 
     def control_id(self, text: str) -> int:
         """The id of the control token of that text, as a segment has it."""
@@ -358,8 +375,10 @@ class Vocabulary:
     def encode_chat(
         self, messages: Sequence[Message], tools: Sequence[str] = (), variables: str = ""
     ) -> list[int]:
-        """The prompt ids of a chat. Raises what `segments` raises."""
-        segments = self.segments(messages, tools, variables)
+        """The prompt ids of a chat, begun today if its template shows a date and none is among the
+        variables. Raises what `segments` raises."""
+        known = self.template_variables if self.chat_template else ()
+        segments = self.segments(messages, tools, dated(variables, known, today()))
         texts = iter(self.encode_batch([s.text for s in segments if not s.is_control]))
         ids: list[int] = []
         for segment in segments:

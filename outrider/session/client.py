@@ -38,6 +38,8 @@ class Accepted:
     sampling: SamplingParams | None = None
     """Sampling of the reply, including the values that the request left to the model; None in
     clients."""
+    template_date: str = ""
+    """The date that the model's chat template shows in the prompt, YYYY-MM-DD; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,11 @@ class Done:
     stop_string: str = ""
     """The stop string of the request that ended the reply, as the edge's HTTP APIs say; empty: none
     did, or the chat came by the native protocol."""
+    num_moves: int = 0
+    """How often another replica went on with the reply."""
+    max_drafts: int = 0
+    """Most drafts that the replica which ended it takes into one call, as the edge's HTTP APIs say;
+    0: unknown, or the chat came by the native protocol."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,7 @@ def _frame(event: Told | Failed, edge: str, resume_token: str) -> edge_pb2.EdgeF
                 edge=edge,
                 resume_token=resume_token,
                 reply_format=_format_to_proto(event.reply_format),
+                template_date=event.template_date,
             )
             return edge_pb2.EdgeFrame(accepted=accepted)
         case Provisional(base, erase_to, text, stability):
@@ -137,6 +138,7 @@ def _done_to_proto(done: Done) -> edge_pb2.ChatDone:
         replica=done.replica,
         speculation_stats=edge_pb2.SpeculationStats(**asdict(done.speculation_stats)),
         inexact=done.inexact,
+        num_moves=done.num_moves,
     )
 
 
@@ -194,6 +196,7 @@ def _accepted_from_proto(accepted: edge_pb2.ChatAccepted) -> Accepted:
         accepted.edge,
         accepted.resume_token,
         _format_from_proto(accepted.reply_format) if accepted.HasField("reply_format") else None,
+        template_date=accepted.template_date,
     )
 
 
@@ -240,4 +243,5 @@ def _done_from_proto(done: edge_pb2.ChatDone) -> Done:
             **{name: getattr(done.speculation_stats, name) for name in _STATS}
         ),
         inexact=done.inexact,
+        num_moves=done.num_moves,
     )

@@ -75,6 +75,32 @@ class TokenLogprobs(NamedTuple):
     """The likeliest, likeliest first, equal ones by id; `chosen` may be among them."""
 
 
+MAX_DRAFTS_PER_CALL: Final = 1024
+"""Most drafts of one session that one call of the model verifies."""
+
+
+class AcceptanceCount(NamedTuple):
+    """How many calls of the model verified so many drafts of a session and accepted so many."""
+
+    drafted: int
+    """1 to MAX_DRAFTS_PER_CALL."""
+    accepted: int
+    calls: int
+
+
+class TokenSources(NamedTuple):
+    """Tokens of a reply, by who had drafted them."""
+
+    edge: int
+    """Accepted drafts of the edge."""
+    region: int
+    """Accepted drafts that the region made for itself."""
+    none: int
+    """Tokens that the model chose where no draft was right."""
+    unknown: int
+    """Tokens of other replicas and of earlier runs; see Usage.uncounted_tokens."""
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Token counts of one session, and what it costs."""
@@ -99,6 +125,20 @@ class Usage:
     The edge counts them, over all replicas of the chat; always 0 without a threshold."""
     reasoning_tokens: int = 0
     """Completion tokens of the model's reasoning, its tags not counted. The edge counts them."""
+    accepted_edge_tokens: int = 0
+    """Accepted drafts that the edge had made; the others the region made for itself."""
+    uncounted_tokens: int = 0
+    """Completion tokens that the counts of drafts leave out: another replica committed them, or an
+    earlier run of the chat, or the chat was cancelled."""
+    acceptance: tuple[AcceptanceCount, ...] = ()
+    """The calls that verified drafts; calls without drafts are left out."""
+
+    @property
+    def sources(self) -> TokenSources:
+        """The completion tokens, by who had drafted them."""
+        region = self.accepted_tokens - self.accepted_edge_tokens
+        none = self.completion_tokens - self.uncounted_tokens - self.accepted_tokens
+        return TokenSources(self.accepted_edge_tokens, region, none, self.uncounted_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,10 +127,13 @@ class CachingEncoder:
         segments = self._vocabulary.segments(messages, tools, variables)
         return self._begin(segments, classify(segments, messages), scope)
 
-    def begin_text(self, text: str, scope: CacheScope = None) -> PartialPrompt:
-        """Like `begin`, for a prompt given as text, in which the texts of control tokens become
-        these tokens. Raises InvalidRequestError for a lone surrogate."""
-        segments = self._vocabulary.raw_segments(text)
+    def begin_text(
+        self, text: str, scope: CacheScope = None, *, is_prompt: bool = False
+    ) -> PartialPrompt:
+        """Like `begin`, for a text in which the texts of control tokens become these tokens.
+        `is_prompt`: with those that the model's prompts begin and end with. Raises
+        InvalidRequestError for a lone surrogate."""
+        segments = self._vocabulary.raw_segments(text, is_prompt=is_prompt)
         classes = [ContentClass.USER for segment in segments if not segment.is_control]
         return self._begin(segments, classes, scope)
 

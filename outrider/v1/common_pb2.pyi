@@ -407,6 +407,9 @@ class Usage(_message.Message):
     REJECTED_PREDICTION_TOKENS_FIELD_NUMBER: _builtins.int
     LOSSY_TOKENS_FIELD_NUMBER: _builtins.int
     REASONING_TOKENS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_EDGE_TOKENS_FIELD_NUMBER: _builtins.int
+    UNCOUNTED_TOKENS_FIELD_NUMBER: _builtins.int
+    ACCEPTANCE_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     cached_tokens: _builtins.int
     completion_tokens: _builtins.int
@@ -421,10 +424,23 @@ class Usage(_message.Message):
     """Of the reply: drafts that only a lossy acceptance_threshold let through. Counted by the edge."""
     reasoning_tokens: _builtins.int
     """Of the reply: tokens of reasoning, its tags not counted. Counted by the edge."""
+    accepted_edge_tokens: _builtins.int
+    """Of accepted_tokens: those that the edge had drafted. The others the region drafted for itself."""
+    uncounted_tokens: _builtins.int
+    """Of completion_tokens: those that the counts of drafts leave out, since another replica, or an
+    earlier run of the chat, committed them.
+    """
     @_builtins.property
     def cost(self) -> Global___Cost:
         """By the router's price table, for the whole chat wherever it ran; unset where no price applies,
         and where the end was not the region's (a chat that its edge cancelled).
+        """
+
+    @_builtins.property
+    def acceptance(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The calls of the model that verified drafts, by what became of these: three numbers for each
+        kind of call, the drafts that were verified, those that were accepted, and how many such calls
+        there were.
         """
 
     def __init__(
@@ -440,10 +456,13 @@ class Usage(_message.Message):
         rejected_prediction_tokens: _builtins.int = ...,
         lossy_tokens: _builtins.int = ...,
         reasoning_tokens: _builtins.int = ...,
+        accepted_edge_tokens: _builtins.int = ...,
+        uncounted_tokens: _builtins.int = ...,
+        acceptance: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_prediction_tokens", b"accepted_prediction_tokens", "accepted_tokens", b"accepted_tokens", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "cost", b"cost", "draft_tokens", b"draft_tokens", "lossy_tokens", b"lossy_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens", "rejected_prediction_tokens", b"rejected_prediction_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance", b"acceptance", "accepted_edge_tokens", b"accepted_edge_tokens", "accepted_prediction_tokens", b"accepted_prediction_tokens", "accepted_tokens", b"accepted_tokens", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "cost", b"cost", "draft_tokens", b"draft_tokens", "lossy_tokens", b"lossy_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens", "rejected_prediction_tokens", b"rejected_prediction_tokens", "uncounted_tokens", b"uncounted_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -498,6 +498,7 @@ class ResumePoint(_message.Message):
     NUM_CHARS_FIELD_NUMBER: _builtins.int
     IDS_FIELD_NUMBER: _builtins.int
     MODEL_IDENTITY_FIELD_NUMBER: _builtins.int
+    TEMPLATE_DATE_FIELD_NUMBER: _builtins.int
     resume_token: _builtins.str
     """From ChatAccepted; empty: the idempotency key names the chat. With a token that is known the
     rest of the request may be left out, but for the credential; what is sent of it has to be the
@@ -511,6 +512,8 @@ class ResumePoint(_message.Message):
     """The last one that a CommitText brought. Without it another edge does not know which replicas may
     go on after `ids`.
     """
+    template_date: _builtins.str
+    """From ChatAccepted: another edge makes the same prompt, also on another day."""
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Those tokens, `upto` of them, or none: then they are computed anew, and not sent again."""
@@ -523,10 +526,11 @@ class ResumePoint(_message.Message):
         num_chars: _builtins.int = ...,
         ids: _abc.Iterable[_builtins.int] | None = ...,
         model_identity: _builtins.bytes = ...,
+        template_date: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "model_identity", b"model_identity", "num_chars", b"num_chars", "resume_token", b"resume_token", "upto", b"upto"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "model_identity", b"model_identity", "num_chars", b"num_chars", "resume_token", b"resume_token", "template_date", b"template_date", "upto", b"upto"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -574,6 +578,7 @@ class ChatAccepted(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     EDGE_FIELD_NUMBER: _builtins.int
     REPLY_FORMAT_FIELD_NUMBER: _builtins.int
+    TEMPLATE_DATE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Under which the mesh knows the chat; made from the idempotency key, and not it."""
     resume_token: _builtins.str
@@ -583,6 +588,8 @@ class ChatAccepted(_message.Message):
     model: _builtins.str
     prompt_tokens: _builtins.int
     edge: _builtins.str
+    template_date: _builtins.str
+    """The date that the model's chat template shows in the prompt, YYYY-MM-DD. Empty: it shows none."""
     @_builtins.property
     def reply_format(self) -> Global___ReplyFormat:
         """How tool calls and reasoning are written in the committed text, which is the model's own; only
@@ -598,10 +605,11 @@ class ChatAccepted(_message.Message):
         prompt_tokens: _builtins.int = ...,
         edge: _builtins.str = ...,
         reply_format: Global___ReplyFormat | None = ...,
+        template_date: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["reply_format", b"reply_format"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["edge", b"edge", "model", b"model", "prompt_tokens", b"prompt_tokens", "reply_format", b"reply_format", "request_id", b"request_id", "resume_token", b"resume_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["edge", b"edge", "model", b"model", "prompt_tokens", b"prompt_tokens", "reply_format", b"reply_format", "request_id", b"request_id", "resume_token", b"resume_token", "template_date", b"template_date"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -773,12 +781,15 @@ class ChatDone(_message.Message):
     REPLICA_FIELD_NUMBER: _builtins.int
     SPECULATION_STATS_FIELD_NUMBER: _builtins.int
     INEXACT_FIELD_NUMBER: _builtins.int
+    NUM_MOVES_FIELD_NUMBER: _builtins.int
     finish_reason: _common_pb2.FinishReason.ValueType
     upto: _builtins.int
     region: _builtins.str
     replica: _builtins.str
     inexact: _builtins.bool
     """Whether a CommitText of the reply was `inexact`."""
+    num_moves: _builtins.int
+    """How often another replica went on with the reply."""
     @_builtins.property
     def usage(self) -> _common_pb2.Usage: ...
     @_builtins.property
@@ -803,10 +814,11 @@ class ChatDone(_message.Message):
         replica: _builtins.str = ...,
         speculation_stats: Global___SpeculationStats | None = ...,
         inexact: _builtins.bool = ...,
+        num_moves: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["edge_timings", b"edge_timings", "speculation_stats", b"speculation_stats", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["edge_timings", b"edge_timings", "finish_reason", b"finish_reason", "inexact", b"inexact", "region", b"region", "replica", b"replica", "speculation_stats", b"speculation_stats", "timings", b"timings", "upto", b"upto", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["edge_timings", b"edge_timings", "finish_reason", b"finish_reason", "inexact", b"inexact", "num_moves", b"num_moves", "region", b"region", "replica", b"replica", "speculation_stats", b"speculation_stats", "timings", b"timings", "upto", b"upto", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

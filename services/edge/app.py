@@ -337,6 +337,7 @@ def _http_listener(
     from services.edge.http.frontend import HttpFrontend
     from services.edge.http.listener import HttpListener
     from services.edge.http.openapi import document
+    from services.edge.http.page import page
 
     frontend = HttpFrontend(
         context,
@@ -344,6 +345,7 @@ def _http_listener(
         config.http,
         needs_key=not config.access.http_anonymous,
         document=document(__version__),
+        page=page(__version__),
     )
     return HttpListener(build_app(frontend), frontend)
 
@@ -352,8 +354,10 @@ def _http3_service(config: EdgeConfig, application: Application) -> Http3Service
     if config.http.port is None:
         return Http3Service(application, config.http3)
     from services.edge.http.http3_refusals import worded
+    from services.edge.http.origins import AllowedOrigins
 
-    return Http3Service(application, config.http3, word=worded)
+    origins = AllowedOrigins(config.http.allowed_origins)
+    return Http3Service(application, config.http3, word=partial(worded, origins))
 
 
 def _certificate(config: EdgeConfig) -> tuple[Path, Path]:

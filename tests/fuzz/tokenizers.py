@@ -7,7 +7,8 @@ import io
 import json
 import tarfile
 
-from outrider.models.bpe import VocabularyDefinition, build_tokenizer, pipeline_of
+from outrider.models.bpe import VocabularyDefinition, build_tokenizer
+from outrider.models.pre_tokenizers import pre_tokenizer_of
 from outrider.models.sentencepiece_bpe import SpacePipeline, SpacePrefix
 
 
@@ -15,8 +16,9 @@ def small_tokenizer_jsons() -> list[bytes]:
     """One of bytes, one with a space as a character, two of scores."""
     tokens = ["<s>", "a", "b", "ab", "<t>"]
     spaces = SpacePipeline(SpacePrefix.EACH, True, "<s>", byte_fallback=False)
+    llama3 = pre_tokenizer_of("llama3").pipeline
     definitions = [
-        VocabularyDefinition(tokens, ["a b"], pipeline_of("llama3"), [0], [4], [0], "", "", ""),
+        VocabularyDefinition(tokens, ["a b"], llama3, [0], [4], [0], "", "", ""),
         VocabularyDefinition(tokens, ["a b"], spaces, [0], [], [0], "", "", ""),
     ]
     built = [build_tokenizer(each).to_str().encode() for each in definitions]

@@ -1,5 +1,5 @@
-"""Byte-level BPE by llama.cpp's names: how texts are cut, that other pre-tokenizers are refused,
-and that the digest changes with every part of the contract and with nothing else."""
+"""Byte-level BPE by llama.cpp's names: how texts are cut, and that the digest changes with every
+part of the contract and with nothing else."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import replace
 import pytest
 from tokenizers import pre_tokenizers
 
-from outrider.errors import ArtifactCorruptError, ConfigError
+from outrider.errors import ArtifactCorruptError
 from outrider.models.bpe import (
     VocabularyDefinition,
     build_tokenizer,
     canonical_form,
-    pipeline_of,
     vocabulary_digest,
 )
+from outrider.models.pre_tokenizers import DIGITS, Pipeline, pre_tokenizer_of
 from outrider.models.vocabulary import Vocabulary
 
 BYTE_ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -30,7 +30,7 @@ def definition(
     return VocabularyDefinition(
         tokens=tokens,
         merges=merges,
-        pipeline=pipeline_of(pre_tokenizer),
+        pipeline=pre_tokenizer_of(pre_tokenizer).pipeline,
         control_ids=(len(tokens) - 2,),
         user_defined_ids=(len(tokens) - 1,),
         stop_ids=(),
@@ -62,6 +62,12 @@ def cut(pre_tokenizer: str, text: str) -> list[str]:
         ("qwen2", "(x)  12!\n", ["(x", ")", " ", " ", "1", "2", "!\n"]),
         ("qwen2", "e\u0301", ["é"]),
         ("llama3", "e\u0301", ["e", "\u0301"]),
+        ("tekken", "aBC  12!/\n", ["a", "BC", " ", " ", "1", "2", "!/\n"]),
+        ("tekken", "HTTPServer", ["HTTPServer"]),
+        ("gpt-4o", "camelCase it's", ["camel", "Case", " it's"]),
+        ("default", "a=b 12345!", ["a", "=", "b", " ", "123", "45", "!"]),
+        ("deepseek-v3", "x\u4e2d12345.py", ["x", "\u4e2d", "123", "45", ".py"]),
+        ("superbpe", "a b 12345", ["a b ", "12", "345"]),
     ],
 )
 def test_how_texts_are_cut(pre_tokenizer: str, text: str, pieces: list[str]) -> None:
@@ -91,16 +97,10 @@ def test_user_defined_tokens_are_text_and_control_tokens_are_not() -> None:
     assert not built.is_special(257)
 
 
-@pytest.mark.parametrize("name", ["", "default", "deepseek-v3", "gpt-4o"])
-def test_other_pre_tokenizers_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="choose a model with one of gpt-2, llama-bpe"):
-        pipeline_of(name)
-
-
 DEFINITION = VocabularyDefinition(
     tokens=("<s>", "a", "b", "ab", "<x>"),
     merges=("a b",),
-    pipeline=pipeline_of("gpt-2"),
+    pipeline=pre_tokenizer_of("gpt-2").pipeline,
     control_ids=(0,),
     user_defined_ids=(4,),
     stop_ids=(0,),
@@ -124,8 +124,8 @@ def test_the_form_is_pinned() -> None:
     [
         {"tokens": ("<s>", "b", "a", "ab", "<x>")},
         {"merges": ()},
-        {"pipeline": pipeline_of("smollm")},
-        {"pipeline": pipeline_of("qwen2")},
+        {"pipeline": pre_tokenizer_of("smollm").pipeline},
+        {"pipeline": pre_tokenizer_of("qwen2").pipeline},
         {"control_ids": (0, 4), "user_defined_ids": ()},
         {"user_defined_ids": ()},
         {"stop_ids": (0, 4)},
@@ -140,10 +140,17 @@ def test_every_part_counts(change: dict[str, object]) -> None:
     assert vocabulary_digest(changed) != vocabulary_digest(DEFINITION)
 
 
+def test_no_two_orders_of_splits_have_one_digest() -> None:
+    orders = [(), ("a",), ("b",), ("a", "b"), ("b", "a"), (DIGITS, "a", "b"), (DIGITS, "b")]
+    orders += [("a", DIGITS, "b"), ("a", "b", DIGITS), (DIGITS,), (DIGITS, DIGITS)]
+    digests = {vocabulary_digest(replace(DEFINITION, pipeline=Pipeline(it))) for it in orders}
+    assert len(digests) == len(orders)
+
+
 def test_names_and_containers_do_not_count() -> None:
-    llama = replace(DEFINITION, pipeline=pipeline_of("llama-bpe"))
+    llama = replace(DEFINITION, pipeline=pre_tokenizer_of("llama-bpe").pipeline)
     assert vocabulary_digest(llama) == vocabulary_digest(
-        replace(llama, pipeline=pipeline_of("llama3"))
+        replace(llama, pipeline=pre_tokenizer_of("llama3").pipeline)
     )
     listed = replace(DEFINITION, tokens=list(DEFINITION.tokens), stop_ids=[0])
     assert vocabulary_digest(listed) == vocabulary_digest(DEFINITION)

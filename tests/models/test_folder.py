@@ -162,6 +162,16 @@ def test_older_folders_keep_the_template_elsewhere(tmp_path: Path) -> None:
     assert read_definition(folder).chat_template == "J"
 
 
+def test_whether_prompts_begin_with_a_token(tmp_path: Path) -> None:
+    for said in (True, False):
+        config = {"bos_token": "<s>", "add_bos_token": said}
+        folder = write_folder(tmp_path / str(said), **{"tokenizer_config.json": config})
+        assert read_definition(folder).adds_bos is said
+    folder = write_folder(tmp_path / "c", **{"tokenizer_config.json": {"add_bos_token": "yes"}})
+    with pytest.raises(ArtifactCorruptError, match="add_bos_token of the model's folder"):
+        read_definition(folder)
+
+
 @pytest.mark.parametrize(
     ("change", "error", "complaint"),
     [

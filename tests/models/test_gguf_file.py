@@ -10,13 +10,13 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from gguf import GGUFReader, GGUFValueType, GGUFWriter, TokenType
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, TokenType
 from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.engines.draft_file import read_card
 from outrider.engines.openvino.convert import read_facts
-from outrider.errors import ArtifactCorruptError, OutriderError
+from outrider.errors import ArtifactCorruptError, OutriderError, UnsupportedModelError
 from outrider.fidelity.reference import Reference
 from outrider.models.gguf_file import MAX_ITEMS, content_of, open_gguf
 from outrider.models.gguf_vocabulary import read_definition
@@ -89,9 +89,6 @@ MALFORMED = {
     ),
     "a tensor beyond the end": made(
         string(b"t") + struct.pack("<IQIQ", 1, 4, 0, 1 << 63), num_fields=0, num_tensors=1
-    ),
-    "a tensor of no known type": made(
-        string(b"t") + struct.pack("<IQIQ", 1, 4, 999, 0), num_fields=0, num_tensors=1
     ),
     "another byte order": struct.pack(">4sIQQ", b"GGUF", 3, 0, 0),
     "another version": struct.pack("<4sIQQ", b"GGUF", 9, 0, 0),
@@ -229,3 +226,20 @@ def check_corrupt(data: bytes) -> None:
         path.write_bytes(data)
         with pytest.raises(ArtifactCorruptError):
             open_gguf(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "width", "complaint"),
+    [
+        (9999, 32, "a tensor of type 9999, which is not known here: it may be newer"),
+        (GGMLQuantizationType.Q8_0, 33, "type Q8_0 with rows of 33 values, which are no whole blo"),
+    ],
+)
+def test_tensors_that_cannot_be_read_are_not_called_damaged(
+    kind: int, width: int, complaint: str, tmp_path: Path
+) -> None:
+    tensor = string(b"a") + struct.pack("<IQIQ", 1, width, kind, 0)
+    path = tmp_path / "m.gguf"
+    path.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 1, 0) + tensor + bytes(256))
+    with pytest.raises(UnsupportedModelError, match=complaint):
+        open_gguf(path)

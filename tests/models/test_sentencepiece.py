@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
+import sentencepiece
 from gguf import TokenType
 from hypothesis import example, given
 from hypothesis import strategies as st
+from sentencepiece import sentencepiece_model_pb2
 
 from outrider.errors import ArtifactCorruptError, ConfigError
 from outrider.models.chat import Message
-from outrider.models.sentencepiece_bpe import merges_of_scores
+from outrider.models.sentencepiece_bpe import (
+    SpacePipeline,
+    SpacePrefix,
+    build_space_tokenizer,
+    merges_of_scores,
+)
 from outrider.models.vocabulary import Vocabulary
 from tests.models import corpus
 from tests.models.sentencepieces import USER_DEFINED, trained, write_gguf
@@ -105,6 +113,13 @@ def test_streams_of_ids_become_sentencepieces_text(pair: Pair) -> None:
         assert later.push_all(ids[:3]) + later.push_all(ids[3:]) + later.finish() == expected
 
 
+def test_prompts_that_are_no_chats_begin_with_the_begin_token(pair: Pair) -> None:
+    model, vocabulary = pair
+    (begin, text) = vocabulary.raw_segments("a b", is_prompt=True)
+    assert vocabulary.control_id(begin.text) == model.bos_id()
+    assert text.text == "a b"
+
+
 def test_bytes_of_ids_are_exact(pair: Pair) -> None:
     model, vocabulary = pair
     for text in corpus.ORDINARY:
@@ -130,7 +145,7 @@ def test_control_tokens_in_text_stay_text(pair: Pair) -> None:
     ("change", "error", "complaint"),
     [
         ({"scores": None}, ArtifactCorruptError, "lacks the field tokenizer.ggml.scores"),
-        ({"scores": [0.0] * 900}, ConfigError, "the same score"),
+        ({"scores": [0.0] * 900}, ConfigError, "the same score: .* a tokenizer.json"),
         ({"scores": [0.0] * 899}, ArtifactCorruptError, "900 tokens and 899 scores"),
         ({"scores": [float("nan")] * 900}, ArtifactCorruptError, "scores"),
         ({"remove_extra_whitespaces": True}, ConfigError, "remove_extra_whitespaces"),
@@ -147,10 +162,85 @@ def test_what_cannot_be_exact_is_refused(
         Vocabulary.from_gguf(path)
 
 
-def test_user_defined_tokens_behind_a_space_prefix_are_refused(tmp_path: Path) -> None:
-    model = trained(prefix=True, user_defined=USER_DEFINED)
-    with pytest.raises(ConfigError, match="where the space goes"):
-        Vocabulary.from_gguf(write_gguf(tmp_path / "m.gguf", model, prefix=True))
+def test_every_text_between_user_defined_tokens_is_prefixed(tmp_path: Path) -> None:
+    """As in llama.cpp, and in Hugging Face's tokenizers of such models."""
+    model = trained(prefix=True, user_defined=("<table>",))
+    vocabulary = Vocabulary.from_gguf(write_gguf(tmp_path / "m.gguf", model, prefix=True))
+    table = model.piece_to_id("<table>")
+    ids = [*model.encode("one"), table, *model.encode("two"), table, table, *model.encode("a b")]
+    assert vocabulary.encode("one<table>two<table><table>a b") == ids
+
+
+def with_pieces(scores: Mapping[str, float]) -> Any:
+    """The model with these pieces in place of its own."""
+    proto = sentencepiece_model_pb2.ModelProto()
+    proto.ParseFromString(trained(prefix=False).serialized_model_proto())
+    kept = [piece for piece in proto.pieces if piece.type != proto.SentencePiece.NORMAL]
+    del proto.pieces[:]
+    proto.pieces.extend(kept)
+    for text, score in scores.items():
+        proto.pieces.add(piece=text, score=score)
+    proto.trainer_spec.vocab_size = len(proto.pieces)
+    return sentencepiece.SentencePieceProcessor(model_proto=proto.SerializeToString())
+
+
+def test_runs_of_spaces_that_share_a_score(tmp_path: Path) -> None:
+    """As Llama 2 has them: 2, 4, 8 and 16 spaces are frequent pieces, all other runs the last."""
+    words = ["\u2581" * 2, "\u2581t", "he", "\u2581" * 4, "\u2581the", "\u2581" * 8, "\u2581" * 16]
+    runs = ["\u2581" * n for n in range(3, 16) if n not in (4, 8)]
+    scores = {text: -float(n) for n, text in enumerate(words)} | dict.fromkeys(runs, -1e9)
+    model = with_pieces(scores | {char: -100.0 - n for n, char in enumerate("\u2581the\n")})
+    vocabulary = Vocabulary.from_gguf(write_gguf(tmp_path / "m.gguf", model, prefix=False))
+    texts = [
+        f"{before}{' ' * num}{after}"
+        for num in range(70)
+        for before in ("", "the", "\n")
+        for after in ("", "the", "he\n", "\u00e9")
+    ]
+    assert vocabulary.encode_batch(texts) == [model.encode(text) for text in texts]
+    assert (
+        len({i for text in texts for i in model.encode(text)} & set(map(model.piece_to_id, runs)))
+        == 11
+    )
+
+
+PIECES = st.text("ab\u2581", min_size=2, max_size=5)
+CHARACTERS = {"a": -50.0, "b": -51.0, "\u2581": -52.0}
+
+
+@given(
+    st.dictionaries(PIECES, st.integers(0, 5).map(lambda n: -float(n)), max_size=12),
+    st.lists(st.text("ab ", min_size=4, max_size=24), min_size=8, max_size=8),
+)
+@example({"aa": -1.0, "bb": -1.0, "aab": -2.0, "\u2581\u2581": -2.0}, ["aabbaab  aabb"])
+def test_pieces_of_one_score_are_exact_or_refused(
+    scores: dict[str, float], texts: list[str]
+) -> None:
+    scores = CHARACTERS | scores
+    try:
+        merges = merges_of_scores(scores)
+    except ConfigError as error:
+        assert "the same score" in error.message
+        assert len(set(scores.values())) < len(scores)
+        return
+    pipeline = SpacePipeline(SpacePrefix.NONE, strips_space=False, unknown="")
+    model = with_pieces(scores)
+    vocabulary = {model.id_to_piece(i): i for i in range(model.get_piece_size())}
+    pairs = [(left, right) for left, right in (merge.split(" ") for merge in merges)]
+    built = build_space_tokenizer(pipeline, vocabulary, pairs)
+    assert [built.encode(text).ids for text in texts] == [model.encode(text) for text in texts]
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        ["ab", "ba", "aa"],  # ab before ba before aa before ab
+        ["ab", "aab"],  # the right part is of the same score
+    ],
+)
+def test_pieces_of_one_score_that_ranks_cannot_order(pieces: list[str]) -> None:
+    with pytest.raises(ConfigError, match="the same score"):
+        merges_of_scores(CHARACTERS | dict.fromkeys(pieces, -1.0))
 
 
 def test_a_piece_that_is_joined_but_not_used_is_refused() -> None:
@@ -167,8 +257,8 @@ def test_a_piece_of_unknown_characters_is_refused() -> None:
         merges_of_scores({"a": -1.0, "a" * 1025: -2.0})
 
 
-def test_overlapping_splits_are_ranked_from_the_left() -> None:
-    # ab a ba: "aba" is joined on the left, for both ways have one score.
-    pieces = ["a", "b", "ab", "ba", "aba"]
+def test_each_piece_has_the_one_merge_that_is_ever_met() -> None:
+    # ab a ba: "aba" is joined on the left. a b b b: "abb" is met as ab b alone, never as a bb.
+    pieces = ["a", "b", "ab", "ba", "aba", "bb", "abb"]
     merges = merges_of_scores({piece: -float(i) for i, piece in enumerate(pieces)})
-    assert merges == ["a b", "b a", "ab a", "a ba"]
+    assert merges == ["a b", "b a", "ab a", "b b", "ab b"]

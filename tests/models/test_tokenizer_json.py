@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from outrider.errors import ArtifactCorruptError, ConfigError
-from outrider.models.bpe import build_tokenizer, pipeline_of
+from outrider.models.bpe import build_tokenizer
+from outrider.models.pre_tokenizers import pre_tokenizer_of
 from outrider.models.sentencepiece_bpe import SpacePrefix
 from outrider.models.tokenizer_json import ChatParts, read_tokenizer_json
 from outrider.models.vocabulary import Vocabulary
@@ -37,7 +38,7 @@ def small(name: str) -> str:
 
 
 def chat() -> ChatParts:
-    return ChatParts("{{ messages[0]['content'] }}", "<s>", "<s>", (256,))
+    return ChatParts("{{ messages[0]['content'] }}", "<s>", "<s>", stop_ids=(256,))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -48,7 +49,7 @@ def test_byte_level_files_have_their_own_tokenizers_ids(name: str) -> None:
     vocabulary = Vocabulary.from_tokenizer_json(text, chat())
     for sample in [*corpus.ORDINARY, *corpus.mixtures(300)]:
         assert vocabulary.encode(sample) == own.encode(sample, add_special_tokens=False).ids
-    assert read_tokenizer_json(text).pipeline == pipeline_of(name)
+    assert read_tokenizer_json(text).pipeline == pre_tokenizer_of(name).pipeline
     assert vocabulary.encode("<tool>") == [len(vocabulary.facts.to_json()) and vocabulary.size - 1]
 
 
@@ -86,6 +87,36 @@ def test_published_files_have_their_own_tokenizers_ids(name: str) -> None:
         assert vocabulary.decode(ids) == own.decode(ids)
 
 
+def around(*before: str) -> dict[str, Any]:
+    special: list[dict[str, Any]] = [{"SpecialToken": {"id": it, "type_id": 0}} for it in before]
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    end = {"SpecialToken": {"id": "</s>", "type_id": 0}}
+    template = {"type": "TemplateProcessing", "single": [*special, text, end]}
+    return {"type": "Sequence", "processors": [{"type": "ByteLevel"}, template]}
+
+
+@pytest.mark.parametrize(
+    ("processor", "said", "begins"),
+    [
+        (None, None, False),
+        (around("<s>"), None, True),
+        (around(), None, False),
+        (around("<s>", "<tool>"), None, False),
+        (around("<tool>"), None, False),
+        (around("<s>"), False, False),
+        (around(), True, True),
+    ],
+)
+def test_prompts_that_are_no_chats_begin_as_the_files_say(
+    processor: dict[str, Any] | None, said: bool | None, begins: bool
+) -> None:
+    text = json.dumps(json.loads(small("gpt-2")) | {"post_processor": processor})
+    definition = read_tokenizer_json(text, ChatParts(bos_token="<s>", adds_bos=said))
+    assert definition.adds_bos is begins
+    assert not definition.adds_eos
+    assert read_tokenizer_json(text, ChatParts("", "", "<s>", adds_eos=True)).adds_eos
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("spaces")
@@ -97,7 +128,13 @@ def test_files_with_spaces_as_characters_agree_with_gguf(prefix: bool, folder: P
     model = trained(prefix=prefix, user_defined=user_defined)
     of_gguf = Vocabulary.from_gguf(write_gguf(folder / f"{prefix}.gguf", model, prefix=prefix))
     facts = of_gguf.facts
-    parts = ChatParts(facts.chat_template, facts.bos_token, facts.eos_token, facts.stop_ids)
+    parts = ChatParts(
+        facts.chat_template,
+        facts.bos_token,
+        facts.eos_token,
+        adds_bos=facts.adds_bos,
+        stop_ids=facts.stop_ids,
+    )
     of_json = Vocabulary.from_tokenizer_json(reordered(of_gguf.tokenizer_json), parts)
     assert of_json.digest == of_gguf.digest
     for text in corpus.ORDINARY:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from outrider.models.bpe import VocabularyDefinition, pipeline_of
+from outrider.models.bpe import VocabularyDefinition
+from outrider.models.pre_tokenizers import pre_tokenizer_of
 from outrider.models.vocabulary import Vocabulary
 from tests.models.tool_templates import HERMES
 
@@ -151,7 +152,7 @@ def vocabulary_of(template: str, like: str = "") -> Vocabulary:
         VocabularyDefinition(
             tokens=tokens,
             merges=(),
-            pipeline=pipeline_of("gpt-2"),
+            pipeline=pre_tokenizer_of("gpt-2").pipeline,
             control_ids=tuple(range(num_text, num_control)),
             user_defined_ids=tuple(range(num_control, len(tokens))),
             stop_ids=(num_text,),

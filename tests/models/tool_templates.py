@@ -11,7 +11,8 @@ import jinja2.ext
 from jinja2.exceptions import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from outrider.models.bpe import VocabularyDefinition, pipeline_of
+from outrider.models.bpe import VocabularyDefinition
+from outrider.models.pre_tokenizers import pre_tokenizer_of
 from outrider.models.vocabulary import Vocabulary
 
 HERMES: Final = """
@@ -225,7 +226,7 @@ def vocabulary_of(template: str) -> Vocabulary:
         VocabularyDefinition(
             tokens=tokens,
             merges=(),
-            pipeline=pipeline_of("gpt-2"),
+            pipeline=pre_tokenizer_of("gpt-2").pipeline,
             control_ids=tuple(range(len(alphabet), len(tokens))),
             user_defined_ids=(),
             stop_ids=(tokens.index(named["eos_token"]),),

@@ -14,6 +14,7 @@ from outrider.reply_parsing.formats import REASONING_TAGS, CallSyntax, ReplyForm
 from outrider.session.client import Accepted, Committed, Done, Failed, Provisional, Retracted
 from outrider.session.client_wire import Told, read, write
 from outrider.session.types import (
+    AcceptanceCount,
     FinishReason,
     ScoredToken,
     SpeculationStats,
@@ -25,7 +26,7 @@ from outrider.v1 import edge_pb2
 
 LOGPROBS = (TokenLogprobs(ScoredToken(2, -0.5, b"\xc3"), (ScoredToken(9, 0.0, b" a"),)),)
 FORMAT = ReplyFormat(CallSyntax.MISTRAL, REASONING_TAGS[1], True, ("f", "g"), single_call=True)
-USAGE = Usage(1, 2, 3, 4, 5, Cost(6, "USD"), 7, 8, 9)
+USAGE = Usage(1, 2, 3, 4, 5, Cost(6, "USD"), 7, 8, 9, 10, 11, 12, (AcceptanceCount(3, 2, 1),))
 STATS = SpeculationStats(shown_tokens=3, rtt_ms=2.5)
 
 
@@ -38,7 +39,10 @@ STATS = SpeculationStats(shown_tokens=3, rtt_ms=2.5)
         Committed("text", (1, 2), 2, model_identity=b"\x0a" * 32, inexact=True),
         Committed("text", (1, 2), 2, model_identity=b""),
         Committed("text", (1, 2), 2, logprobs=LOGPROBS),
-        Done(FinishReason.LENGTH, USAGE, Timings(1, 2, 3, 4), Timings(), 2, "r", "p", STATS, True),
+        Done(
+            *(FinishReason.LENGTH, USAGE, Timings(1, 2, 3, 4), Timings(), 2, "r", "p", STATS, True),
+            num_moves=4,
+        ),
     ],
     ids=lambda event: type(event).__name__,
 )

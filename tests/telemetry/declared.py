@@ -106,7 +106,8 @@ EVENTS: Final = frozenset({router_sessions.PLACED})
 ATTRIBUTES: Final = frozenset({
     *(names.OPERATION, names.MODEL, names.ERROR_TYPE, names.REQUEST_ID, names.INPUT_TOKENS),
     *(names.OUTPUT_TOKENS, names.CACHED_TOKENS, names.FINISH_REASONS),
-    *(names.RPC_SYSTEM, names.RPC_METHOD),
+    *(names.RPC_SYSTEM, names.RPC_METHOD, names.TTFT_MS, names.MOVES),
+    *(names.VERIFIED_DRAFTS, names.ACCEPTED_DRAFTS, names.ACCEPTED_EDGE_DRAFTS),
 })  # fmt: skip
 """Of spans."""
 

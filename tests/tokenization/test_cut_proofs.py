@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from outrider.models.bpe import VocabularyDefinition, build_tokenizer, pipeline_of
+from outrider.models.bpe import VocabularyDefinition, build_tokenizer
+from outrider.models.pre_tokenizers import pre_tokenizer_of
 from outrider.tokenization.cut_proofs import UnprovenError, prove
 
 GPT2: dict[str, Any] = {
@@ -40,7 +41,7 @@ def places(spec: dict[str, Any], text: str) -> list[int]:
 @pytest.mark.parametrize("name", ["gpt-2", "smollm", "llama-bpe", "llama3", "qwen2"])
 def test_every_pipeline_that_can_be_built_is_proven(name: str) -> None:
     definition = VocabularyDefinition(
-        ["a", "b", "ab"], ["a b"], pipeline_of(name), [], [], [], "", "", ""
+        ["a", "b", "ab"], ["a b"], pre_tokenizer_of(name).pipeline, [], [], [], "", "", ""
     )
     rule = prove(build_tokenizer(definition).to_str())
     assert rule.first_cut("ab ab", 1) == 2

@@ -150,7 +150,7 @@ def _loaded(
     vocabulary = load_vocabulary(spec, ModelStore(default_root()))
     if tools or variables:
         # What the template refuses need not wait for the engine, which takes seconds.
-        vocabulary.segments(options.conversation(None, "?"), tools, variables)
+        vocabulary.encode_chat(options.conversation(None, "?"), tools, variables)
     reply_format = _reply_format(vocabulary, spec.tool_parser, tools)
     if reply_format is not None:
         special = vocabulary.needs_special_tokens(reply_format)

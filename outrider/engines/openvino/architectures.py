@@ -8,8 +8,9 @@ reference.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
+import numpy as np
 from gguf import GGUFReader
 
 from outrider.engines.openvino.gemma_file import GEMMA3, read_gemma
@@ -36,6 +37,41 @@ _BEYOND: Final[dict[str, tuple[str, ...]]] = {
 }
 """Architectures, and what each has in a layer besides what all have."""
 ARCHITECTURES: Final = tuple(_BEYOND)
+_READ_FIELDS: Final = frozenset(
+    {"vocab_size", "context_length", "embedding_length", "feed_forward_length", "block_count"}
+    | {"attention.head_count", "attention.head_count_kv", "attention.key_length"}
+    | {"attention.value_length", "attention.layer_norm_rms_epsilon", "rope.freq_base"}
+    | {"rope.dimension_count"}
+    # These change no logits of the architectures here.
+    | {"attention.layer_norm_epsilon", "pooling_type", "tensor_data_layout"}
+    | {"rope.scaling.finetuned", "rope.scaling.original_context_length"}
+)
+"""Fields of an architecture that are computed with, without the architecture's name in front."""
+_READ_OF_GEMMA: Final = frozenset(
+    {"attention.scale", "attention.sliding_window", "attention.sliding_window_pattern"}
+    | {"attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa"}
+    | {"rope.freq_base_swa", "rope.scale_linear", "rope.scaling.type", "rope.scaling.factor"}
+    | {"embedding_scale", "attn_logit_softcapping", "final_logit_softcapping"}
+)
+_NONE: Final = (0, False)
+_ONE: Final = (0, 1)  # llama.cpp takes 0 for a factor that is not there
+_WITHOUT_EFFECT: Final[dict[str, tuple[object, ...]]] = {
+    "attention.causal": (True,),
+    "rope.scaling.type": ("none",),
+    **dict.fromkeys(("rope.scale_linear", "rope.scaling.factor"), _ONE),
+    **dict.fromkeys(("rope.scaling.attn_factor", "rope.scaling.alpha"), _ONE),
+    **dict.fromkeys(("logit_scale", "residual_scale", "embedding_scale"), _ONE),
+    **dict.fromkeys(("attention.output_scale", "attention.value_scale"), _ONE),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), _NONE),
+    **dict.fromkeys(("attention.sliding_window", "attention.sliding_window_pattern"), _NONE),
+    **dict.fromkeys(("attention.clamp_kqv", "attention.max_alibi_bias"), _NONE),
+    **dict.fromkeys(("expert_count", "expert_used_count", "expert_shared_count"), _NONE),
+    **dict.fromkeys(("expert_feed_forward_length", "leading_dense_block_count"), _NONE),
+    **dict.fromkeys(("nextn_predict_layers", "use_parallel_residual"), _NONE),
+}
+"""Values with which a field leaves the result as it is. Every other value of it, and every other
+field, is refused: what it would change is not known."""
+_QUANTIZATION_VERSION: Final = 2
 BLOCK_VALUES: Final = 32
 """Rows of matrices are made of blocks of so many values."""
 
@@ -54,22 +90,29 @@ def check_architecture(reader: GGUFReader) -> None:
 
 
 def _check_fields(reader: GGUFReader, name: str) -> None:
-    def of(field: str, default: Any) -> Any:
-        value = content_of(reader, f"{name}.{field}")
-        return default if value is None else value
-
-    if name != GEMMA3:
-        for field in ("rope.scaling.type", "rope.scale_linear", "rope.scaling.factor"):
-            if of(field, "none") not in ("none", 1.0):
-                _refuse(name, f"positions are scaled ({name}.{field})")
+    version = content_of(reader, "general.quantization_version")
+    if version not in (None, _QUANTIZATION_VERSION):
+        _refuse(name, f"its weights are quantised by version {version!r:.20} of the format")
     head_size = head_size_of(reader, name)
     if count_of(reader, f"{name}.rope.dimension_count", head_size) != head_size:
         _refuse(name, f"only part of a head's values turns with the position ({name}.rope)")
-    for field in ("expert_count", "attention.sliding_window", "attention.clamp_kqv"):
-        if of(field, 0) and (name, field) != (GEMMA3, "attention.sliding_window"):
-            _refuse(name, f"it has {name}.{field}")
+    if count_of(reader, f"{name}.attention.value_length", head_size) != head_size:
+        _refuse(name, f"heads of values have another size ({name}.attention.value_length)")
+    read = _READ_FIELDS | (_READ_OF_GEMMA if name == GEMMA3 else frozenset())
+    for key in reader.fields:
+        field = key.removeprefix(f"{name}.")
+        if field == key or field in read:
+            continue
+        value = content_of(reader, key)
+        if value not in (*_WITHOUT_EFFECT.get(field, ()), *_usual_values(field, head_size)):
+            _refuse(name, f"{key} is {value!r:.60}, which changes the result in a way not known")
     if name == GEMMA3:
         read_gemma(reader)
+
+
+def _usual_values(field: str, head_size: int) -> tuple[float, ...]:
+    """Values that are computed with when a field is not there, as files have them: in 32 bits."""
+    return (0.0, float(np.float32(head_size**-0.5))) if field == "attention.scale" else ()
 
 
 def _check_tensors(reader: GGUFReader, name: str) -> None:

@@ -106,6 +106,8 @@ class TokenizationJob:
     variables: str = ""
     text: str | None = None
     """The prompt, where it is no chat."""
+    is_prompt: bool = False
+    """Whether `text` gets the tokens that the model's prompts begin and end with."""
     prompt: PartialPrompt | None = None
     """The part of the prompt that the event loop found in the cache."""
     is_plain: bool = False
@@ -219,15 +221,18 @@ class TokenizationPool:
         *,
         requester: Requester,
         scope: CacheScope = None,
+        is_prompt: bool = False,
     ) -> TokenizationJob:
-        """Like `submit`, for a prompt given as text, in which the texts of control tokens become
-        these tokens. It is not rewritten. Raises OverloadedError."""
+        """Like `submit`, for a text in which the texts of control tokens become these tokens. It is
+        not rewritten. `is_prompt`: with those that the model's prompts begin and end with. Raises
+        OverloadedError."""
         loop = asyncio.get_running_loop()
         job_class = _class_of(len(text))
         job = TokenizationJob(
             *((), answer, job_class, requester, len(text), loop, self._clock()),
             scope=scope,
             text=text,
+            is_prompt=is_prompt,
         )
         if not self._is_answered_inline(job):
             self._enqueue(job)
@@ -393,7 +398,7 @@ class TokenizationPool:
 
     def _begin(self, job: TokenizationJob) -> PartialPrompt:
         if job.text is not None:
-            return self.encoder.begin_text(job.text, job.scope)
+            return self.encoder.begin_text(job.text, job.scope, is_prompt=job.is_prompt)
         return self._begin_chat(job, job.messages)
 
     def _begin_chat(self, job: TokenizationJob, messages: Sequence[Message]) -> PartialPrompt:

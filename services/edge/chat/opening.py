@@ -16,8 +16,10 @@ from outrider.errors import (
     MalformedFrameError,
     OutriderError,
 )
+from outrider.models.template_variables import date_in
 from outrider.session.client import Done, Failed
 from outrider.session.types import FinishReason, Timings, Usage
+from outrider.today import today
 from services.edge.access.identity import Credential, Identity
 from services.edge.chat.chat import AskedChat, Chat
 from services.edge.chat.context import EdgeContext
@@ -112,7 +114,9 @@ def _start(
     OutriderError."""
     try:
         context.identities.check(asked.identity)  # it may have waited for its model
-        request = model.template_control.applied(model.limits.fitted(asked.request))
+        request = model.template_control.applied(model.limits.fitted(asked.request), today())
+        if day := date_in(request.template_variables):
+            log.info("prompt_dated", request_id=request.request_id, date=day)
         request = model.tool_calling.applied(request)
         allowance = context.limiter.begin(asked.identity)
         held.callback(allowance.close)
@@ -129,6 +133,8 @@ def _start(
 class WaitingChat:
     """Handles a stream while the chat waits for its model. It counts as a chat under way, and is
     kept for no client that goes away: a request that is sent again waits again."""
+
+    is_placed = False
 
     def __init__(self, asked: AskedChat, context: EdgeContext, leave: Callable[[], None]) -> None:
         """`leave` is called when the chat ends."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from array import array
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -24,38 +25,50 @@ from services.edge.models.served import ServedModel
 
 
 async def text_ids(
-    text: str, model: ServedModel, identity: Identity, services: TokenizerClient
+    text: str,
+    model: ServedModel,
+    identity: Identity,
+    services: TokenizerClient,
+    *,
+    is_prompt: bool = False,
 ) -> tuple[int, ...]:
-    """The ids of a client's text, in which texts of control tokens are these tokens. Raises
-    PromptTooLongError, InvalidRequestError, OverloadedError."""
-    ids = await _by_service(text, model, services)
+    """The ids of a client's text, in which texts of control tokens are these tokens. `is_prompt`:
+    with those that the model's prompts begin and end with. Raises PromptTooLongError,
+    InvalidRequestError, OverloadedError."""
+    ids = await _by_service(text, model, services, is_prompt=is_prompt)
     if ids is not None:
         return ids
-    pool, scope = model.tokenization, identity.group or None
+    pool, scope, requester = model.tokenization, identity.group or None, identity.requester
     return await answered(
         pool,
-        lambda answer: pool.submit_text(text, answer, requester=identity.requester, scope=scope),
+        lambda answer: pool.submit_text(
+            text, answer, requester=requester, scope=scope, is_prompt=is_prompt
+        ),
     )
 
 
 async def _by_service(
-    text: str, model: ServedModel, services: TokenizerClient
+    text: str, model: ServedModel, services: TokenizerClient, *, is_prompt: bool
 ) -> tuple[int, ...] | None:
     """The ids of a long text; None if no tokenizer service has made them, or if control tokens are
     in it: these tokenize plain text. Raises PromptTooLongError."""
     if not services.takes(len(text)):
         return None
-    segments = await asyncio.to_thread(model.vocabulary.raw_segments, text)
-    if len(segments) != 1 or segments[0].is_control:
+    words = model.vocabulary
+    segments = await asyncio.to_thread(words.raw_segments, text, is_prompt=is_prompt)
+    if [segment.text for segment in segments if not segment.is_control] != [text]:
         return None
     vocabulary = TextVocabulary(model.limits.model, model.vocabulary_digest, model.coder)
-    ids = await services.encode(segments[0].text, vocabulary)
+    ids = await services.encode(text, vocabulary)
     if ids is None:
         return None
+    whole = array("I")
+    for segment in segments:
+        whole += array("I", [words.control_id(segment.text)]) if segment.is_control else ids
     most = model.limits.max_context_tokens - 1
-    if len(ids) > most:
-        raise PromptTooLongError.of(len(ids), most)
-    return as_tuple(ids)
+    if len(whole) > most:
+        raise PromptTooLongError.of(len(whole), most)
+    return as_tuple(whole)
 
 
 async def answered(

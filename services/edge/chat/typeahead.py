@@ -14,6 +14,7 @@ from outrider.errors import EmptyPromptError, OutriderError
 from outrider.models.chat import Message, check_messages
 from outrider.sampling.params import SamplingParams
 from outrider.session.types import Priority, Speculation
+from outrider.today import today
 from outrider.tokenization.pool.pool import TokenizationJob, TokenizationResult
 from outrider.v1 import inference_pb2
 from services.edge.access.identity import Credential, Identity
@@ -24,6 +25,7 @@ from services.edge.models.choice import choose
 from services.edge.models.keys import ModelKey
 from services.edge.models.served import ServedModel
 from services.edge.session.events import ChatRequest, Input, OpenRegion
+from services.edge.session.template_options import NO_OPTIONS
 from services.edge.session.typeahead_plan import TypeaheadPlan
 from services.edge.upstream.link import RouterLink
 from services.edge.wire.client import read_typed_text
@@ -217,6 +219,7 @@ class TypeaheadPrefill:
                 self._tokenized,
                 requester=identity.requester,
                 tools=self._tools,
+                variables=model.template_control.given(NO_OPTIONS, today()),
                 scope=identity.group or None,
                 is_typeahead=True,
             )

@@ -24,7 +24,7 @@ from services.edge.http.fields import Door
 from services.edge.http.history import arguments_in, result_in
 from services.edge.http.openai_errors import not_text, refused
 from services.edge.http.openai_messages import check_num_parts
-from services.edge.http.openai_sampling import SamplingFields
+from services.edge.http.openai_sampling import SamplingFields, returns_metrics
 from services.edge.http.passed_over import PassedOver
 from services.edge.http.requests import RequestReader
 from services.edge.http.response_format import flat_format
@@ -231,7 +231,11 @@ def plan(asked: ApiRequest) -> PlannedReply:
     is_streamed = bool(body.stream)
     thinks = body.thinking is None or body.thinking.type != "disabled"
     writer = PartWriter(
-        MessageShape(chat.seed, shows_thinking=thinks),
+        MessageShape(
+            chat.seed,
+            shows_thinking=thinks,
+            has_metrics=returns_metrics(body.return_metrics, asked),
+        ),
         chat.had,
         is_streamed=is_streamed,
         has_ids=bool(asked.idempotency_key),

@@ -19,6 +19,7 @@ from outrider.session.client import Accepted, Done
 from outrider.session.types import FinishReason, TokenLogprobs
 from services.edge.http.anthropic_errors import described
 from services.edge.http.openai_reply import Choice, ChoiceDetails
+from services.edge.http.reply_metrics import ReplyMetrics, metrics_of
 from services.edge.http.reply_parts import (
     Part,
     PartBegun,
@@ -98,6 +99,8 @@ class AnthropicMessage(msgspec.Struct, kw_only=True):
     stop_sequence: str | None = None
     usage: AnthropicUsage
     outrider: ChoiceDetails | UnsetType = UNSET
+    metrics: ReplyMetrics | UnsetType = UNSET
+    """If the reply was to have them."""
 
 
 class MessageStart(msgspec.Struct, kw_only=True, tag_field="type", tag="message_start"):
@@ -164,6 +167,8 @@ class MessageDelta(msgspec.Struct, kw_only=True, tag_field="type", tag="message_
     usage: AnthropicUsage
     """Usage of the whole message: replaces that of message_start."""
     outrider: ChoiceDetails
+    metrics: ReplyMetrics | UnsetType = UNSET
+    """If the reply was to have them."""
 
 
 class MessageStop(msgspec.Struct, kw_only=True, tag_field="type", tag="message_stop"):
@@ -193,9 +198,11 @@ _SERVICE_TIER: Final = "standard"
 class MessageShape:
     """How a reply is written; a Shape."""
 
-    def __init__(self, seed: int, *, shows_thinking: bool) -> None:
-        """`shows_thinking`: whether the client wants what the model thought."""
+    def __init__(self, seed: int, *, shows_thinking: bool, has_metrics: bool = False) -> None:
+        """`shows_thinking`: whether the client wants what the model thought; `has_metrics`: whether
+        it wants metrics."""
         self._seed = seed
+        self._has_metrics = has_metrics
         self._shows_thinking = shows_thinking
         self._indices: dict[int, int] = {}
         """Index of the block for each part's index."""
@@ -238,6 +245,7 @@ class MessageShape:
             delta=MessageEnd(stop_reason=reason, stop_sequence=stop_sequence),
             usage=_usage(done),
             outrider=self._details(done),
+            metrics=self._metrics(done),
         )
         return [_event(end), _event(MessageStop())]
 
@@ -249,6 +257,7 @@ class MessageShape:
         message.usage.service_tier = _SERVICE_TIER
         message.stop_reason, message.stop_sequence = _stop(reader, done)
         message.outrider = self._details(done)
+        message.metrics = self._metrics(done)
         return message
 
     def failed(self, error: OutriderError) -> list[Event]:
@@ -260,6 +269,9 @@ class MessageShape:
 
     def _details(self, done: Done) -> ChoiceDetails:
         return Choice(0, self._seed, Position(), done=done).details
+
+    def _metrics(self, done: Done) -> ReplyMetrics | UnsetType:
+        return metrics_of(done) if self._has_metrics else UNSET
 
 
 def _event(data: MessageEvent) -> Event:

@@ -35,6 +35,8 @@ class ApiRequest:
     default_max_tokens: int
     """Most tokens of a reply for which the request names no limit. 0: the model's context ends
     it."""
+    return_metrics: bool = False
+    """Whether a reply has `metrics` if the request does not say."""
     idempotency_key: str = ""
     last_event_id: str = ""
     """Last-Event-ID: the part of the reply that the client already has (sse.py)."""

@@ -33,6 +33,9 @@ from services.edge.http.routes import ALL_ROUTES, Access, Route, error_answer
 log = structlog.get_logger()
 
 _PUBLIC: Final = frozenset(route.path for route in ALL_ROUTES if route.access is Access.PUBLIC)
+_METHODS: Final = {"HEAD", *(route.method for route in ALL_ROUTES)}
+_PREFLIGHT: Final = "preflight"
+"""Stands for the route in metrics: a browser's question about any of them."""
 _CLIENT_LEFT: Final = 499
 """nginx's status for a client that closed the request."""
 _POLICY_VIOLATION: Final = 1008
@@ -107,6 +110,10 @@ class _Gate:
     async def _serve(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             exchange.check_head()
+            if exchange.is_preflight:
+                exchange.route = _PREFLIGHT
+                await exchange.answer_preflight(_METHODS)
+                return
             if scope["path"] not in _PUBLIC:
                 exchange.admit()
             await self._app(scope, receive, send)

@@ -8,7 +8,9 @@ from typing import Annotated, Final
 
 from outrider.bounds import NonNegativeInt, PositiveFloat, PositiveInt, between
 from outrider.errors import ConfigError
+from services.edge.http.origins import AllowedOrigins
 from services.edge.http.proxies import TrustedProxies
+from services.edge.http.system_lines import BILLING_LINE, LeftOutLines
 
 _TLS: Final = ("auto", "on", "off")
 
@@ -29,6 +31,9 @@ class HttpConfig:
     trusted_proxies: tuple[str, ...] = ()
     """Addresses or networks of proxies in front of this edge. Requests on their connections count
     for the address that X-Forwarded-For names, and their connections count for no address."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins of web pages that browsers let use this edge, such as `https://chat.example`; or `*`
+    alone, for all pages."""
     max_connections: PositiveInt = 1000
     """Most open connections; those of one address count together with its QUIC connections towards
     `quic.max_connections_per_address`."""
@@ -65,11 +70,19 @@ class HttpConfig:
     that moves between them may end at another length."""
     max_choices: PositiveInt = 8
     """Most choices of one request: `n`, times its prompts."""
+    left_out_lines: tuple[str, ...] = (BILLING_LINE,)
+    """Beginnings of lines that system messages lose before the model reads them. The default is a
+    line of Claude Code's that is for a provider's servers and differs in every request, so that no
+    cached prompt would be found again. []: prompts are passed on as they are."""
+    return_metrics: bool = False
+    """Whether replies have `metrics` where the request's own `return_metrics` does not say."""
 
     def __post_init__(self) -> None:
         if self.tls not in _TLS:
             raise ConfigError(f"http.tls is {', '.join(_TLS)}, not {self.tls!r}")
         TrustedProxies(self.trusted_proxies)
+        AllowedOrigins(self.allowed_origins)
+        LeftOutLines(self.left_out_lines)
 
     @property
     def is_encrypted(self) -> bool:

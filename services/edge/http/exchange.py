@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Final, TypeVar
 from uuid import uuid4
 
@@ -27,6 +27,7 @@ from services.edge.access.identity import Credential, Identity
 from services.edge.access.limits import RateWords, rate_headers
 from services.edge.chat.opening import identify
 from services.edge.http.frontend import HttpFrontend
+from services.edge.http.origins import Fields
 from services.edge.http.proxies import FORWARDED_FOR, is_forwarded
 from services.edge.limits.listener import MemoryBudget
 from services.edge.session.request_fields import MAX_ID_CHARS, trace
@@ -40,6 +41,7 @@ ends this request at once; `push`, as Exchange.push."""
 EXCHANGE: Final = "outrider-exchange"
 """Key of the ASGI scope under which a request's Exchange is."""
 JSON: Final = "application/json"
+_NO_CONTENT: Final = 204
 _MAX_SECRET_CHARS: Final = 128
 _DISCARD_S: Final = 1.0
 _PIECE_BYTES: Final = 64 << 10
@@ -97,6 +99,11 @@ class Exchange:
     def has_begun(self) -> bool:
         """Whether the answer's head was sent."""
         return bool(self.status)
+
+    @property
+    def is_preflight(self) -> bool:
+        """Whether a browser asks, for an allowed page, if it may send a request."""
+        return self.frontend.origins.is_preflight(self.scope["method"], self.headers)
 
     # Who asks.
 
@@ -260,7 +267,6 @@ class Exchange:
         self, status: int, content_type: str, headers: Mapping[str, str], length: int | None = None
     ) -> None:
         """Send the head; `length`: bytes of the body, None if they are not known."""
-        self.status = status
         fields = [
             (b"content-type", content_type.encode()),
             *own_headers(self.request_id),
@@ -268,8 +274,13 @@ class Exchange:
         ]
         if length is not None:
             fields.append((b"content-length", b"%d" % length))
+        await self._begin(status, fields)
+
+    async def _begin(self, status: int, fields: Fields) -> None:
+        self.status = status
+        shared = self.frontend.origins.shared(self.headers.get("origin", ""), fields)
         await self._send_in_time(
-            {"type": "http.response.start", "status": status, "headers": fields}
+            {"type": "http.response.start", "status": status, "headers": [*fields, *shared]}
         )
 
     async def write(self, data: bytes, *, more: bool) -> None:
@@ -292,6 +303,12 @@ class Exchange:
         """Send a whole answer."""
         await self.begin(status, content_type, headers or {}, len(body))
         await self.write(body, more=False)
+
+    async def answer_preflight(self, methods: Iterable[str]) -> None:
+        """Tell a browser that an allowed page may send requests by `methods`."""
+        about = self.frontend.origins.preflight_answer(self.headers, methods)
+        await self._begin(_NO_CONTENT, [*own_headers(self.request_id), *about])
+        await self.write(b"", more=False)
 
     def abort(self) -> None:
         """End the request at once: its stream over HTTP/2 and HTTP/3, its connection over
@@ -319,7 +336,7 @@ def _too_large(limit: int) -> OutriderError:
     )
 
 
-def own_headers(request_id: str) -> list[tuple[bytes, bytes]]:
+def own_headers(request_id: str) -> Fields:
     """Headers of every answer."""
     named = request_id.encode()
     return [(b"x-request-id", named), (b"request-id", named), *_SERVED_SAFELY]

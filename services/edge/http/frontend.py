@@ -10,8 +10,10 @@ from functools import cached_property
 from outrider.errors import DrainingError, OutriderError
 from services.edge.chat.context import EdgeContext
 from services.edge.http.config import HttpConfig
+from services.edge.http.origins import AllowedOrigins
 from services.edge.http.proxies import TrustedProxies
 from services.edge.http.stream import RunningReply
+from services.edge.http.system_lines import LeftOutLines
 from services.edge.limits.listener import ListenerQuotas
 
 
@@ -31,11 +33,23 @@ class HttpFrontend:
     """Whether requests without a key are refused, even if the edge otherwise serves them."""
     document: bytes = b"{}"
     """OpenAPI, in JSON."""
+    page: bytes = b""
+    """What this edge is, in HTML."""
 
     @cached_property
     def proxies(self) -> TrustedProxies:
         """In front of this edge."""
         return TrustedProxies(self.config.trusted_proxies)
+
+    @cached_property
+    def origins(self) -> AllowedOrigins:
+        """Of web pages that may use this edge."""
+        return AllowedOrigins(self.config.allowed_origins)
+
+    @cached_property
+    def left_out(self) -> LeftOutLines:
+        """Lines of system messages that models are not shown."""
+        return LeftOutLines(self.config.left_out_lines)
 
     def check_draining(self) -> None:
         """Raises DrainingError if nothing begins any more."""

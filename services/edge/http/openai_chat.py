@@ -47,6 +47,7 @@ from services.edge.http.openai_sampling import (
     reply_limit,
     sampling_params,
 )
+from services.edge.http.reply_metrics import ReplyMetrics
 from services.edge.http.reply_parts import Part, PartKind
 from services.edge.http.requests import RequestReader
 from services.edge.http.response_format import check_strict, grammar_of
@@ -136,6 +137,8 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: OpenAiUsage
+    metrics: ReplyMetrics | UnsetType = UNSET
+    """Of a reply with one choice, if it was to have them."""
     system_fingerprint: str | UnsetType = UNSET
 
 
@@ -185,6 +188,8 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
     system_fingerprint: str | UnsetType = UNSET
     choices: list[ChunkChoice]
     usage: OpenAiUsage | UnsetType | None = UNSET
+    metrics: ReplyMetrics | UnsetType = UNSET
+    """In the last chunk of a reply with one choice, if it was to have them."""
 
 
 class ChatShape:
@@ -203,7 +208,9 @@ class ChatShape:
 
     def ending(self, reply: Reply, choice: Choice) -> ChatCompletionChunk:
         """The last chunk of a choice; see Shape.ending."""
-        return _chunk(reply, choice, _delta(choice.last), outrider=choice.details)
+        chunk = _chunk(reply, choice, _delta(choice.last), outrider=choice.details)
+        chunk.metrics = UNSET if reply.includes_usage else reply.metrics
+        return chunk
 
     def usage(self, reply: Reply, usage: OpenAiUsage) -> ChatCompletionChunk:
         """The chunk with the usage; see Shape.usage."""
@@ -214,6 +221,7 @@ class ChatShape:
             system_fingerprint=reply.fingerprint,
             choices=[],
             usage=usage,
+            metrics=reply.metrics,
         )
 
     def keep(self, choice: Choice, logprobs: Sequence[TokenLogprobs]) -> None:
@@ -237,6 +245,7 @@ class ChatShape:
                 for choice in choices
             ],
             usage=usage,
+            metrics=reply.metrics,
             system_fingerprint=reply.fingerprint,
         )
 

@@ -31,6 +31,7 @@ from services.edge.http.openai_sampling import (
     reply_limit,
     sampling_params,
 )
+from services.edge.http.reply_metrics import ReplyMetrics
 from services.edge.http.requests import RequestReader
 from services.edge.http.response_format import grammar_of
 from services.edge.session.events import ChatRequest, RawPrompt
@@ -72,6 +73,8 @@ class Completion(msgspec.Struct, kw_only=True):
     system_fingerprint: str | UnsetType = UNSET
     choices: list[CompletionChoice]
     usage: OpenAiUsage | UnsetType | None = UNSET
+    metrics: ReplyMetrics | UnsetType = UNSET
+    """Of a reply with one choice, if it was to have them; in a stream, in the last object."""
 
 
 class CompletionShape:
@@ -101,7 +104,9 @@ class CompletionShape:
             finish_reason=choice.finish_reason,
             outrider=choice.details,
         )
-        return _completion(reply, [last])
+        whole = _completion(reply, [last])
+        whole.metrics = UNSET if reply.includes_usage else reply.metrics
+        return whole
 
     def _logprobs(
         self, choice: Choice, entries: Sequence[TokenLogprobs]
@@ -144,6 +149,7 @@ def _completion(
         system_fingerprint=reply.fingerprint,
         choices=choices,
         usage=reply.no_usage if usage is None else usage,
+        metrics=UNSET if usage is None else reply.metrics,
     )
 
 

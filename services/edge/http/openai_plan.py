@@ -17,6 +17,7 @@ from services.edge.http.openai_sampling import (
     first_seed,
     num_choices,
     read_positions,
+    returns_metrics,
     seed_of,
 )
 from services.edge.http.passed_over import PassedOver
@@ -51,6 +52,7 @@ def plan_choices(
     request's sampling without its seed; `is_chat`: whether a reply may have calls or reasoning,
     `has_tools`: whether it may have calls. Raises InvalidRequestError."""
     options = check_stream_options(fields)
+    has_metrics = returns_metrics(fields.return_metrics, asked)
     count = num_choices(fields, len(prompts), asked.max_choices)
     total = count * len(prompts)
     is_streamed = bool(fields.stream)
@@ -83,6 +85,7 @@ def plan_choices(
             prompts[index // count].echo,
             from_start=is_chat,
             keeps=not is_streamed,
+            has_metrics=has_metrics and total > 1,
         )
         for index in range(total)
     ]
@@ -94,5 +97,6 @@ def plan_choices(
         includes_usage=bool(options.include_usage),
         has_ids=bool(asked.idempotency_key),
         num_per_prompt=count,
+        has_metrics=has_metrics and total == 1,
     )
     return PlannedReply(chats, writer, is_streamed, user, passed_over=passed_over)

@@ -20,6 +20,7 @@ from outrider.session.types import FinishReason, TokenLogprobs
 from services.edge.http import sse
 from services.edge.http.openai_errors import described
 from services.edge.http.openai_logprobs import CompletionOffsets, TokenLogprob
+from services.edge.http.reply_metrics import ReplyMetrics, metrics_of
 from services.edge.http.reply_parts import (
     PartBegun,
     PartEvent,
@@ -88,6 +89,8 @@ class ChoiceDetails(msgspec.Struct, kw_only=True, omit_defaults=True):
     inexact: bool | UnsetType = UNSET
     """Whether a replica of another model identity continued the reply, or one used KV that was
     rounded on its way there."""
+    metrics: ReplyMetrics | UnsetType = UNSET
+    """Those of this choice, where a reply with several was to have metrics."""
 
 
 class ProvisionalText(msgspec.Struct, kw_only=True):
@@ -156,16 +159,19 @@ class Choice:
         *,
         from_start: bool = False,
         keeps: bool = False,
+        has_metrics: bool = False,
         done: Done | None = None,
     ) -> None:
         """`had` and `from_start`: as ReplyContent has them; `keeps`: all of the reply is wanted at
-        the end; `prefix`: text that goes before the reply's, with the first piece of it."""
+        the end; `prefix`: text that goes before the reply's, with the first piece of it;
+        `has_metrics`: its details have them."""
         self.index = index
         self.seed = seed
         self.prefix = prefix
         self.content = ReplyContent(had, from_start=from_start, keeps=keeps)
         self.offsets = CompletionOffsets(had.num_chars)
         self._keeps = keeps
+        self._has_metrics = has_metrics
         self.logprobs: list[TokenLogprob] = []
         """Log probabilities kept by a ChatShape."""
         self.begun = had != Position()
@@ -236,6 +242,7 @@ class Choice:
             currency=UNSET if cost is None else cost.currency,
             finish_reason="deadline" if is_late else UNSET,
             inexact=True if done.inexact else UNSET,
+            metrics=metrics_of(done) if self._has_metrics else UNSET,
         )
 
 
@@ -256,6 +263,8 @@ class Reply:
     """Short model identity of the replica (outrider.model_identity), once known."""
     includes_usage: bool = False
     """Whether the stream ends with the usage; its other objects then have a null usage."""
+    metrics: ReplyMetrics | UnsetType = UNSET
+    """Metrics of the reply, once it has ended, for its last object."""
 
     @property
     def no_usage(self) -> UnsetType | None:
@@ -307,15 +316,17 @@ class OpenAiWriter:
         includes_usage: bool,
         has_ids: bool,
         num_per_prompt: int,
+        has_metrics: bool,
     ) -> None:
         """`has_ids`: whether stream events carry ids to resume with; `num_per_prompt`: number of
-        consecutive choices that share a prompt."""
+        consecutive choices that share a prompt; `has_metrics`: a reply with one choice has them."""
         self._shape = shape
         self._choices = choices
         self._num_per_prompt = num_per_prompt
         self._reply = Reply(created, includes_usage=includes_usage)
         self._is_streamed = is_streamed
         self._has_ids = has_ids
+        self._has_metrics = has_metrics
         self._encode = msgspec.json.Encoder().encode
 
     def take(self, index: int, event: ClientEvent) -> bytes:
@@ -335,6 +346,8 @@ class OpenAiWriter:
                 if self._is_streamed and not choice.had_end:
                     begin = self._begin(choice)
                 choice.end(event)
+                if self._has_metrics:
+                    self._reply.metrics = metrics_of(event)
                 if self._is_streamed and not choice.had_end:
                     return begin + self._event(self._shape.ending(self._reply, choice))
             case Provisional(_, erase_to, text, stability):

@@ -80,6 +80,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     """Ours: on, region_only or off."""
     residency: list[str] | None = None
     """Ours: the regions in which the prompt may be computed."""
+    return_metrics: bool | None = None
+    """Ours: whether the reply tells times and what became of drafts, as `metrics`."""
     max_thinking_tokens: int | None = None
     """Most tokens of reasoning, at which it is ended; -1: no limit. Of chats."""
     thinking_token_budget: int | None = None
@@ -93,6 +95,11 @@ def reply_limit(max_tokens: int | None, default: int) -> int:
     if max_tokens is None:
         max_tokens = default or _NO_LIMIT
     return _UNLIMITED_TOKENS if max_tokens == _NO_LIMIT else max_tokens
+
+
+def returns_metrics(wanted: bool | None, asked: ApiRequest) -> bool:
+    """Whether the reply has metrics, given what the request says about it."""
+    return asked.return_metrics if wanted is None else wanted
 
 
 def sampling_params(
@@ -210,13 +217,14 @@ def seed_of(first: int, index: int) -> int:
 
 def digest_of(api: str, fields: SamplingFields) -> bytes:
     """BLAKE2b-128 (RFC 7693) of a request, without what may differ when it is sent again: whether
-    and how it is streamed, its deadline, and the model, which is looked at apart."""
+    and how it is streamed, its deadline, metrics, and the model, which is looked at apart."""
     bare = msgspec.structs.replace(
         fields,
         model=None,
         stream=None,
         stream_options=None,
         deadline_ms=None,
+        return_metrics=None,
         user=None,
         logit_bias=None,
     )

@@ -163,7 +163,7 @@ def _event(route: Route, schema_of: dict[type, dict[str, Any]]) -> dict[str, Any
 def _responses(route: Route, schema_of: dict[type, dict[str, Any]]) -> dict[str, Any]:
     content: dict[str, Any] = {}
     if route.response is not None:
-        content[JSON] = {"schema": schema_of[route.response]}
+        content[route.media_type] = {"schema": schema_of[route.response]}
     if route.event is not None:
         content["text/event-stream"] = {"schema": _event(route, schema_of)}
     made: dict[str, Any] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -18,6 +19,7 @@ from services.edge.chat.opening import open_chat
 from services.edge.http.api import ApiRequest, ChatApi, PlannedReply
 from services.edge.http.exchange import ClientLeft, Exchange
 from services.edge.http.stream import ChatStream, RunningReply
+from services.edge.http.system_lines import LeftOutLines
 from services.edge.session.events import ChatRequest
 
 log = structlog.get_logger()
@@ -33,7 +35,7 @@ async def serve_reply(api: ChatApi, exchange: Exchange) -> None:
     has begun, and ClientLeft."""
     exchange.frontend.check_draining()
     # The body is not kept while the reply is under way: it counts in no budget any more.
-    planned = api.plan(await _asked(exchange))
+    planned = _without_lines(api.plan(await _asked(exchange)), exchange.frontend.left_out)
     exchange.release()
     if planned.passed_over.names:
         log.info("passed_over", request_id=exchange.request_id, parts=planned.passed_over.names)
@@ -68,10 +70,17 @@ async def _asked(exchange: Exchange) -> ApiRequest:
         random_seed=secrets.randbits(_SEED_BITS),
         max_choices=config.max_choices,
         default_max_tokens=config.default_max_tokens,
+        return_metrics=config.return_metrics,
         idempotency_key=headers.get("idempotency-key", ""),
         last_event_id=headers.get("last-event-id", ""),
         trace=exchange.trace,
     )
+
+
+def _without_lines(planned: PlannedReply, left_out: LeftOutLines) -> PlannedReply:
+    """The same reply to what the model is to read."""
+    chats = (replace(it, messages=left_out.without(it.messages)) for it in planned.chats)
+    return replace(planned, chats=tuple(chats))
 
 
 def _left(task: asyncio.Task[None], reply: RunningReply, *, may_return: bool) -> None:
@@ -129,11 +138,14 @@ async def _send(exchange: Exchange, reply: RunningReply, planned: PlannedReply) 
 
 
 async def _send_events(exchange: Exchange, reply: RunningReply, planned: PlannedReply) -> None:
-    """Send events as they come. The head waits for the first, so that an earlier failure gets a
-    status of its own."""
+    """Send events as they come. The head waits for the first, or for a place in a region if no
+    event comes for long: no success is told before it is one, and an earlier failure gets a status
+    of its own."""
     patience_s = exchange.frontend.config.comment_s
     while (events := await reply.next(patience_s)) is not None:
         if not exchange.has_begun:
+            if not (events or reply.is_placed):
+                continue
             await _begin_stream(exchange, planned)
             reply.begin_pushing(exchange.push)
         await exchange.write(events or planned.keepalive, more=True)

@@ -16,7 +16,7 @@ from services.edge.http.bodies import is_given, null
 from services.edge.http.fields import Door
 from services.edge.http.openai_errors import error_body, refused
 from services.edge.http.openai_logprobs import chat_count
-from services.edge.http.openai_sampling import SamplingFields, check_metadata
+from services.edge.http.openai_sampling import SamplingFields, check_metadata, returns_metrics
 from services.edge.http.passed_over import PassedOver
 from services.edge.http.requests import RequestReader
 from services.edge.http.response_format import check_strict, flat_format
@@ -137,7 +137,11 @@ def plan(asked: ApiRequest) -> PlannedReply:
     )
     is_streamed = bool(body.stream)
     writer = PartWriter(
-        ResponseShape(chat.seed, _frame(body, asked.now_s, chat.request.request_id)),
+        ResponseShape(
+            chat.seed,
+            _frame(body, asked.now_s, chat.request.request_id),
+            has_metrics=returns_metrics(body.return_metrics, asked),
+        ),
         chat.had,
         is_streamed=is_streamed,
         has_ids=bool(asked.idempotency_key),

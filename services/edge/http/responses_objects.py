@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 from services.edge.http.bodies import null
 from services.edge.http.openai_logprobs import TokenLogprob
 from services.edge.http.openai_reply import ChoiceDetails
+from services.edge.http.reply_metrics import ReplyMetrics
 from services.edge.http.responses_input import FunctionChoice, FunctionTool
 from services.edge.http.translation import Numbered
 
@@ -154,6 +155,8 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     prompt_cache_key: str | None
     user: str | UnsetType | None = UNSET
     outrider: ChoiceDetails | UnsetType = UNSET
+    metrics: ReplyMetrics | UnsetType = UNSET
+    """If the response was to have them, once it has ended."""
 
 
 class ResponseCreated(Numbered, kw_only=True, tag_field="type", tag="response.created"):

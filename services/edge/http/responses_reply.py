@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import msgspec
+from msgspec import UNSET
 
 from outrider.errors import OutriderError
 from outrider.session.client import Accepted, Done
@@ -13,6 +14,7 @@ from outrider.session.types import TokenLogprobs
 from services.edge.http.openai_errors import described
 from services.edge.http.openai_logprobs import TokenLogprob, written_logprobs
 from services.edge.http.openai_reply import Choice
+from services.edge.http.reply_metrics import metrics_of
 from services.edge.http.reply_parts import (
     Part,
     PartBegun,
@@ -73,9 +75,10 @@ _ID_PREFIXES: Final = {PartKind.TEXT: "msg", PartKind.REASONING: "rs", PartKind.
 class ResponseShape:
     """How a reply is written; a Shape."""
 
-    def __init__(self, seed: int, frame: ResponseObject) -> None:
-        """`frame`: the response as it begins."""
+    def __init__(self, seed: int, frame: ResponseObject, *, has_metrics: bool = False) -> None:
+        """`frame`: the response as it begins; `has_metrics`: whether the client wants metrics."""
         self._seed = seed
+        self._has_metrics = has_metrics
         self._frame = frame
         self._request_id = ""
         """Empty: nothing has begun."""
@@ -246,6 +249,7 @@ class ResponseShape:
             output=[self._item(it, _status(it), it.text) for it in reader.parts],
             usage=_usage(done),
             outrider=Choice(0, self._seed, Position(), done=done).details,
+            metrics=metrics_of(done) if self._has_metrics else UNSET,
         )
 
     def _id(self, part: Part) -> str:

@@ -27,9 +27,16 @@ from services.edge.http import (
     tokenizing,
 )
 from services.edge.http.api import ChatApi
-from services.edge.http.exchange import Exchange
+from services.edge.http.exchange import JSON, Exchange
 from services.edge.http.openai_errors import OpenAiErrorBody, error_body
 from services.edge.http.replying import serve_reply
+
+_HTML: Final = "text/html; charset=utf-8"
+_PAGE_ALONE: Final = {
+    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'"
+}
+"""The page runs and loads nothing, and is shown in no other one."""
 
 Handle: TypeAlias = Callable[[Exchange], Awaitable[None]]
 ErrorBody: TypeAlias = Callable[[OutriderError, str], bytes]
@@ -58,7 +65,7 @@ class Route:
     summary: str
     handle: Handle
     response: type | None
-    """Type of a JSON body; None: every answer is an error."""
+    """Type of the body; None: every answer is an error."""
     request: type | None = None
     event: type | UnionType | None = None
     """Type of a stream's events, if the request can ask for a stream; several form a union."""
@@ -72,6 +79,8 @@ class Route:
     """Status of an error."""
     rate_words: RateWords = RateWords.OPENAI
     """Wording of the headers with remaining limits."""
+    media_type: str = JSON
+    """Of an answer that is no stream."""
 
     @property
     def is_limited(self) -> bool:
@@ -224,7 +233,25 @@ DOCUMENT: Final = Route(
     dict[str, Any],
     access=Access.PUBLIC,
 )
-ALL_ROUTES: Final = (*ROUTES, DOCUMENT)
+
+
+async def _serve_page(exchange: Exchange) -> None:
+    await exchange.answer(200, exchange.frontend.page, content_type=_HTML, headers=_PAGE_ALONE)
+
+
+def _page(path: str) -> Route:
+    return Route(
+        "GET",
+        path,
+        "What this is, for people.",
+        _serve_page,
+        str,
+        access=Access.PUBLIC,
+        media_type=_HTML,
+    )
+
+
+ALL_ROUTES: Final = (*ROUTES, DOCUMENT, _page("/"), _page("/docs"))
 _BY_PATH: Final = {route.path: route for route in ALL_ROUTES}
 _MESSAGES: Final = "/v1/messages"
 

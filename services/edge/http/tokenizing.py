@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
 
 from outrider.errors import InvalidRequestError, PromptTooLongError
 from outrider.models.chat import MAX_CHAT_CHARS
+from outrider.today import today
 from services.edge.access.identity import Identity
 from services.edge.chat.tokenizing import answered, text_ids, using_model
 from services.edge.http.bodies import read
@@ -37,7 +39,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables for the model's chat template, with `messages`, as in chat completions."""
     add_special_tokens: bool | None = None
-    """Accepted without effect: nothing is put before a text."""
+    """Whether `prompt` gets the tokens that the model's prompts begin and end with; null: yes."""
     add_generation_prompt: bool | None = None
     """Always as if true."""
     continue_final_message: bool | None = None
@@ -134,6 +136,7 @@ def _check(asked: TokenizeRequest) -> None:
 
 async def num_prompt_tokens(exchange: Exchange, model_name: str, said: Conversation) -> int:
     """Tokens of a conversation as the model gets it. Raises OutriderError, ClientLeft."""
+    said = replace(said, messages=exchange.frontend.left_out.without(said.messages))
 
     async def count() -> int:
         async with _using_model(exchange, model_name) as model:
@@ -148,9 +151,16 @@ async def _ids(
     identity = _identity(exchange)
     if asked.messages is not None:
         options = template_options(asked.chat_template_kwargs)
-        said = Conversation(messages_of(asked.messages), tools, template_options=options)
+        messages = exchange.frontend.left_out.without(messages_of(asked.messages))
+        said = Conversation(messages, tools, template_options=options)
         return await _chat_ids(model, said, identity)
-    return await text_ids(asked.prompt or "", model, identity, exchange.frontend.context.long_texts)
+    return await text_ids(
+        asked.prompt or "",
+        model,
+        identity,
+        exchange.frontend.context.long_texts,
+        is_prompt=asked.add_special_tokens is not False,
+    )
 
 
 async def _chat_ids(model: ServedModel, said: Conversation, identity: Identity) -> tuple[int, ...]:
@@ -158,7 +168,7 @@ async def _chat_ids(model: ServedModel, said: Conversation, identity: Identity) 
     tools = said.shown_tools
     if tools:
         model.tool_calling.check_calls_tools()
-    variables = model.template_control.given(said.template_options)
+    variables = model.template_control.given(said.template_options, today())
     pool = model.tokenization
     requester, scope = identity.requester, identity.group or None
     return await answered(

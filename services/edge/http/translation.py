@@ -47,7 +47,9 @@ from services.edge.session.template_options import NO_OPTIONS, TemplateOptions
 
 CUT_OFF: Final = frozenset({FinishReason.LENGTH, FinishReason.DEADLINE})
 """Ends of replies that are not the model's own."""
-_UNDIGESTED: Final = frozenset({"model", "stream", "stream_options", "deadline_ms", "metadata"})
+_UNDIGESTED: Final = frozenset(
+    {"model", "stream", "stream_options", "deadline_ms", "metadata", "return_metrics"}
+)
 """Fields that may differ when the same request is sent again, and fields that are checked
 separately."""
 
@@ -70,6 +72,8 @@ class ExtraFields(msgspec.Struct, kw_only=True):
     """on, region_only or off."""
     residency: list[str] | None = None
     """The regions in which the prompt may be computed."""
+    return_metrics: bool | None = None
+    """Whether the reply tells times and what became of drafts, as `metrics`."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables for the model's chat template."""
     enable_thinking: bool | None = None

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 from outrider.errors import InvalidRequestError
 from outrider.models.template_variables import (
     check_variables,
+    dated,
     read_variables,
     unknown_variable,
 )
-from services.edge.session.template_options import NO_EFFORT, NO_OPTIONS, TemplateOptions
+from services.edge.session.template_options import NO_EFFORT, TemplateOptions
 
 if TYPE_CHECKING:
     from outrider.models.vocabulary import Vocabulary
@@ -38,19 +39,20 @@ class TemplateControl:
         thinks = vocabulary.reply_format().reasoning is not None
         return cls(vocabulary.template_variables, thinks)
 
-    def applied(self, request: ChatRequest) -> ChatRequest:
-        """The request with the variables that it asks for; where the model always thinks, and is
-        not to, its reasoning is ended before its first token. Raises InvalidRequestError, which
-        names the field, for what the template has no variable for."""
-        options = request.template_options
-        if options == NO_OPTIONS or request.raw_prompt is not None:
+    def applied(self, request: ChatRequest, today: str) -> ChatRequest:
+        """The request with the variables that it asks for, and with the date if the template shows
+        it: that of the chat's beginning if it is continued, otherwise `today`. Where the model
+        always thinks, and is not to, its reasoning is ended before its first token. Raises
+        InvalidRequestError, which names the field, for what the template has no variable for."""
+        if request.raw_prompt is not None:
             return request
-        sampling = request.sampling
+        options, sampling = request.template_options, request.sampling
         if self._asks(options)[0] is False and self.thinks and not self._switch:
             sampling = replace(sampling, max_thinking_tokens=0)
-        return replace(request, sampling=sampling, template_variables=self.given(options))
+        variables = self.given(options, request.resume.template_date or today)
+        return replace(request, sampling=sampling, template_variables=variables)
 
-    def given(self, options: TemplateOptions) -> str:
+    def given(self, options: TemplateOptions, today: str) -> str:
         """The variables for the template. Raises InvalidRequestError."""
         named = read_variables(options.variables)
         for name in named:
@@ -69,7 +71,7 @@ class TemplateControl:
                 metadata={"param": field},
             )
         # What is named for the template itself is more exact than what follows from other fields.
-        return check_variables(derived | named)
+        return dated(check_variables(derived | named), self.variables, today)
 
     def _asks(self, options: TemplateOptions) -> tuple[bool | None, str]:
         """Whether the model is to think, and the field that says so."""

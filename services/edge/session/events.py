@@ -46,6 +46,8 @@ class ResumePoint:
     """Those tokens, or none: then they are computed anew."""
     model_identity: bytes = b""
     """Identity of the model that computed them (outrider.model_identity); empty: unknown."""
+    template_date: str = ""
+    """The date that the chat's template showed, YYYY-MM-DD; empty: it shows none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from outrider.errors import (
     PromptTooLongError,
     VocabularyMismatchError,
 )
+from outrider.models.template_variables import date_in
 from outrider.reply_parsing.reasoning import begins_in_reasoning
 from outrider.session.client import Accepted, Committed, Done, Failed, Provisional
 from outrider.session.region import Commit
@@ -154,6 +155,8 @@ class _OpenedChat:
     """Text of earlier runs, sent to the client right after Accepted."""
     region: str = ""
     replica: str = ""
+    num_replicas: int = 0
+    """Replicas that have had the reply, one after the other."""
     prediction: tuple[int, ...] = ()
     """Ids of the text that the reply is expected to be."""
 
@@ -172,6 +175,8 @@ class ChatSession:
         self.milestones = Milestones()
         self.num_resumed = 0
         """Final tokens of earlier runs, once they have been taken over."""
+        self.done: Done | None = None
+        """How the chat ended, unless it failed or lost its client."""
         self.error: OutriderError | None = None
         """Why the chat failed."""
         self.error_reason: str | None = None
@@ -182,6 +187,11 @@ class ChatSession:
     def request(self) -> ChatRequest | None:
         """The request; None: it has not come."""
         return self._chat.request if self._chat is not None else None
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether a region has, or had, its session."""
+        return isinstance(self._chat, _OpenedChat) and bool(self._chat.region)
 
     @property
     def reply(self) -> ReplyFlow | None:
@@ -327,6 +337,7 @@ class ChatSession:
         chat.reopening.opened(item.prompt_tokens, has_tokens=self.num_tokens > 0)
         chat.region = item.region
         chat.replica = item.replica
+        chat.num_replicas += 1
         self.state = SessionState.STREAMING
         chat.reply.opened(item, now)
         if chat.is_accepted:
@@ -341,6 +352,7 @@ class ChatSession:
     def _moved(self, chat: _OpenedChat, item: RegionMoved, now: float) -> Actions:
         chat.region = item.region
         chat.replica = item.replica
+        chat.num_replicas += 1
         chat.reply.moved(item)
         return []
 
@@ -363,7 +375,8 @@ class ChatSession:
 
     def _cancel(self, chat: _AskedChat | _OpenedChat, item: CancelAsked, now: float) -> Actions:
         events = chat.reply.finish(now, is_whole=False) if isinstance(chat, _OpenedChat) else []
-        usage = Usage(prompt_tokens=self.num_prompt_tokens, completion_tokens=self.num_tokens)
+        num_tokens = self.num_tokens
+        usage = Usage(self.num_prompt_tokens, 0, num_tokens, uncounted_tokens=num_tokens)
         done = self._done(FinishReason.CANCELLED, usage, Timings(), now)
         return [*self._leave("the client cancelled"), *events, done, Finish()]
 
@@ -440,7 +453,7 @@ class ChatSession:
         chat = self._chat
         opened = chat if isinstance(chat, _OpenedChat) else None
         self.error_reason = reason.error_reason
-        return Done(
+        self.done = Done(
             finish_reason=reason,
             upto=self.num_tokens,
             usage=opened.reply.counted(usage) if opened else usage,
@@ -451,7 +464,10 @@ class ChatSession:
             speculation_stats=opened.reply.stats() if opened else NO_SPECULATION,
             inexact=opened.reply.model.is_inexact if opened else False,
             stop_string=opened.reply.stop_string if opened else "",
+            num_moves=max(0, opened.num_replicas - 1) if opened else 0,
+            max_drafts=opened.reply.controller.max_drafts if opened else 0,
         )
+        return self.done
 
     def _fail(self, error: OutriderError) -> Actions:
         self.error = error.bare()
@@ -478,6 +494,7 @@ def _accept(chat: _OpenedChat) -> Actions:
         chat.num_prompt_tokens,
         reply_format=request.reply_format,
         sampling=request.sampling,
+        template_date=date_in(request.template_variables),
     )
     return [accepted, *chat.resumed]
 

@@ -113,7 +113,8 @@ class UploadController:
         self._is_decided = False
         """Whether the last prediction has led to a decision: another look at it changes nothing."""
         self._num_path_changes = 0
-        self._max_drafts = 0
+        self.max_drafts = 0
+        """Most drafts of a session in one call of the replica's model; 0: it did not say."""
         self.round_trip = RoundTrip()
         self.pace = PaceTracker(averages.own_tokens)
         self.acceptance = Acceptance(averages.acceptance)
@@ -163,7 +164,7 @@ class UploadController:
         rtt_s, interval_s = self.round_trip.median_s, self.pace.interval_s
         if rtt_s is None or not interval_s:
             return None
-        limits = {"max_drafts": self._max_drafts} if self._max_drafts else {}
+        limits = {"max_drafts": self.max_drafts} if self.max_drafts else {}
         return SessionConditions(
             rtt_s=rtt_s,
             draft_s=self.pace.draft_s,
@@ -177,7 +178,7 @@ class UploadController:
     def opened(self, echo: int, ack_delay_s: float, max_drafts: int, now: float) -> None:
         """The replica opened the session."""
         self.round_trip.returned(echo, ack_delay_s, now)
-        self._max_drafts = max_drafts
+        self.max_drafts = max_drafts
 
     def drafted(self, progress: DraftProgress) -> None:
         """The chain was advanced."""

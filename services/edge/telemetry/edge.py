@@ -9,6 +9,7 @@ from typing import Final
 import structlog
 
 from outrider.errors import OutriderError
+from outrider.session.client import Done
 from outrider.telemetry import names
 from outrider.telemetry.families import Family
 from outrider.telemetry.metrics import Metrics
@@ -68,7 +69,7 @@ REFUSED: Final = Family(
 )
 HTTP_ANSWERS: Final = Family(
     "outrider_edge_http_answers",
-    "Answers over HTTP, by route and status; 499: the client left before.",
+    "Answers over HTTP, by route (or preflight) and status; 499: the client left before.",
 )
 DRAFTS_DROPPED: Final = Family(
     "outrider_edge_dropped_draft_frames",
@@ -271,6 +272,8 @@ class EdgeTelemetry:
         """Record a chat that ended at `now`; `asked` is what the session was to be asked, which a
         limit may have prevented."""
         span.set(**{names.OUTPUT_TOKENS: session.num_tokens - session.num_resumed})
+        if session.done is not None:
+            span.set(**_attributes_of(session.done))
         span.end(session.error)
         metrics, times = self._metrics, session.milestones
         asked_at = now if times.asked is None else times.asked
@@ -357,8 +360,33 @@ def _log_end(session: ChatSession, asked: ChatRequest, trace_id: str, total_s: f
         num_prompt_tokens=session.num_prompt_tokens,
         num_tokens=session.num_tokens,
         total_ms=round(total_s * 1000, 1),
+        **(_usage_fields(session.done) if session.done else {}),
         **(_speculation_fields(session.reply) if session.reply else {}),
     )
+
+
+def _attributes_of(done: Done) -> dict[str, int | float]:
+    usage = done.usage
+    return {
+        names.INPUT_TOKENS: usage.prompt_tokens,
+        names.CACHED_TOKENS: usage.cached_tokens,
+        names.TTFT_MS: done.edge_timings.ttft_ms,
+        names.MOVES: done.num_moves,
+        names.VERIFIED_DRAFTS: usage.draft_tokens,
+        names.ACCEPTED_DRAFTS: usage.accepted_tokens,
+        names.ACCEPTED_EDGE_DRAFTS: usage.accepted_edge_tokens,
+    }
+
+
+def _usage_fields(done: Done) -> dict[str, object]:
+    usage = done.usage
+    return {
+        "ttft_ms": round(done.edge_timings.ttft_ms, 1),
+        "num_cached_tokens": usage.cached_tokens,
+        "num_verified_drafts": usage.draft_tokens,
+        "tokens_by_source": usage.sources._asdict(),
+        "num_moves": done.num_moves,
+    }
 
 
 def _speculation_fields(reply: ReplyFlow) -> dict[str, object]:

@@ -17,7 +17,7 @@ from outrider.errors import (
 from outrider.model_identity import check_model_identity
 from outrider.models.chat import Message, check_messages, check_num_messages
 from outrider.models.suggested_sampling import SuggestedSampling
-from outrider.models.template_variables import check_variables
+from outrider.models.template_variables import check_variables, read_date
 from outrider.models.tools import check_choice, check_tools
 from outrider.v1 import edge_pb2
 from outrider.wire import (
@@ -227,6 +227,7 @@ def _resume(chat: edge_pb2.ChatRequest) -> ResumePoint:
         point.num_chars,
         tuple(point.ids),
         check_model_identity(point.model_identity),
+        point.template_date and read_date(point.template_date).isoformat(),
     )
 
 

@@ -279,9 +279,9 @@ class DraftSources:
         return self.chain is None or not self.chain.ids
 
     @property
-    def offers_edge_drafts(self) -> bool:
-        """Whether the last proposal has drafts of the edge."""
-        return bool(self._edge_offer) and not (self._was_drafted or self._was_predicted)
+    def num_edge_drafts(self) -> int:
+        """How many of the last proposal's drafts, from the first on, are the edge's."""
+        return 0 if self._was_drafted or self._was_predicted else len(self._edge_offer)
 
     @property
     def follows_prediction(self) -> bool:

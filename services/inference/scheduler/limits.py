@@ -5,10 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from outrider.bounds import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, at_least
+from outrider.bounds import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    at_least,
+    between,
+)
 from outrider.engines.base import EngineInfo
 from outrider.errors import ConfigError
-from outrider.session.types import Priority
+from outrider.session.types import MAX_DRAFTS_PER_CALL, Priority
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +41,9 @@ class SchedulerLimits:
     max_pause_ms: NonNegativeFloat = 500.0
     """Time after which a session that is left out of the calls gets a starvation turn, one session
     per call."""
-    max_draft_tokens: NonNegativeInt = 8
+    max_draft_tokens: Annotated[int, between(0, MAX_DRAFTS_PER_CALL)] = 8
     """Drafts of one session in one call."""
-    max_predicted_tokens: NonNegativeInt = 31
+    max_predicted_tokens: Annotated[int, between(0, MAX_DRAFTS_PER_CALL)] = 31
     """The same where they are copied from the request's prediction, which is seldom wrong: with the
     row behind them 32, a size that engines are prepared for."""
     max_lead: NonNegativeInt = 64

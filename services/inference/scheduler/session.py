@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from enum import IntEnum, auto
 
@@ -12,7 +13,7 @@ from outrider.sampling.reply import Reply
 from outrider.sampling.sampler import Sampler
 from outrider.sampling.whole_rows import Rivals
 from outrider.session.region import Commit
-from outrider.session.types import FinishReason, Timings, Usage
+from outrider.session.types import AcceptanceCount, FinishReason, Timings, Usage
 from outrider.speculation.verification import verify
 from services.inference.scheduler.draft_sources import DraftSources
 from services.inference.scheduler.types import OpenRequest, SessionCommit
@@ -171,8 +172,9 @@ class Session:
         self._reply = reply
         self._had_edge_drafts = False
         """Whether drafts of the edge were offered for its last call."""
-        self._draft_tokens = 0
-        self._accepted_tokens = 0
+        self._accepted_edge_tokens = 0
+        self._acceptance: Counter[tuple[int, int]] = Counter()
+        """Calls by their numbers of verified and of accepted drafts."""
         self._resume(request.resume)
 
     def _resume(self, ids: Sequence[int]) -> None:
@@ -286,11 +288,12 @@ class Session:
             self.transition(SessionInput.COMMIT)
         self.num_computed = min(position + verdict.accepted, len(self.ids) - 1)
         sources = self.sources
-        self._had_edge_drafts = sources.offers_edge_drafts
+        self._had_edge_drafts = sources.num_edge_drafts > 0
         if num_drafts:
             num_verified = min(num_drafts, len(rows.logits))
-            self._draft_tokens += num_verified
-            self._accepted_tokens += min(verdict.accepted, num_drafts)
+            accepted = min(verdict.accepted, num_drafts)
+            self._acceptance[num_verified, accepted] += 1
+            self._accepted_edge_tokens += min(accepted, sources.num_edge_drafts)
             sources.observe(num_verified, verdict)
         else:
             sources.observe(0, verdict)
@@ -339,14 +342,21 @@ class Session:
         return self.finished is not None
 
     def usage(self) -> Usage:
+        """Token counts so far."""
+        acceptance = tuple(
+            AcceptanceCount(*kind, calls) for kind, calls in sorted(self._acceptance.items())
+        )
         return Usage(
             prompt_tokens=len(self.request.prompt),
             cached_tokens=self.cached_tokens,
             completion_tokens=self.num_reply,
-            draft_tokens=self._draft_tokens,
-            accepted_tokens=self._accepted_tokens,
+            draft_tokens=sum(it.drafted * it.calls for it in acceptance),
+            accepted_tokens=sum(it.accepted * it.calls for it in acceptance),
             accepted_prediction_tokens=self.sources.accepted_prediction_tokens,
             rejected_prediction_tokens=self.sources.rejected_prediction_tokens,
+            accepted_edge_tokens=self._accepted_edge_tokens,
+            uncounted_tokens=len(self.request.resume),
+            acceptance=acceptance,
         )
 
     @property

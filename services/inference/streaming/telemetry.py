@@ -63,11 +63,15 @@ class SessionTelemetry:
         self._request(event.reason.error_reason)
         self._phases(event.timings)
         usage = event.usage
-        attributes: dict[str, int | tuple[str, ...]] = {
+        attributes: dict[str, float | tuple[str, ...]] = {
             names.INPUT_TOKENS: usage.prompt_tokens,
             names.OUTPUT_TOKENS: self._num_generated(event),
             names.CACHED_TOKENS: usage.cached_tokens,
             names.FINISH_REASONS: (event.reason.value,),
+            names.TTFT_MS: event.timings.ttft_ms,
+            names.VERIFIED_DRAFTS: usage.draft_tokens,
+            names.ACCEPTED_DRAFTS: usage.accepted_tokens,
+            names.ACCEPTED_EDGE_DRAFTS: usage.accepted_edge_tokens,
         }
         self._span.set(**attributes)
         self._span.end()

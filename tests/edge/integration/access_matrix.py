@@ -132,6 +132,9 @@ GOOD: Final[Mapping[tuple[str, str], Good]] = {
     },
     # What can be asked, for programs that make clients. It names no model, key or tenant.
     ("GET", "/openapi.json"): Good("/openapi.json", names_model=False, public=True),
+    # The same for people.
+    ("GET", "/"): Good("/", names_model=False, public=True),
+    ("GET", "/docs"): Good("/docs", names_model=False, public=True),
 }
 """By method and path of the table of routes."""
 

@@ -14,7 +14,8 @@ import grpc.aio
 
 from outrider.codec.tokens import TokenCodec, TokenCoder
 from outrider.errors import OutriderError
-from outrider.models.bpe import VocabularyDefinition, pipeline_of
+from outrider.models.bpe import VocabularyDefinition
+from outrider.models.pre_tokenizers import pre_tokenizer_of
 from outrider.models.vocabulary import Vocabulary
 from outrider.rpc import Outbox, bind, make_server, outgoing, received
 from outrider.session.region_wire import ids_of, put_ids
@@ -39,7 +40,9 @@ TEMPLATE = (
 )
 
 
-def small_vocabulary(first: int = 0) -> Vocabulary:
+def small_vocabulary(
+    first: int = 0, *, adds_bos: bool = False, template: str = TEMPLATE
+) -> Vocabulary:
     """One token per byte, and the two control tokens of ChatML. Vocabularies that begin with
     another `first` byte mean something else by nearly every id."""
     from tokenizers import pre_tokenizers
@@ -50,13 +53,14 @@ def small_vocabulary(first: int = 0) -> Vocabulary:
         VocabularyDefinition(
             tokens=(*alphabet, "<|im_start|>", "<|im_end|>"),
             merges=(),
-            pipeline=pipeline_of("gpt-2"),
+            pipeline=pre_tokenizer_of("gpt-2").pipeline,
             control_ids=(len(alphabet), len(alphabet) + 1),
             user_defined_ids=(),
             stop_ids=(len(alphabet) + 1,),
-            bos_token="",
+            bos_token="<|im_start|>" if adds_bos else "",
             eos_token="<|im_end|>",
-            chat_template=TEMPLATE,
+            chat_template=template,
+            adds_bos=adds_bos,
         )
     )
 

@@ -42,7 +42,7 @@ from tests.edge.integration.running import REPLY, Running
 from tests.edge.integration.trouble import RawStream, raw, start, whole
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
-_NOWHERE = ("/", "/metrics", "/health", "/ready", "/nothing/here", "/v1/models_", "/openapi.json/x")
+_NOWHERE = ("/metrics", "/health", "/ready", "/nothing/here", "/v1/models_", "/openapi.json/x")
 _TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error"}
 _CODES = {400: "invalid_request", 401: "invalid_api_key", 403: "permission_denied"}
 _REASONS = {400: "INVALID_REQUEST", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED"}
@@ -106,7 +106,7 @@ async def test_no_method_of_any_path_is_open(door: str, words: Vocabulary, tmp_p
     paths = sorted({it.path for it in GOOD.values()})
     async with closed_edge(words, tmp_path) as mesh, DOORS[door](mesh) as ask:
         for path in (*paths, *_NOWHERE):
-            public = path == "/openapi.json"
+            public = path in ("/openapi.json", "/", "/docs")
             for method in _METHODS:
                 for headers in ({}, {"authorization": f"Basic {text_of('good')}"}):
                     body = None if method == "TRACE" else {"model": MODEL}

@@ -47,6 +47,7 @@ from tests.edge.integration.http_client import (
     serving_http,
     url,
 )
+from tests.edge.integration.region import Region, small_vocabulary
 from tests.edge.integration.running import REPLY, Running
 from tests.mesh import catalog_of
 
@@ -197,6 +198,19 @@ async def test_completions_go_on_a_prompt_as_it_is(
     beyond = await caller.post(COMPLETION.path, json={**COMPLETION.body, "prompt": [10**6]})
     assert beyond.status_code == 400
     assert "outside the vocabulary" in beyond.json()["error"]["message"]
+
+
+async def test_completions_begin_with_the_models_begin_token(tmp_path: Path) -> None:
+    words = small_vocabulary(adds_bos=True)
+    begin = words.control_id("<|im_start|>")
+    asked = ["a b", "<|im_start|>a b", words.encode("a b")]
+    async with serving_http(words, tmp_path) as mesh, plain(mesh) as client:
+        for prompt in asked:
+            answer = await client.post(COMPLETION.path, json={"prompt": prompt, "max_tokens": 1})
+            assert answer.status_code == 200, answer.text
+        prompts = {mesh.region.prompt(it) for it in mesh.region.opened}
+        assert prompts == {(begin, *words.encode("a b")), tuple(words.encode("a b"))}
+        await mesh.settled()
 
 
 @pytest.mark.model
@@ -502,3 +516,16 @@ async def test_a_silent_stream_is_kept_alive(
             if sign in had:
                 mesh.region.gate.set()
     assert route.text_of(had) == REPLY
+
+
+@pytest.mark.parametrize("route", [CHAT, COMPLETION, MESSAGE, RESPONSE], ids=str)
+@pytest.mark.edge(http=HttpConfig(port=0, comment_s=0.02), reopen_s=0.5)
+async def test_no_success_is_told_while_no_region_has_the_chat(
+    route: ChatRoute, mesh: Running, caller: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Region, "_open", lambda self, *opening: self.break_streams())
+        answer = await caller.post(route.path, json=route.streamed)
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) > 0
+    await eventually(lambda: mesh.edge.upstream.ready)

@@ -73,3 +73,25 @@ async def test_a_body_has_the_same_limit_over_http3(mesh: Running) -> None:
             assert "larger than 1000 bytes" in json.loads(answer.body)["error"]["message"]
             assert answer.headers[b"x-request-id"]
     assert mesh.region.opened == []
+
+
+async def test_what_http3_refuses_by_itself_may_be_read_by_allowed_pages(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    page = (b"origin", b"https://chat.example")
+    http = HttpConfig(port=0, allowed_origins=("https://chat.example",))
+    async with (
+        serving_http(
+            words, tmp_path, http=http, http3=Http3Limits(max_requests_per_connection=1)
+        ) as mesh,
+        h3_client(mesh.ports.main, mesh.ca) as client,
+    ):
+        client.ask("POST", "/v1/chat/completions", b"{", H3_HEADERS, ends=False)
+        for origin, is_told in ((page, True), ((b"origin", b"https://evil.example"), False)):
+            headers = [*H3_HEADERS, origin]
+            full = await client.ask("POST", "/v1/messages", b"{}", headers).whole()
+            assert full.status == 503 and full.headers[b"vary"] == b"origin"
+            told = full.headers.get(b"access-control-allow-origin")
+            assert told == (page[1] if is_told else None)
+            if is_told:
+                assert b"retry-after" in full.headers[b"access-control-expose-headers"]

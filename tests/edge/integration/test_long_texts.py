@@ -73,6 +73,25 @@ async def test_a_service_tokenizes_them_while_it_is_there_and_the_edge_without(
             await mesh.settled()
 
 
+async def test_prompts_begin_with_their_token_whoever_tokenizes(tmp_path: Path) -> None:
+    vocabulary = small_vocabulary(adds_bos=True)
+    begin = vocabulary.control_id("<|im_start|>")
+    served: Any = [ServedVocabulary.of(MODEL, vocabulary)]
+    async with service_with_a_worker(served) as service:
+        long_texts = handed(service.address)
+        async with edge_before(vocabulary, tmp_path, long_texts) as (mesh, client):
+            await eventually(lambda: mesh.edge._long_texts.takes(1_000))
+            for text in (TEXT, "short"):
+                expected = [begin, *vocabulary.encode(text)]
+                assert await ids_of(client, text) == expected
+                assert await ids_of(client, f"<|im_start|>{text}") == expected, "as it is"
+                plain = {"prompt": text, "add_special_tokens": False}
+                answer = await client.post("/tokenize", json=plain)
+                assert answer.json()["tokens"] == expected[1:]
+            assert done_by(mesh, "service") == 2
+            await mesh.settled()
+
+
 async def test_without_a_service_the_edge_answers_the_same(tmp_path: Path) -> None:
     vocabulary = small_vocabulary()
     long_texts = handed(f"127.0.0.1:{free_tcp_port()}")

@@ -176,6 +176,7 @@ def test_a_whole_chat() -> None:
     done, finish = chat.handle(RegionDone(FinishReason.STOP, 4, usage), 1.27)
     assert finish == Finish()
     check_done(done, dataclasses.replace(usage, lossy_tokens=1))
+    assert isinstance(done, Done) and (done.num_moves, done.max_drafts) == (0, OPENED.max_drafts)
 
 
 def check_done(done: object, usage: Usage) -> None:

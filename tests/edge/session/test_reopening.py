@@ -225,6 +225,17 @@ def test_a_session_that_moved_begins_another_epoch() -> None:
         if isinstance(action, Done)
     ]
     assert (done.replica, done.region) == ("replica-2", "us-west")
+    assert done.num_moves == 1 and chat.done == done
+
+
+def test_a_chat_that_was_opened_again_has_moved() -> None:
+    chat = in_state(SessionState.STREAMING)
+    chat.handle(Commit(0, 0, 0, (1,)), 0.1)
+    opened(chat, LOST, 0.5)
+    chat.handle(OPENED, 0.6)
+    chat.handle(RegionMoved("replica-2", "us-west", 0), 0.7)
+    done = chat.handle(RegionDone(FinishReason.STOP, 1), 0.8)[-2]
+    assert isinstance(done, Done) and done.num_moves == 2
 
 
 def test_an_epoch_begun_since_a_session_moved_goes_on() -> None:

@@ -127,6 +127,11 @@ def test_what_a_client_has_arrives() -> None:
     assert asked(Progress("t", [1], 5, model)).resume == ResumePoint("t", 1, 5, (1,), model)
     with pytest.raises(MalformedFrameError, match="at most 64"):
         asked(Progress("t", [1], 5, model + b"x"))
+    dated = Progress("t", [1], 5, model, "2026-11-29")
+    assert asked(dated).resume.template_date == "2026-11-29"
+    assert asked(dated).digest == asked().digest, "the same request"
+    with pytest.raises(InvalidRequestError, match=r"the date '29\.11\.2026' is not written"):
+        asked(Progress("t", [1], 5, model, "29.11.2026"))
 
 
 def test_a_credential_is_looked_at_before_anything_else_and_is_no_part_of_the_request() -> None:

@@ -118,6 +118,19 @@ def test_a_window_as_wide_as_the_context_hides_nothing(window: int | None) -> No
     assert read_checkpoint_config(qwen).architecture.name == "qwen2"
 
 
+def test_keys_that_change_no_result_are_passed_over() -> None:
+    plain = Small(LLAMA).config()
+    more = {
+        **{"model_type": "llama", "torch_dtype": "bfloat16", "use_cache": True},
+        **{"bos_token_id": 1, "eos_token_id": [2, 3], "pad_token_id": 0, "pretraining_tp": 1},
+        **{"attention_dropout": 0.1, "transformers_version": "5.24.0", "_name_or_path": "a/b"},
+        **{"initializer_range": 0.02, "unsloth_fixed": True, "max_window_layers": 28},
+        **{"temperature": 0.6, "id2label": {"0": "a"}, "final_logit_softcapping": None},
+        **{"num_local_experts": 0, "attention_bias": False, "rope_interleaved": False},
+    }
+    assert read_checkpoint_config(plain | more) == read_checkpoint_config(plain)
+
+
 def test_the_store_knows_vocabulary_and_size(tmp_path: Path) -> None:
     small = Small(LLAMA, SIZE)
     folder = write_checkpoint(tmp_path / "m", small, random_tensors(small), TOKENIZER, dtype="BF16")
@@ -170,6 +183,12 @@ def test_the_store_knows_vocabulary_and_size(tmp_path: Path) -> None:
         ({}, {"rope_scaling": {"type": "yarn"}}, UnsupportedModelError, "'yarn'"),
         ({}, {"rope_scaling": {"type": "linear"}}, UnsupportedModelError, "factor"),
         ({}, {"partial_rotary_factor": 0.5}, UnsupportedModelError, "part of a head"),
+        ({}, {"logits_scaling": 8.0}, UnsupportedModelError, "logits_scaling is '8.0'"),
+        ({}, {"residual_multiplier": 0.2}, UnsupportedModelError, "residual_multiplier"),
+        ({}, {"no_rope_layers": [1, 1, 0]}, UnsupportedModelError, "no_rope_layers"),
+        ({}, {"query_pre_attn_scalar": 100}, UnsupportedModelError, "query_pre_attn_scalar"),
+        ({}, {"final_logit_softcapping": 30.0}, UnsupportedModelError, "final_logit_softcapping"),
+        ({}, {"a key of next year": "x"}, UnsupportedModelError, "a key of next year"),
         ({}, {"layer_types": ["sliding_attention"]}, UnsupportedModelError, "layer_types"),
         ({}, {"layer_types": 3}, UnsupportedModelError, "layer_types"),
         ({}, {"rope_scaling": {"factor": 2.0}}, UnsupportedModelError, "without a name"),

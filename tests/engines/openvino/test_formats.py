@@ -171,7 +171,7 @@ def test_a_file_with_sentencepieces_tokenizer_converts(tmp_path: Path) -> None:
         ("llama", {"rope_freqs.weight": np.zeros(32, np.float32)}, {}, "no positive numbers"),
         ("llama", {"blk.0.ffn_gate_inp.weight": np.ones((2, 256), np.float32)}, {}, "ffn_gate_inp"),
         ("llama", {"blk.0.attn_q.bias": np.ones(256, np.float32)}, {}, "attn_q.bias"),
-        ("llama", {}, {"rope__scaling__type": "yarn"}, "positions are scaled"),
+        ("llama", {}, {"rope__scaling__type": "yarn"}, "rope.scaling.type is .yarn."),
         (
             "llama",
             {},

@@ -72,6 +72,61 @@ def test_what_is_no_number_is_refused_by_name(value: Any, tmp_path: Path) -> Non
         read_factors(reader)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("attention.scale", 0.5),
+        ("attention.causal", False),
+        ("logit_scale", 8.0),
+        ("residual_scale", 0.2),
+        ("embedding_scale", 12.0),
+        ("final_logit_softcapping", 30.0),
+        ("attention.sliding_window", 512),
+        ("rope.scaling.type", "yarn"),
+        ("rope.scaling.factor", 4.0),
+        ("expert_count", 8),
+        ("nextn_predict_layers", 1),
+        ("rope.dimension_sections", [16, 24, 24, 0]),
+        ("a.field.of.next.year", "x"),
+    ],
+)
+def test_a_field_that_changes_numbers_and_is_not_known_is_refused_by_name(
+    name: str, value: Any, tmp_path: Path
+) -> None:
+    reader = reader_of(tmp_path / "m.gguf", **{name: value})
+    with pytest.raises(UnsupportedModelError, match=rf"llama\.{name} is .*, which changes the"):
+        check_architecture(reader)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("attention.scale", 0.125),
+        ("attention.causal", True),
+        ("logit_scale", 1.0),
+        ("final_logit_softcapping", 0.0),
+        ("attention.sliding_window", 0),
+        ("rope.scaling.type", "none"),
+        ("rope.scaling.original_context_length", 8192),
+        ("expert_count", 0),
+        ("context_length", 8192),
+        ("tensor_data_layout", "Meta AI original pth"),
+    ],
+)
+def test_a_field_with_a_value_that_changes_nothing_is_passed_over(
+    name: str, value: Any, tmp_path: Path
+) -> None:
+    reader = reader_of(tmp_path / "m.gguf", **{name: value})
+    with pytest.raises(UnsupportedModelError, match=r"it lacks llama\.block_count"):
+        check_architecture(reader)
+
+
+def test_heads_of_values_of_another_size_are_refused(tmp_path: Path) -> None:
+    reader = reader_of(tmp_path / "m.gguf", **{"attention.value_length": 32})
+    with pytest.raises(UnsupportedModelError, match=r"llama\.attention\.value_length"):
+        check_architecture(reader)
+
+
 def test_defaults_stand_where_nothing_is_said(tmp_path: Path) -> None:
     reader = reader_of(tmp_path / "m.gguf")
     assert count_of(reader, "llama.nothing", 7) == 7

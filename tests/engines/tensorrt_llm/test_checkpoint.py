@@ -13,7 +13,8 @@ from outrider.engines.factory import check_vocabulary
 from outrider.engines.tensorrt_llm.checkpoint import Checkpoint, read_checkpoint
 from outrider.engines.tensorrt_llm.config import TensorRtLlmOptions
 from outrider.errors import ConfigError
-from outrider.models.bpe import VocabularyDefinition, pipeline_of
+from outrider.models.bpe import VocabularyDefinition
+from outrider.models.pre_tokenizers import pre_tokenizer_of
 from outrider.models.vocabulary import Vocabulary
 from services.inference import model
 from services.inference.config import InferenceConfig
@@ -29,7 +30,7 @@ def vocabulary(tokens: list[str]) -> Vocabulary:
         VocabularyDefinition(
             tokens=tokens,
             merges=[merge for merge in merges if "Ġ" not in merge],
-            pipeline=pipeline_of("gpt-2"),
+            pipeline=pre_tokenizer_of("gpt-2").pipeline,
             control_ids=[0],
             user_defined_ids=[],
             stop_ids=[0],

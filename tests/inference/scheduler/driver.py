@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.sampling.params import SamplingParams
 from outrider.session.region import Commit, Draft
+from outrider.session.types import Usage
 from outrider.speculation.learnt import KeptGroups
 from services.inference.reference import generate
 from services.inference.scheduler.batch import Batch
@@ -70,9 +71,18 @@ class Peer:
                 self.last = event
             case Finished():
                 assert event.upto == len(self.reply) == event.usage.completion_tokens
+                self._check_counts(event.usage)
                 self.finished = event
             case Failed():
                 self.failed = event
+
+    def _check_counts(self, usage: Usage) -> None:
+        """Each token has one source, and the calls add up."""
+        assert min(usage.sources) >= 0 and sum(usage.sources) == usage.completion_tokens
+        assert usage.sources.edge <= sum(it.accepted for it in self.commits)
+        assert usage.draft_tokens == sum(it.drafted * it.calls for it in usage.acceptance)
+        assert usage.accepted_tokens == sum(it.accepted * it.calls for it in usage.acceptance)
+        assert all(it.accepted <= it.drafted for it in usage.acceptance)
 
 
 _ALL_OF = 100

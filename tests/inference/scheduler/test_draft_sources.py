@@ -212,14 +212,14 @@ def test_an_edge_that_agrees_with_what_is_forced_goes_on_behind_it() -> None:
     proposal = made.propose(3)
     assert proposal.ids == (8, 9, 5)
     assert proposal.survival[2] == pytest.approx(FORCED_SURVIVAL**2 * 0.9)
-    assert made.offers_edge_drafts
+    assert made.num_edge_drafts == 3
     assert under(chain(8), Scripted(forced=(8, 9))).propose(2).ids == (8, 9)
 
 
 def test_an_edge_that_contradicts_what_is_forced_is_not_verified() -> None:
     made = under(chain(8, 7, 5), Scripted(forced=(8, 9)))
     assert made.propose(2).ids == (8, 9)
-    assert not made.offers_edge_drafts
+    assert made.num_edge_drafts == 0
 
 
 def test_drafts_that_a_grammar_forbids_are_not_proposed() -> None:

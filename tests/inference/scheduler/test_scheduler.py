@@ -257,6 +257,31 @@ def test_drafts_sent_with_the_prompt_are_verified_in_its_last_chunk() -> None:
     assert (peer.commits[0].accepted, peer.commits[0].ids) == (2, truth[2:3])
 
 
+@pytest.mark.parametrize("num_right", [0, 1, 2])
+def test_a_reply_says_who_had_drafted_its_tokens(num_right: int) -> None:
+    truth = reference(request(), OPTIONS)
+    drafts = (*truth[:num_right], *((truth[it] + 1) % 50 for it in range(num_right, 2)))
+    driver = Driver(OPTIONS)
+    peer = driver.open(request(drafts=Draft(0, 0, drafts), resume=()))
+    driver.finish()
+    assert peer.finished is not None
+    usage = peer.finished.usage
+    assert usage.sources == (num_right, 0, len(truth) - num_right, 0)
+    assert usage.acceptance == ((2, num_right, 1),)
+
+
+def test_drafts_of_the_region_and_tokens_of_another_replica_are_told_apart() -> None:
+    repeating = replace(OPTIONS, repetition=1.0)
+    truth = reference(request(), repeating)
+    driver = Driver(repeating)
+    peer = driver.open(request(region_drafts=True, resume=truth[:7]))
+    driver.finish()
+    assert peer.finished is not None
+    edge, region, none, unknown = peer.finished.usage.sources
+    assert (edge, unknown) == (0, 7) and region > 0
+    assert region + none == len(truth) - 7
+
+
 def test_drafts_for_a_waiting_session_are_kept() -> None:
     truth = reference(request(), OPTIONS)
     driver = Driver(OPTIONS, SchedulerLimits(max_sessions=1))

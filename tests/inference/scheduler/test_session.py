@@ -167,6 +167,7 @@ def test_drafts_without_a_row_were_not_verified() -> None:
     live.admit(1, 0, 10.0)
     commit(live, rows(7, 8), (7, 8, 9, 10))
     assert (live.usage().draft_tokens, live.usage().accepted_tokens) == (2, 2)
+    assert live.usage().acceptance == ((2, 2, 1),)
 
 
 def test_lossy_tokens_are_named_by_their_number_in_the_reply() -> None:
