@@ -170,6 +170,11 @@ class Chat:
         """Whether the chat is over."""
         return self._session.state is SessionState.CLOSED
 
+    @property
+    def is_placed(self) -> bool:
+        """Whether a region has, or had, its session."""
+        return self._session.is_placed
+
     def start(self, waited_s: float = 0.0) -> None:
         """Begin, `waited_s` seconds after the request came. `stream` already passes inputs to the
         chat."""

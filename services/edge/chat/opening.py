@@ -134,6 +134,8 @@ class WaitingChat:
     """Handles a stream while the chat waits for its model. It counts as a chat under way, and is
     kept for no client that goes away: a request that is sent again waits again."""
 
+    is_placed = False
+
     def __init__(self, asked: AskedChat, context: EdgeContext, leave: Callable[[], None]) -> None:
         """`leave` is called when the chat ends."""
         self._loop = asyncio.get_running_loop()

@@ -79,6 +79,11 @@ class ChatHandler(Protocol):
         """Whether it is over."""
         ...
 
+    @property
+    def is_placed(self) -> bool:
+        """Whether a region has, or had, what it asks for."""
+        ...
+
     def feed(self, item: Input) -> None:
         """The client said something further, or the stream ends, for this reason."""
         ...
@@ -97,6 +102,7 @@ class _Ended:
     until they are collected as garbage, and to collect what an attack leaves stops the loop."""
 
     closed = True
+    is_placed = False
 
     def feed(self, item: Input) -> None:
         """Ignored."""

@@ -135,11 +135,14 @@ async def _send(exchange: Exchange, reply: RunningReply, planned: PlannedReply) 
 
 
 async def _send_events(exchange: Exchange, reply: RunningReply, keepalive: bytes) -> None:
-    """Send events as they come. The head waits for the first, so that an earlier failure gets a
-    status of its own."""
+    """Send events as they come. The head waits for the first, or for a place in a region if no
+    event comes for long: no success is told before it is one, and an earlier failure gets a status
+    of its own."""
     patience_s = exchange.frontend.config.comment_s
     while (events := await reply.next(patience_s)) is not None:
         if not exchange.has_begun:
+            if not (events or reply.is_placed):
+                continue
             await _begin_stream(exchange)
             reply.begin_pushing(exchange.push)
         await exchange.write(events or keepalive, more=True)

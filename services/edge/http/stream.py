@@ -195,6 +195,11 @@ class RunningReply:
         self._num_unsent_bytes = self._num_unsent_live_bytes = 0
         return data
 
+    @property
+    def is_placed(self) -> bool:
+        """Whether a region has, or had, one of its chats."""
+        return any(it.handler.is_placed for it in self.streams)
+
     async def ended(self) -> None:
         """Return when nothing more comes."""
         while not self.is_over:

@@ -32,6 +32,8 @@ class QuestionStream(RequestStream, Protocol):
 class IdsQuestion:
     """One question, and its answer of at most `max_answer_bytes`."""
 
+    is_placed = False
+
     def __init__(self, stream: QuestionStream, context: EdgeContext, max_answer_bytes: int) -> None:
         self._stream = stream
         self._context = context

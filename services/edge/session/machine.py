@@ -189,6 +189,11 @@ class ChatSession:
         return self._chat.request if self._chat is not None else None
 
     @property
+    def is_placed(self) -> bool:
+        """Whether a region has, or had, its session."""
+        return isinstance(self._chat, _OpenedChat) and bool(self._chat.region)
+
+    @property
     def reply(self) -> ReplyFlow | None:
         """The reply, once the region was asked."""
         return self._chat.reply if isinstance(self._chat, _OpenedChat) else None

@@ -21,6 +21,8 @@ from services.edge.telemetry.edge import EdgeTelemetry
 class Ending:
     """A chat that ends when its client is given up, and says so."""
 
+    is_placed = True
+
     def __init__(self, chats: ResumableChats, number: int) -> None:
         self._chats = chats
         self.closed = False

@@ -47,7 +47,7 @@ from tests.edge.integration.http_client import (
     serving_http,
     url,
 )
-from tests.edge.integration.region import small_vocabulary
+from tests.edge.integration.region import Region, small_vocabulary
 from tests.edge.integration.running import REPLY, Running
 from tests.mesh import catalog_of
 
@@ -516,3 +516,16 @@ async def test_a_silent_stream_is_kept_alive(
             if sign in had:
                 mesh.region.gate.set()
     assert route.text_of(had) == REPLY
+
+
+@pytest.mark.parametrize("route", [CHAT, COMPLETION, MESSAGE, RESPONSE], ids=str)
+@pytest.mark.edge(http=HttpConfig(port=0, comment_s=0.02), reopen_s=0.5)
+async def test_no_success_is_told_while_no_region_has_the_chat(
+    route: ChatRoute, mesh: Running, caller: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Region, "_open", lambda self, *opening: self.break_streams())
+        answer = await caller.post(route.path, json=route.streamed)
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) > 0
+    await eventually(lambda: mesh.edge.upstream.ready)

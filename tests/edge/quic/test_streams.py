@@ -58,6 +58,7 @@ class Running:
     """The chat, as its stream sees it."""
 
     closed = False
+    is_placed = True
 
     def __init__(self) -> None:
         self.fed: list[Input] = []
