@@ -15,6 +15,8 @@ from typing import Final, Protocol, TypeVar
 
 import uvloop
 
+from outrider.durable_files import write_atomic
+
 C = TypeVar("C", contravariant=True)
 
 
@@ -128,9 +130,7 @@ def was_told_of_parent() -> bool:
 
 def write_ports(path: Path, ports: Ports) -> None:
     """Publish `ports` atomically: a reader sees all of the file or none of it."""
-    scratch = path.with_suffix(f".{os.getpid()}.tmp")
-    scratch.write_text(json.dumps(asdict(ports)), encoding="utf-8")
-    scratch.replace(path)
+    write_atomic(path, json.dumps(asdict(ports)).encode(), is_durable=False)
 
 
 def read_ports(path: Path) -> Ports | None:

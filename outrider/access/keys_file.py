@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Final
 
 from outrider.access.api_keys import MAX_KEYS, ApiKey, KeyTable, of_row, to_row
+from outrider.durable_files import write_atomic
 from outrider.errors import ConfigError, UnavailableError
-from outrider.models.disk.files import sync_directory
 from outrider.models.strict_json import read_object
 
 MAX_FILE_BYTES: Final = 16 << 20
@@ -83,15 +83,7 @@ def change(file: Path, edit: Edit) -> StoredKeys:
 
 def _write(file: Path, stored: StoredKeys) -> None:
     rows = ",\n".join(json.dumps(to_row(key), ensure_ascii=False) for key in stored.keys)
-    scratch = file.with_name(f"{file.name}.tmp")
-    scratch.unlink(missing_ok=True)
-    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as sink:
-        sink.write(f'{{"revision": {stored.revision}, "keys": [\n{rows}\n]}}\n')
-        sink.flush()
-        os.fsync(sink.fileno())
-    scratch.replace(file)
-    sync_directory(file.parent)
+    write_atomic(file, f'{{"revision": {stored.revision}, "keys": [\n{rows}\n]}}\n'.encode())
 
 
 @contextlib.contextmanager

@@ -29,8 +29,8 @@ from outrider.bulk.plan.shards import BulkSettings, Shard
 from outrider.bulk.reading import Document, ReadOptions, ReadResult, read
 from outrider.bulk.writing import ShardWriter
 from outrider.codec.vectors import VectorFormat, packed
+from outrider.durable_files import sync_file
 from outrider.errors import InvalidRequestError, OutriderError
-from outrider.models.disk.files import sync_file
 
 VALUES: Final[Mapping[str, tuple[VectorFormat, pa.DataType, Any]]] = {
     "f32": (VectorFormat.F32, pa.float32(), np.dtype("<f4")),

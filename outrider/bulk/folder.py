@@ -17,8 +17,8 @@ from outrider.bulk.plan import journal
 from outrider.bulk.plan.results import ShardResult, ShardRows, document_lengths, percentiles
 from outrider.bulk.plan.shards import BulkSettings
 from outrider.bulk.writing import PARTIAL_SUFFIX
+from outrider.durable_files import sync_directory, sync_file, write_atomic
 from outrider.errors import InvalidRequestError
-from outrider.models.disk.files import sync_directory, sync_file, write_atomic
 
 JOURNAL: Final = "journal.jsonl"
 MANIFEST: Final = "manifest.json"

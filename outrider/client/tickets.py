@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import tempfile
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 import structlog
 from aioquic.tls import CipherSuite, SessionTicket
 
+from outrider.durable_files import write_atomic
 from outrider.lru_map import LruMap
 
 log = structlog.get_logger()
@@ -57,21 +56,9 @@ class SessionTickets:
             return
         text = json.dumps({edge: _to_json(ticket) for edge, ticket in self._tickets.items()})
         try:
-            _write(self._file, text)
+            write_atomic(self._file, text.encode(), is_durable=False)
         except OSError as error:
             log.warning("session_tickets_not_kept", file=str(self._file), error=str(error))
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent)  # readable by its owner alone
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _load(file: Path) -> dict[str, SessionTicket]:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from outrider.durable_files import write_atomic
 from outrider.mirrors.mirror import READ_BYTES, BrokeOffError, LacksError
-from outrider.models.disk.files import write_atomic
 
 
 class FolderMirror:

@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
 
+from outrider.durable_files import write_atomic
 from outrider.errors import ConfigError
 from outrider.models.definitions import (
     MAX_TEMPLATE_CHARS,
@@ -27,7 +28,7 @@ from outrider.models.definitions import (
     read_definitions,
     to_toml,
 )
-from outrider.models.disk.files import exclusive, write_atomic
+from outrider.models.disk.files import exclusive
 from outrider.models.sources import parse_source
 
 __all__ = [

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from outrider.durable_files import sync_directory
 from outrider.errors import (
     ArtifactCorruptError,
     ArtifactMissingError,
@@ -32,7 +33,7 @@ from outrider.errors import (
 from outrider.models.definitions import ModelSpec
 from outrider.models.disk.derived import build_once, check_name, is_intact
 from outrider.models.disk.fetch import PartialFetch, PullProgress, ReportProgress, ignore_progress
-from outrider.models.disk.files import empty_directory, exclusive, file_sha256, sync_directory
+from outrider.models.disk.files import empty_directory, exclusive, file_sha256
 from outrider.models.disk.index import IndexEntry, SourceIndex, source_key
 from outrider.models.sources import ArtifactSource, parse_source
 from outrider.models.sources.by_digest import DigestSource

@@ -66,6 +66,8 @@ _LOOKING_AT_NO_ITEM: Final = frozenset(
 )
 """Filters whose work does not grow with their argument. Of what is in neither set, each item is an
 object that may be made anew."""
+_SPLITTING: Final = frozenset({"title", "wordcount", "indent", "urlencode"})
+"""Filters that make a list of a text's words or lines on the way."""
 _LEFT_OUT: Final = frozenset(
     {"random", "urlize", "wordwrap", "pprint", "striptags", "xmlattr"}
     | {"sum"}  # of lists it copies what it has for each of them
@@ -207,6 +209,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(own, str | bytes):
             operands = (own, *args, *kwargs.values())
             __self._check_work(operands, multiplies=__obj.__name__ in _MULTIPLYING)
+            __self._budget.spend(_num_pieces(own, __obj.__name__, args))
         else:
             __self._check_work((*args, *kwargs.values()), multiplies=False)
         result = super().call(__context, __obj, *args, **kwargs)
@@ -266,7 +269,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
                 multiplies=name in _MULTIPLYING,
                 is_textual=name in _TEXTUAL,
             )
-            if name not in _TEXTUAL | _LOOKING_AT_NO_ITEM:
+            if name in _SPLITTING:
+                self._budget.spend(_size(operands[0]) // 2)
+            elif name not in _TEXTUAL | _LOOKING_AT_NO_ITEM:
                 self._budget.spend(sum(map(_size, (*operands, *kwargs.values()))))
             result = function(*operands, **kwargs)
             if isinstance(result, str):
@@ -430,6 +435,18 @@ def _size(operand: Any) -> int:
     if isinstance(operand, _SIZED):
         return len(operand)
     return abs(operand) if isinstance(operand, int) else 0
+
+
+def _num_pieces(text: str | bytes, method: str, args: tuple[Any, ...]) -> int:
+    """Most pieces that a method makes of a text."""
+    if method == "splitlines":
+        return len(text) if isinstance(text, bytes) else text.count("\n") + text.count("\r") + 1
+    if method not in ("split", "rsplit"):
+        return 0
+    separator = args[0] if args else None
+    if isinstance(text, str) and isinstance(separator, str) and separator:
+        return text.count(separator) + 1
+    return len(text) // 2 + 1
 
 
 def _bits(number: Any) -> int:

@@ -57,6 +57,12 @@ class ReasoningSplitter:
         """Whether no more reasoning can come."""
         return self._state in (_State.ANSWER_BEGINS, _State.ANSWER)
 
+    @property
+    def num_tag_chars(self) -> int:
+        """Characters at the end of the text that may be the beginning of the tag that ends
+        reasoning."""
+        return _num_begun(self._held, self._tags.end) if self.is_thinking else 0
+
     def push(self, text: str) -> tuple[str, str]:
         """The reasoning and the answer that this text adds."""
         if self._state is _State.ANSWER:
@@ -135,6 +141,11 @@ class ReasoningMeter:
         """Whether no more reasoning can come."""
         return self._splitter.is_over
 
+    @property
+    def num_tag_chars(self) -> int:
+        """Characters of the tag that ends reasoning which the ids so far may have begun."""
+        return self._splitter.num_tag_chars
+
     def push(self, token: int) -> None:
         """The next id."""
         if self._splitter.is_over:
@@ -153,8 +164,13 @@ def begins_in_reasoning(
     return ends_in(tags, end.decode(errors="replace"))
 
 
+def _num_begun(text: str, tag: str) -> int:
+    """Characters at the end that may belong to the tag."""
+    return next((n for n in range(len(tag) - 1, 0, -1) if text.endswith(tag[:n])), 0)
+
+
 def _num_kept(text: str, tag: str) -> int:
     """Characters at the end that may belong to the tag, and the line breaks in front of those."""
-    begun = next((n for n in range(len(tag) - 1, 0, -1) if text.endswith(tag[:n])), 0)
+    begun = _num_begun(text, tag)
     before = text[: len(text) - begun]
     return begun + min(MAX_SPACES, len(before) - len(before.rstrip("\n")))

@@ -7,7 +7,7 @@ replicas and the reference come to the same ids.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -22,20 +22,20 @@ class ThinkingBudget:
     def __init__(
         self,
         max_tokens: int,
-        end_ids: Sequence[int],
+        end_ids: Callable[[int], tuple[int, ...]],
         meter: ReasoningMeter,
         vocabulary_size: int,
         grammar: Constraint | None = None,
     ) -> None:
         """`max_tokens` of reasoning, the tags not counted; `end_ids`: those of the tag that ends
-        it; `meter`: of a reply with no token yet."""
+        it, behind so many of its characters; `meter`: of a reply with no token yet."""
         self._max_tokens = max_tokens
-        self._end_ids = tuple(end_ids)
+        self._end_ids = end_ids
         self._meter = meter
         self._grammar = grammar
         self._any = np.ones(vocabulary_size, dtype=np.bool_)
         self._num_committed = 0
-        self._ending = self._end_ids if self._is_used_up else ()
+        self._ending = self._end()
         """Ids that have to come next."""
 
     @property
@@ -64,8 +64,8 @@ class ThinkingBudget:
         self._meter.push(token)
         if self._ending:
             self._ending = self._ending[1:]
-        elif self._is_used_up:
-            self._ending = self._end_ids
+        else:
+            self._ending = self._end()
 
     def prepare(self, drafts: Sequence[int]) -> None:
         """Compute masks ahead of time; see Constraint."""
@@ -88,6 +88,9 @@ class ThinkingBudget:
             return self._ending[:max_tokens]
         return () if self._grammar is None else self._grammar.forced(max_tokens)
 
-    @property
-    def _is_used_up(self) -> bool:
-        return self._meter.is_thinking and self._meter.num_tokens >= self._max_tokens
+    def _end(self) -> tuple[int, ...]:
+        """The ids that end reasoning that is as long as it may be; of a tag that the reply has
+        begun, the rest."""
+        meter = self._meter
+        is_used_up = meter.is_thinking and meter.num_tokens >= self._max_tokens
+        return self._end_ids(meter.num_tag_chars) if is_used_up else ()

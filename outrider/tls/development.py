@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -14,6 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from outrider.durable_files import write_atomic
 from outrider.tls.config import TlsConfig
 from outrider.tls.identity import PeerIdentity, dns_names, spiffe_id
 
@@ -96,7 +96,7 @@ def write(folder: Path, name: str, issued: Issued, ca: bytes) -> TlsConfig:
         (config.private_key, issued.private_key),
         (config.certificate, issued.certificate),
     ):
-        _write(path, data)
+        write_atomic(path, data)
     return config
 
 
@@ -133,14 +133,6 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Atomically; only the owner ever reads it."""
-    scratch = path.with_suffix(f".{os.getpid()}.tmp")
-    with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(data)
-    scratch.replace(path)
 
 
 _CA_USAGE: Final = x509.KeyUsage(

@@ -66,6 +66,8 @@ HOSTILE = {
     "tabs": "{{ ('\t' * 100000).expandtabs(100000) }}",
     "range": "{{ range(10 ** 9)|list }}",
     "a list for each character": "{% set a = ('a' * 8000000) | batch(1) | list %}",
+    "words": "{% set a = ('ab ' * 900000) | title %}",
+    "pieces": "{% set a = ('a ' * 2000000).split() %}",
     "empty slices": "{% set a = [1] | slice(8000000) | list %}",
     "slices of a list": (
         "{% set b = [0] * 100000 %}"

@@ -37,9 +37,13 @@ def meter(*, begins: bool = False) -> ReasoningMeter:
     return ReasoningMeter(TAGS, bytes_of, begins_in_reasoning=begins)
 
 
+def end_ids(num_chars: int) -> tuple[int, ...]:
+    return tuple(ids_of(TAGS.end[num_chars:]))
+
+
 def budget(max_tokens: int, said: str = "", *, begins: bool = False) -> ThinkingBudget:
     """Behind these committed letters."""
-    made = ThinkingBudget(max_tokens, ids_of(TAGS.end), meter(begins=begins), SIZE)
+    made = ThinkingBudget(max_tokens, end_ids, meter(begins=begins), SIZE)
     for token in ids_of(said):
         assert made.allowed()[token]
         made.advance(token)
@@ -51,12 +55,12 @@ def written(max_tokens: int, wanted: str, *, begins: bool = False) -> str:
     made, left, reply = budget(max_tokens, begins=begins), list(wanted), ""
     while left:
         mask = made.allowed()
-        letter = left[0] if mask[LETTERS.index(left[0])] and mask.all() else ""
-        if letter:
-            left.pop(0)
-        else:
+        letter = left[0]
+        if not mask.all():
             (token,) = np.flatnonzero(mask)
             letter = LETTERS[token]
+        if letter == left[0]:
+            left.pop(0)
         made.advance(LETTERS.index(letter))
         reply += letter
     return reply
@@ -66,14 +70,16 @@ def written(max_tokens: int, wanted: str, *, begins: bool = False) -> str:
     ("max_tokens", "begins", "wanted", "reply"),
     [
         (3, False, "<t>abcde", "<t>abc</t>de"),
-        (3, False, "<t>abc</t>d", "<t>abc</t></t>d"),
+        (3, False, "<t>abc</t>d", "<t>abc</t>d"),
         (3, False, "<t>ab", "<t>ab"),
         (7, False, "<t>ab</t>cdefghi", "<t>ab</t>cdefghi"),
         (0, False, "<t>ab", "<t></t>ab"),
         (0, True, "ab", "</t>ab"),
         (2, True, "abc", "ab</t>c"),
         (0, False, "ab<t>cd", "ab<t>cd"),
-        (3, False, "<t>a</xyz", "<t>a</</t>xyz"),
+        (3, False, "<t>a</t>xyz", "<t>a</t>xyz"),
+        (3, False, "<t>a</xyz", "<t>a</t>xyz"),
+        (1, True, "<xyz", "</t>xyz"),
     ],
 )
 def test_reasoning_is_ended_at_its_limit(
@@ -129,7 +135,9 @@ def test_the_end_is_drafted_and_other_drafts_are_cut() -> None:
     assert used_up.num_valid(ids_of("</a")) == 2 and used_up.num_valid(ids_of("ab")) == 0
     open_ = budget(4, "<t>ab")
     assert open_.forced(9) == () and open_.num_valid(ids_of("abcd")) == 2
-    answering = budget(9, "<t>ab</t>c")
+    ending = budget(4, "<t>ab</")
+    assert text_of(ending.forced(9)) == "t>", "the rest of what has begun"
+    answering = budget(4, "<t>ab</t>c")
     assert answering.num_valid(ids_of("abcdefg")) == 7 and answering.allows_all
 
 
@@ -159,7 +167,7 @@ class Grammar:
 
 def test_a_grammar_holds_wherever_the_limit_does_not() -> None:
     grammar = Grammar(ids_of("a")[0])
-    made = ThinkingBudget(1, ids_of("</t>"), meter(begins=True), SIZE, grammar)
+    made = ThinkingBudget(1, end_ids, meter(begins=True), SIZE, grammar)
     assert not made.allows_all and made.allowed() is grammar._mask
     assert made.forced(2) == (0,) and made.num_valid(ids_of("aa")) == 1
     made.prepare((1, 2))

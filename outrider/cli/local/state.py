@@ -25,6 +25,7 @@ from typing import Annotated, Any
 import typer
 
 from outrider.access.client_key import state_folder
+from outrider.durable_files import write_atomic
 from outrider.errors import UnavailableError
 
 _LOCK, _RECORD, _STARTING = "mesh.lock", "mesh.json", "starting"
@@ -212,11 +213,7 @@ def _is_outriders(state_dir: Path) -> bool:
 
 def write_private(path: Path, text: str) -> None:
     """Write atomically, readable only for this user."""
-    scratch = path.with_name(f"{path.name}.tmp")
-    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-    scratch.replace(path)
+    write_atomic(path, text.encode())
 
 
 def record_start(state_dir: Path, line: str) -> None:

@@ -455,7 +455,7 @@ async def _end(process: ChildProcess) -> None:
 def _admin_port(spec: ProcessSpec) -> int:
     """Where a process of these settings answers while it starts; 0: it is not known."""
     table = spec.values.get("admin")
-    return int(table["port"]) if isinstance(table, Mapping) else 0
+    return int(table.get("port", 0)) if isinstance(table, Mapping) else 0
 
 
 def _readiness(host: str, admin_port: int) -> tuple[bool, str]:

@@ -33,10 +33,10 @@ from typing import Any, Final, TypeAlias
 import openvino as ov
 import structlog
 
+from outrider.durable_files import write_atomic
 from outrider.engines import base
 from outrider.engines.cpu_features import cpu_identity
 from outrider.models.disk.derived import MANIFEST
-from outrider.models.disk.files import write_atomic
 
 Facts: TypeAlias = Mapping[str, Any]
 """All that an answer depends on, as JSON values."""

@@ -57,6 +57,7 @@ _TIMEOUT_S = 900.0
 _CHILD = """
 import pathlib
 import sys
+sys.modules["openvino_telemetry"] = None  # as outrider.engines.openvino says
 import openvino
 import openvino_genai
 try:

@@ -12,15 +12,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from outrider.durable_files import sync_directory, sync_file, write_atomic
 from outrider.errors import ConfigError, ModelStoreError
-from outrider.models.disk.files import (
-    empty_directory,
-    exclusive,
-    file_sha256,
-    sync_directory,
-    sync_file,
-    write_atomic,
-)
+from outrider.models.disk.files import empty_directory, exclusive, file_sha256
 
 MANIFEST = ".manifest.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")

@@ -20,8 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Protocol, Self
 
+from outrider.durable_files import write_atomic
 from outrider.errors import ModelStoreError, SourceError
-from outrider.models.disk.files import write_atomic
 
 COPY_BYTES: Final = 1 << 20
 """Read from a source and written to the file at a time."""

@@ -1,5 +1,4 @@
-"""Files of the model store: digests, locks, and atomic replacement, so that a file under its final
-name is always complete."""
+"""Files of the model store: digests, locks, empty folders."""
 
 from __future__ import annotations
 
@@ -7,7 +6,6 @@ import fcntl
 import hashlib
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,41 +15,6 @@ def file_sha256(path: Path) -> str:
     """The sha256 of a file's bytes, in hexadecimal; hashes without holding the GIL."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable: a rename survives power loss only after this."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def sync_file(path: Path) -> None:
-    """Make a file's bytes durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
-    """Replace `path` by `data`; a crash at any moment leaves the old bytes or the new ones."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".new-")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fchmod(file.fileno(), mode)
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)
 
 
 def empty_directory(path: Path) -> Path:

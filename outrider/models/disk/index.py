@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from outrider.durable_files import write_atomic
 from outrider.errors import ArtifactCorruptError
-from outrider.models.disk.files import write_atomic
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 

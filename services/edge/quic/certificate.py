@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import os
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,6 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from outrider.durable_files import write_atomic
 from outrider.errors import ConfigError
 from outrider.tls.certificates import stamp
 
@@ -41,8 +41,8 @@ def ensure(folder: Path, names: Iterable[str], now: datetime) -> tuple[Path, Pat
     if not _is_good(certificate_path, key_path, wanted, now):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         key = ec.generate_private_key(ec.SECP256R1())
-        _write(key_path, _key_pem(key), 0o600)
-        _write(certificate_path, _certificate_pem(key, wanted, now), 0o644)
+        write_atomic(key_path, _key_pem(key), mode=0o600)
+        write_atomic(certificate_path, _certificate_pem(key, wanted, now), mode=0o644)
     return certificate_path, key_path
 
 
@@ -96,14 +96,6 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-
-
-def _write(path: Path, data: bytes, mode: int) -> None:
-    """Write atomically; the file never exists with a wider mode."""
-    scratch = path.with_suffix(f".{os.getpid()}.tmp")
-    with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
-        file.write(data)
-    scratch.replace(path)
 
 
 async def follow(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
+from outrider.errors import InvalidSamplingError
 from outrider.reply_parsing.reasoning import ReasoningMeter, begins_in_reasoning
 from outrider.sampling.constraint import Constraint
 from outrider.sampling.grammar import Grammar
@@ -46,12 +48,27 @@ def with_budget(
     tags = sampling.reasoning_tags
     if tags is None or sampling.max_thinking_tokens < 0:
         return grammar
+    table.ids_of(tags.end)  # What cannot be written is refused before the reply begins.
     is_open = begins_in_reasoning(tags, prompt, table.bytes_of)
     text_of = table.bytes_of if sampling.special_tokens else table.text_bytes_of
     return ThinkingBudget(
         sampling.max_thinking_tokens,
-        table.ids_of(tags.end),
+        partial(_end_ids, table, tags.end),
         ReasoningMeter(tags, text_of, begins_in_reasoning=is_open),
         table.size,
         grammar,
     )
+
+
+def _end_ids(table: TokenTable, tag: str, num_chars: int) -> tuple[int, ...]:
+    """The ids of a tag behind so many of its characters; all of it where it has a token of its own,
+    and where the rest alone would be written otherwise."""
+    whole = table.ids_of(tag)
+    if not num_chars or len(whole) == 1:
+        return whole
+    rest = tag[num_chars:]
+    try:
+        ids = table.ids_of(rest)
+    except InvalidSamplingError:
+        return whole
+    return ids if b"".join(map(table.bytes_of, ids)) == rest.encode() else whole

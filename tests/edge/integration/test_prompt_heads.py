@@ -144,6 +144,9 @@ def settings(**http: Any) -> dict[str, Any]:
     return {"http": HttpConfig(port=0, **http), "access": AccessConfig(http_anonymous=True)}
 
 
+served = pytest.mark.edge(http=HttpConfig(port=0), access=AccessConfig(http_anonymous=True))
+
+
 async def two_turns(
     agent: Agent, folder: Path, **http: Any
 ) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -174,7 +177,7 @@ async def test_with_the_line_it_would_not(agent: Agent, tmp_path: Path) -> None:
 
 
 @over_agents
-@pytest.mark.edge(**settings())
+@served
 async def test_the_region_is_sent_the_prompt_without_the_line(
     agent: Agent, mesh: Running, caller: AsyncClient
 ) -> None:
@@ -189,7 +192,7 @@ async def test_the_region_is_sent_the_prompt_without_the_line(
     assert counts == [] or counts[0] == counts[1]
 
 
-@pytest.mark.edge(**settings())
+@served
 async def test_tokenize_shows_the_same_prompt(
     words: Vocabulary, mesh: Running, caller: AsyncClient
 ) -> None:

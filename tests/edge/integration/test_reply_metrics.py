@@ -53,7 +53,7 @@ async def test_a_reply_says_what_speculation_did_for_it(words: Vocabulary, tmp_p
                 found.append(metrics_in([whole.json()]))
                 stream = await client.post(route.path, json=limited(route) | {"stream": True})
                 found.append(metrics_in(data_of(stream.content)))
-            bare = await client.post(CHAT.path, json=CHAT.body | {"max_tokens": 2})
+            bare = await client.post(CHAT.path, json={**CHAT.body, "max_tokens": 2})
             assert "metrics" not in bare.text
     for it in found:
         tokens, drafts = it["tokens"], it["speculative_decoding"]
