@@ -6,7 +6,7 @@ that a beta would make are refused by the field that requests them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
@@ -291,7 +291,7 @@ def messages_of(
     consecutive messages of one role are joined, as in that API. Raises InvalidRequestError."""
     made: list[Message] = []
     if system:
-        made.append(Message("system", _text("system", system)))
+        made.append(Message("system", _text("system", system, _block_text)))
     for number, message in enumerate(given):
         for turn in _turns(f"messages.{number}", message):
             if made and _are_one(made[-1], turn):
@@ -359,24 +359,30 @@ def _result(where: str, block: InputBlock) -> Message:
     if not block.tool_use_id:
         raise refused(where, f"{where}: a tool_result has no tool_use_id; say whose result it is")
     content = read_part(_decode_content, f"{where}.content", block.content)
-    text = _text(f"{where}.content", content or "")
+    text = _text(f"{where}.content", content or "", _block_text)
     if block.is_error and not text.lower().startswith(_ERROR[:-2].lower()):
         text = _ERROR + text
     return Message("tool", text, tool_call_id=block.tool_use_id)
 
 
-def _text(where: str, content: str | Sequence[InputBlock]) -> str:
+def _text(
+    where: str, content: str | Sequence[InputBlock], text_of: Callable[[str, InputBlock], str]
+) -> str:
     if isinstance(content, str):
         return content
     check_num_parts(where, len(content))
     return _PART_SEPARATOR.join(
-        _block_text(f"{where}.{number}", block) for number, block in enumerate(content)
+        text_of(f"{where}.{number}", block) for number, block in enumerate(content)
     )
 
 
 def _block_text(where: str, block: InputBlock) -> str:
     if block.type == "document" and isinstance(block.source, Source):
         return shown(_document_text(where, block.source), block.title, block.context)
+    return _plain_text(where, block)
+
+
+def _plain_text(where: str, block: InputBlock) -> str:
     if block.type != "text":
         raise _no_text(where, block)
     return block.text or ""
@@ -387,7 +393,8 @@ def _document_text(where: str, source: Source) -> str:
         case "text":
             return source.data or ""
         case "content":
-            return _text(f"{where}.source.content", source.content or "")
+            # No documents, as in that API: within one another they might be too deep to be read.
+            return _text(f"{where}.source.content", source.content or "", _plain_text)
         case "base64":
             return text_of_data(where, "document", source.media_type, source.data)
         case _:
