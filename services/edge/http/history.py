@@ -40,9 +40,12 @@ def result_in(given: msgspec.Raw) -> str:
     if data.startswith(b'"') or len(data) > _MAX_READ_BYTES:
         return _as_text(given)
     try:
-        value = json.loads(data)
+        return _told(json.loads(data))
     except (ValueError, RecursionError):  # a number too long, or nested too deep
         return data.decode()
+
+
+def _told(value: Any) -> str:
     parts = value if isinstance(value, list) else [value]
     texts = [it.get("text") for it in parts if isinstance(it, dict)]
     lines = [it for it in texts if isinstance(it, str)]

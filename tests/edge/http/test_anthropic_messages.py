@@ -42,6 +42,7 @@ from services.edge.http.routes import error_answer
 from services.edge.http.translation import PartWriter
 from tests.edge.http.asking import (
     USER,
+    asked,
     chat_of,
     data_of,
     done,
@@ -199,6 +200,15 @@ def test_messages_of_one_role_that_follow_each_other_are_one() -> None:
         Message("user", "hello\nthere"),
         Message("assistant", "Hi!", reasoning="hm"),
     )
+
+
+@pytest.mark.parametrize(("opens", "closes"), [("[", "]"), ('{"a":', "}")])
+def test_a_result_of_another_tool_is_shown_however_deep_it_is(opens: str, closes: str) -> None:
+    deep = opens * 800 + "1" + closes * 800
+    block = {"type": "web_search_tool_result", "tool_use_id": "s1", "content": "DEEP"}
+    data = json.dumps(body(messages=[USER, {"role": "assistant", "content": [block]}, USER]))
+    (chat,) = API.plan(asked(data.replace('"DEEP"', deep).encode())).chats
+    assert Message("tool", deep, tool_call_id="s1") in chat.messages
 
 
 SEARCH = {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "q"}}
