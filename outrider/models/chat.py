@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from outrider.errors import EmptyPromptError, InvalidRequestError, PromptTooLongError
-from outrider.models.tools import ToolCall, check_call, check_id
+from outrider.models.tools import ToolCall
 
 SYSTEM_ROLES: Final = ("system", "developer")
 """Roles for the application's operator. A template without the role `developer` gets `system`."""
 ROLES: Final = (*SYSTEM_ROLES, "user", "assistant", "tool")
-MAX_MESSAGES: Final = 512
+MAX_MESSAGES: Final = 2048
 MAX_CHAT_CHARS: Final = 1 << 20
 """Characters of all messages together; tool definitions have a limit of their own."""
 MAX_TOOL_CALLS: Final = 128
@@ -99,31 +99,31 @@ def check_messages(messages: Sequence[Message]) -> None:
     num_chars = num_chars_of(messages)
     if num_chars > MAX_CHAT_CHARS:
         raise PromptTooLongError.of_text("the chat", num_chars, MAX_CHAT_CHARS)
-    for message in messages:
-        if message.role not in ROLES:
-            raise InvalidRequestError(
-                f"role {message.role[:32]!r} is not known; use one of {', '.join(ROLES)}"
-            )
-        check_text(message.content)
-        _check_extras(message)
+    for number, message in enumerate(messages):
+        _check_message(f"messages[{number}]", message)
 
 
-def _check_extras(message: Message) -> None:
-    """Check the fields besides role and content against the role. Raises InvalidRequestError."""
-    if message.role != "assistant" and (message.tool_calls or message.reasoning):
-        raise InvalidRequestError(
-            f"a message of role {message.role} has tool calls or reasoning; only the assistant's do"
-        )
-    if message.role != "tool" and message.tool_call_id:
-        raise InvalidRequestError(
-            f"a message of role {message.role} has a tool_call_id; only a tool's result has"
-        )
+def _check_message(where: str, message: Message) -> None:
+    """Raises InvalidRequestError, which names the message and the field."""
+
+    def refused(field: str, why: str) -> InvalidRequestError:
+        place = f"{where}.{field}"
+        return InvalidRequestError(f"{place}: {why}", metadata={"param": place})
+
+    role = message.role
+    if role not in ROLES:
+        raise refused("role", f"role {role[:32]!r} is not known; use one of {', '.join(ROLES)}")
+    if role != "assistant" and message.tool_calls:
+        raise refused("tool_calls", f"the role is {role}; only the assistant's messages have calls")
+    if role != "assistant" and message.reasoning:
+        raise refused("reasoning", f"the role is {role}; only the assistant's messages have it")
+    if role != "tool" and message.tool_call_id:
+        raise refused("tool_call_id", f"the role is {role}; only a tool's results have one")
     check_num_calls(len(message.tool_calls))
     if len(message.name) > MAX_NAME_CHARS:
-        raise InvalidRequestError(f"the name of a message has at most {MAX_NAME_CHARS} characters")
-    check_id(message.tool_call_id)
+        raise refused("name", f"a name has at most {MAX_NAME_CHARS} characters")
+    for text in (message.content, message.name, message.reasoning, message.tool_call_id):
+        check_text(text)
     for call in message.tool_calls:
-        check_call(call)
-        check_text(call.arguments)
-    check_text(message.name)
-    check_text(message.reasoning)
+        for text in (call.id, call.name, call.arguments):
+            check_text(text)

@@ -30,6 +30,7 @@ from typing import Any, Final
 
 from outrider.errors import ConfigError, InvalidRequestError
 from outrider.models.chat import Message, Segment, check_text
+from outrider.models.replay_forms import replay_forms
 from outrider.models.template_data import TemplateData
 from outrider.models.template_variables import (
     DATE,
@@ -38,7 +39,13 @@ from outrider.models.template_variables import (
     read_variables,
     unknown_variable,
 )
-from outrider.models.templating import BROKEN, BoundedEnvironment, TemplateRefusal, date_formatter
+from outrider.models.templating import (
+    BROKEN,
+    BoundedEnvironment,
+    BudgetSpentError,
+    TemplateRefusal,
+    date_formatter,
+)
 from outrider.models.tools import ToolCall, tool_text
 from outrider.reply_parsing.formats import ReasoningTags, ends_in, reasoning_tags_of
 
@@ -117,11 +124,12 @@ class ChatTemplate:
     ) -> list[Segment]:
         """The prompt for `messages`, which `check_messages` passed, with the generation prompt, the
         definitions of `tools`, which `check_tools` returned, and the client's own variables, as
-        `check_variables` returned them.
+        `check_variables` returned them. What the template refuses, or does not show, of earlier
+        calls and results is rendered in another form (`replay_forms`).
 
-        Raises InvalidRequestError if the template refuses them or does not show them, if it has no
-        such variable, if it shows the date and there is none, or if a message and the template
-        would make a control token together.
+        Raises InvalidRequestError if the template refuses the messages in every form, if it shows
+        no tools, if it has no such variable, if it shows the date and there is none, or if a
+        message and the template would make a control token together.
         """
         given = read_variables(variables)
         for name in given:
@@ -136,13 +144,15 @@ class ChatTemplate:
                 "the model's chat template shows no tools; choose a model that was trained to "
                 "call them, or send the chat without tools"
             )
-        has_calls = any(message.tool_calls or message.role == "tool" for message in messages)
-        if has_calls and not self.abilities.calls:
-            raise InvalidRequestError(
-                "the model's chat template shows no tool calls and no results of tools; choose a "
-                "model that was trained to call tools, or send them as messages of the user"
-            )
-        return self._segments(messages, tools, given)
+        refusals = list[InvalidRequestError]()
+        for form in replay_forms(messages, shows_calls=self.abilities.calls):
+            try:
+                return self._segments(form, tools, given)
+            except InvalidRequestError as error:
+                refusals.append(error)
+                if isinstance(error.__cause__, BudgetSpentError):
+                    break
+        raise refusals[0]
 
     @cached_property
     def variables(self) -> frozenset[str]:

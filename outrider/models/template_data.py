@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from outrider.models.chat import Message
-from outrider.models.tools import ToolCall, read_arguments
+from outrider.models.tools import ToolCall, UnreadArguments, read_arguments
 
 Change: TypeAlias = Callable[[str], str]
 
@@ -53,8 +53,8 @@ class TemplateData:
         reasoning_field: str,
     ) -> TemplateData:
         """`knows_developer`: whether the template has that role; otherwise its messages become the
-        system's. `reasoning_field`: where the template reads an assistant's reasoning; "": nowhere.
-        Raises InvalidRequestError for arguments that are not a JSON object."""
+        system's. `reasoning_field`: where the template reads an assistant's reasoning; "":
+        nowhere."""
         names: dict[str, str] = {}
         turns = []
         for message in messages:
@@ -152,11 +152,15 @@ def _mapped_part(key: str, value: Any, text: Change, data: Callable[[Any], Any])
         | _function(
             {
                 "name": text(call["function"]["name"]),
-                "arguments": data(call["function"]["arguments"]),
+                "arguments": _mapped_arguments(call["function"]["arguments"], text, data),
             }
         )
         for call in value
     ]
+
+
+def _mapped_arguments(value: Any, text: Change, data: Callable[[Any], Any]) -> Any:
+    return UnreadArguments(text(value)) if isinstance(value, UnreadArguments) else data(value)
 
 
 def _texts(value: Any) -> Iterator[str]:

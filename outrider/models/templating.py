@@ -28,6 +28,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
+from outrider.models.tools import UnreadArguments
+
 MAX_SOURCE_CHARS: Final = 1 << 18
 MAX_STEPS: Final = 1 << 19
 MAX_CHARS: Final = 1 << 23
@@ -91,6 +93,10 @@ BROKEN: Final = (
 """Exceptions that a faulty template may raise."""
 
 
+class BudgetSpentError(TemplateRuntimeError):
+    """A rendering took too many steps or too long."""
+
+
 @dataclass(slots=True)
 class RenderBudget:
     """Steps and time that one rendering has left."""
@@ -100,14 +106,14 @@ class RenderBudget:
     steps: int = MAX_STEPS
 
     def spend(self, steps: int = 1) -> None:
-        """Raises TemplateRuntimeError when it is used up."""
+        """Raises BudgetSpentError when it is used up."""
         before = self.steps
         self.steps = before - steps
         if self.steps < 0:
-            raise TemplateRuntimeError(f"it takes more than {MAX_STEPS} steps")
+            raise BudgetSpentError(f"it takes more than {MAX_STEPS} steps")
         is_check_due = before // _CLOCK_CHECK_STEPS != self.steps // _CLOCK_CHECK_STEPS
         if is_check_due and self.clock() > self.ends_at:
-            raise TemplateRuntimeError(f"it takes more than {MAX_RENDER_S:g} s of computing")
+            raise BudgetSpentError(f"it takes more than {MAX_RENDER_S:g} s of computing")
 
 
 _RUNNING: Final[ContextVar[RenderBudget]] = ContextVar("running")
@@ -380,7 +386,9 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """The filter of `transformers`: Jinja's own sorts keys and escapes characters for HTML, which
-    no model was trained on."""
+    no model was trained on. Arguments that are no JSON stay as they are."""
+    if isinstance(value, UnreadArguments):
+        return str(value)
     num_spaces = len(indent) if isinstance(indent, str) else indent or 0
     if num_spaces > _MAX_INDENT or any(len(it) > _MAX_SEPARATOR_CHARS for it in separators or ()):
         raise TemplateRuntimeError("JSON is written with too much space")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -28,7 +28,6 @@ REQUIRED: Final = "required"
 _CHOICES: Final = (AUTO, NONE, REQUIRED)
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _NAME_RULE: Final = "1 to 128 letters, digits, '_', '.' and '-'"
-_ID: Final = re.compile(r"[!-~]{1,128}")
 _KEYS: Final = ("name", "description", "parameters", "return")
 
 
@@ -41,12 +40,20 @@ class ToolCall:
     name: str
     """Name of the tool."""
     arguments: str = ""
-    """A JSON object, as the model wrote it; empty: one without members."""
+    """A JSON object, as the model wrote it; empty: one without members. In earlier turns any text:
+    a call may have been cut off."""
 
     @property
     def num_chars(self) -> int:
         """Characters of id, name and arguments."""
         return len(self.id) + len(self.name) + len(self.arguments)
+
+
+class UnreadArguments(str):
+    """Arguments of an earlier call that are no JSON object. A template that writes arguments as
+    JSON writes this text as it is."""
+
+    __slots__ = ()
 
 
 def tool_text(tool: Mapping[str, Any] | str) -> str:
@@ -118,14 +125,24 @@ def check_choice(choice: str, tools: Sequence[str]) -> str:
     if not choice or choice in (AUTO, NONE):
         return choice or AUTO
     if not tools:
-        raise InvalidRequestError(
-            f"tool_choice is {choice[:64]!r}, but the chat has no tools; send them as well"
-        )
+        raise _no_choice(f"is {choice[:64]!r}, but the chat has no tools; send them as well")
     if choice != REQUIRED and choice not in map(tool_name, tools):
-        raise InvalidRequestError(
-            f"tool_choice {choice[:64]!r} is neither auto, none, required nor one of the tools"
-        )
+        raise _no_choice(f"{choice[:64]!r} is neither auto, none, required nor one of the tools")
     return choice
+
+
+def _no_choice(why: str) -> InvalidRequestError:
+    return InvalidRequestError(f"tool_choice {why}", metadata={"param": "tool_choice"})
+
+
+def only_tools(names: Collection[str], tools: Sequence[str]) -> tuple[str, ...]:
+    """Those of the tools that have these names. Raises InvalidRequestError for a name that none
+    has."""
+    found = {tool_name(text): text for text in tools}
+    for name in names:
+        if name not in found:
+            raise _no_choice(f"allows {name[:64]!r}, which is none of the tools")
+    return tuple(text for name, text in found.items() if name in names)
 
 
 def tool_name(text: str) -> str:
@@ -134,43 +151,22 @@ def tool_name(text: str) -> str:
     return name
 
 
-def read_arguments(call: ToolCall) -> dict[str, Any]:
-    """The arguments of a call as templates get them. Raises InvalidRequestError."""
-    found = _parsed(call.arguments) if call.arguments.strip() else {}
-    if not isinstance(found, dict):
-        raise InvalidRequestError(
-            f"the arguments of tool call {call.id or call.name} are no JSON object; send one"
-        )
-    _check_depth(found, f"the arguments of tool call {call.id or call.name}")
-    return found
-
-
-def check_call(call: ToolCall) -> None:
-    """Raises InvalidRequestError for names and ids that are none; `read_arguments` does for the
-    rest."""
-    check_name(call.name, "a tool call")
-    check_id(call.id)
-
-
-def check_id(call_id: str) -> None:
-    """Raises InvalidRequestError unless the id of a call is valid; "" means no id."""
-    if call_id and _ID.fullmatch(call_id) is None:
-        raise InvalidRequestError(
-            "the id of a tool call has at most 128 printable ASCII characters and no space"
-        )
-
-
-def check_name(name: object, whose: str) -> None:
-    """Raises InvalidRequestError for what cannot name a tool."""
-    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-        raise InvalidRequestError(
-            f"{whose} has the name {str(name)[:64]!r}; a tool's name has {_NAME_RULE}"
-        )
+def read_arguments(call: ToolCall) -> dict[str, Any] | UnreadArguments:
+    """The arguments of a call as templates get them."""
+    try:
+        found = _parsed(call.arguments) if call.arguments.strip() else {}
+        _check_depth(found, "the arguments")
+    except InvalidRequestError:
+        found = None
+    return found if isinstance(found, dict) else UnreadArguments(call.arguments)
 
 
 def _check_definition(found: Mapping[str, Any]) -> None:
     name = found.get("name")
-    check_name(name, "a tool")
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        raise InvalidRequestError(
+            f"a tool has the name {str(name)[:64]!r}; a tool's name has {_NAME_RULE}"
+        )
     if name in _CHOICES:
         raise InvalidRequestError(f"no tool can be called {name}, which is a tool_choice")
     for key in found:

@@ -11,9 +11,11 @@ from typing import Any
 from outrider.errors import InvalidSamplingError
 from outrider.reply_parsing.formats import ReasoningTags
 from outrider.sampling import grammar_cost
+from outrider.sampling.json_schema import enforceable
 
 MAX_GRAMMAR_BYTES = 1 << 16
 """Longest text of a grammar, in UTF-8. It is sent with the request, and again when a chat moves."""
+_MAX_PATH_CHARS = 200
 MAX_SCHEMA_DEPTH = 64
 """Most arrays and objects around a value of a schema."""
 
@@ -45,6 +47,8 @@ class Grammar:
     replica sets it, and the next one, when it knows the prompt."""
     begins_in_reasoning: bool = False
     """The prompt ends in the first tag, so the reply begins with reasoning."""
+    unenforced: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    """Keywords of a JSON schema that the reply need not follow; known where the grammar is made."""
 
     def __post_init__(self) -> None:
         if self.kind is GrammarKind.JSON_OBJECT:
@@ -79,16 +83,26 @@ class Grammar:
 JSON_OBJECT = Grammar(GrammarKind.JSON_OBJECT)
 
 
-def json_schema(schema: Mapping[str, Any]) -> Grammar:
-    """The grammar of a schema as Python has it. Raises InvalidSamplingError."""
+def json_schema(schema: Mapping[str, Any], *, strict: bool = False) -> Grammar:
+    """The grammar of a schema as Python has it. Keywords that cannot be enforced are left out
+    (`Grammar.unenforced`), or refused if the reply has to be `strict`. Raises
+    InvalidSamplingError."""
     try:
+        found, unenforced = enforceable(schema)
         # Keys keep their order, which is that of the reply's properties.
-        text = json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = json.dumps(found, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError):
         raise InvalidSamplingError(
             "the schema holds what JSON cannot say; send JSON's types only"
         ) from None
-    return Grammar(GrammarKind.JSON_SCHEMA, text)
+    if strict and unenforced:
+        keyword, path = unenforced[0]
+        raise InvalidSamplingError(
+            f"the schema's {keyword} at {path[:_MAX_PATH_CHARS]} cannot be enforced; leave it out, "
+            "or ask without strict"
+        )
+    keywords = tuple(dict.fromkeys(it.keyword for it in unenforced))
+    return Grammar(GrammarKind.JSON_SCHEMA, text, unenforced=keywords)
 
 
 def from_response_format(value: Mapping[str, Any]) -> Grammar | None:
@@ -104,8 +118,10 @@ def from_response_format(value: Mapping[str, Any]) -> Grammar | None:
         return _of_schema(value["schema"], "schema")
     if kind == "json_schema":
         named = value.get("json_schema")
-        schema = named.get("schema") if isinstance(named, Mapping) else None
-        return _of_schema(schema, "json_schema.schema")
+        if not isinstance(named, Mapping):
+            named = {}
+        strict = named.get("strict") is True
+        return _of_schema(named.get("schema"), "json_schema.schema", strict=strict)
     if kind in ("regex", "lark"):
         text = value.get("grammar")
         if not isinstance(text, str):
@@ -116,10 +132,10 @@ def from_response_format(value: Mapping[str, Any]) -> Grammar | None:
     )
 
 
-def _of_schema(schema: object, where: str) -> Grammar:
+def _of_schema(schema: object, where: str, *, strict: bool = False) -> Grammar:
     if not isinstance(schema, Mapping):
         raise InvalidSamplingError(f"response_format has no schema; put an object into {where}")
-    return json_schema(schema)
+    return json_schema(schema, strict=strict)
 
 
 def _check_schema(text: str) -> None:

@@ -14,6 +14,11 @@ from outrider.cli.model_choice import choose
 from outrider.engines import draft_loading
 from outrider.models.catalog import DEFAULT_MODEL, ModelSpec, load_catalog, use
 from outrider.models.store import ModelStore
+from outrider.models.vocabulary import Vocabulary
+from outrider.tokenization.backends import selection
+from outrider.tokenization.backends.base import REFERENCE
+from outrider.tokenization.backends.fallback import FallbackBackend
+from outrider.tokenization.backends.selection import select_backend
 from tests.cli.invoking import invoke
 from tests.engines.test_draft_file import write
 
@@ -88,6 +93,20 @@ def test_what_is_advised_for_a_changed_file_helps(
     assert found.fix == f"outrider models pull --refresh 'file:{weights}'"
     weights.write_bytes(b"changed again")
     assert "models pull --refresh" in doctor._tokenizer(choose(str(weights)).spec).fix
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("cores", "told"), [(2, "0 other processes"), (8, "2 other processes")])
+def test_the_processes_that_would_help_to_tokenize_are_told(
+    cores: int, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(store: ModelStore, vocabulary: Vocabulary) -> FallbackBackend:
+        return select_backend(vocabulary, REFERENCE)
+
+    monkeypatch.setattr(selection, "load_backend", slow)
+    monkeypatch.setattr(doctor, "usable_cores", lambda: cores)
+    found = doctor._tokenizer(DEFAULT_MODEL)
+    assert found.ok and f"{REFERENCE} (" in found.what and told in found.what
 
 
 @pytest.mark.parametrize("is_well", [True, False])

@@ -70,6 +70,19 @@ def test_how_far_a_start_is_is_said_until_the_mesh_is_up_or_gone(tmp_path: Path)
     assert "starting" not in no_mesh(tmp_path).message, "what was left of a killed one"
 
 
+def test_the_line_of_a_start_waits_for_no_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is written every second by the loop that starts the mesh, while the disk is busiest."""
+
+    def sync(descriptor: int) -> None:
+        pytest.fail("waits for the disk")
+
+    monkeypatch.setattr(os, "fsync", sync)
+    record_start(tmp_path, "2 of 5 processes ready")
+    assert start_of(tmp_path) == "2 of 5 processes ready"
+
+
 def test_commands_that_are_printed_find_the_mesh_of_their_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

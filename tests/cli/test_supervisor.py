@@ -172,6 +172,23 @@ async def test_a_full_disk_ends_no_process_and_keeps_none_away_for_good(
     await mine.stop()
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 100\r\n\r\n{", b"SSH-2.0-x\r\n", b""],
+)
+async def test_a_process_that_dies_while_it_answers_or_is_another_says_nothing(
+    answer: bytes,
+) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        assert await asyncio.to_thread(supervisor._readiness, host, port) == (False, "")
+
+
 STARTING = """
 import http.server, json, os, sys
 

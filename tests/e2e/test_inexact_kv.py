@@ -18,7 +18,7 @@ from tests.api_keys import key_of, text_of, write_keys
 from tests.cli.invoking import invoke
 from tests.redis_server import RedisServer, redis_server
 
-pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(600)]
 
 BLOCK = 16
 CALL_MS = 20.0

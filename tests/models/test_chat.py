@@ -135,7 +135,7 @@ def test_messages_are_checked() -> None:
         check_messages([])
     with pytest.raises(EmptyPromptError):
         check_messages([Message("user", ""), Message("system", "")])
-    with pytest.raises(InvalidRequestError, match="at most 512"):
+    with pytest.raises(InvalidRequestError, match=f"at most {MAX_MESSAGES}"):
         check_messages([Message("user", "x")] * (MAX_MESSAGES + 1))
     with pytest.raises(PromptTooLongError, match="characters and is longer than"):
         check_messages([Message("user", "x" * MAX_CHAT_CHARS), Message("user", "x")])

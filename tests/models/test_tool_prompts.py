@@ -4,6 +4,7 @@ that nobody forges control tokens by way of tools, calls, names and ids."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,7 +22,15 @@ from outrider.models.chat import (
 from outrider.models.chat_template import ChatTemplate
 from outrider.models.tools import MAX_DEPTH, ToolCall, check_tools, tool_text
 from tests.models import tool_templates
-from tests.models.tool_templates import CONTROL, FAMILIES, HERMES, LLAMA3, PLAIN, THINKING
+from tests.models.tool_templates import (
+    CONTROL,
+    FAMILIES,
+    HERMES,
+    LLAMA3,
+    MISTRAL,
+    PLAIN,
+    THINKING,
+)
 
 WEATHER = {
     "name": "get_weather",
@@ -113,9 +122,6 @@ def test_a_template_is_asked_what_it_shows() -> None:
     assert not plain.abilities.tools and not plain.abilities.calls
     with pytest.raises(InvalidRequestError, match="shows no tools"):
         plain.segments([ASK], [tool_text(CLOCK)])
-    for chat in (CHAT[:2], [ASK, Message("tool", "5")]):
-        with pytest.raises(InvalidRequestError, match="shows no tool calls"):
-            plain.segments(chat)
     forced = ChatTemplate(
         PLAIN.replace("assistant\n{% endif", "assistant\n<think>\n{% endif"), [], {}
     )
@@ -132,10 +138,98 @@ def test_a_developer_is_a_system_to_templates_that_know_none() -> None:
     assert joined(knowing.segments(told)) == "developer"
 
 
-def test_the_template_of_a_model_with_one_call_at_once_refuses_two() -> None:
-    two = Message("assistant", "", (CALL, ToolCall("call00002", "now")))
-    with pytest.raises(InvalidRequestError, match="one tool at once"):
-        template_of(LLAMA3).segments([ASK, two])
+# History: what an assistant said before can only be sent again, so no template refuses it.
+
+
+def rendered(source: str, *messages: Message) -> str:
+    return joined(template_of(source).segments([ASK, *messages]))
+
+
+def test_two_calls_at_once_become_two_messages_where_a_template_wants_that() -> None:
+    two = Message("assistant", "Hm.", (CALL, ToolCall("call00002", "now")))
+    results = (Message("tool", "5", tool_call_id="call00002"), CHAT[2])
+    one_each = (
+        Message("assistant", "Hm.", (CALL,)),
+        CHAT[2],
+        Message("assistant", "", (ToolCall("call00002", "now"),)),
+        results[0],
+    )
+    assert rendered(LLAMA3, two, *results) == rendered(LLAMA3, *one_each)
+
+
+def test_ids_of_another_server_become_such_as_the_template_wants() -> None:
+    def chat(call_id: str) -> tuple[Message, ...]:
+        call = Message("assistant", "", (ToolCall(call_id, "now"),))
+        return call, Message("tool", "5", tool_call_id=call_id)
+
+    prompts = [rendered(MISTRAL, *chat(it)) for it in ("call00001", "toolu_01" + "x" * 2000, "é b")]
+    assert len(set(prompts)) == 3 and len({len(it) for it in prompts}) == 1
+    assert rendered(HERMES, *chat("é b")) == rendered(HERMES, *chat("call00001"))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *('{"city": "Zür', "[]", "3", "{", '{"a": NaN}', '{"a": "\\ud800"}', '"{}"', "look <b>"),
+        "[" * 10_000,
+        '{"a":' * (MAX_DEPTH + 1) + "1" + "}" * (MAX_DEPTH + 1),
+    ],
+)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_arguments_that_were_cut_off_are_shown_as_they_were(family: str, arguments: str) -> None:
+    prompt = rendered(
+        FAMILIES[family], Message("assistant", "", (replace(CALL, arguments=arguments),))
+    )
+    assert "get_weather" in prompt
+    assert arguments in prompt or json.dumps(arguments, ensure_ascii=False)[1:-1] in prompt
+
+
+def test_a_template_that_goes_through_the_arguments_gets_an_object() -> None:
+    source = HERMES.replace(
+        "{{- tool_call.arguments | tojson }}",
+        "{%- for key, value in tool_call.arguments | items %}{{ key }}={{ value }};{%- endfor %}",
+    )
+    template = ChatTemplate(source, CONTROL[HERMES], {})
+    cut = Message("assistant", "", (replace(CALL, arguments='{"city": "Zür'),))
+    assert 'arguments={"city": "Zür;' in joined(template.segments([ASK, cut]))
+
+
+@pytest.mark.parametrize("arguments", ['{"city": "Bern"}', '{"city": "Be'])
+def test_a_template_without_calls_shows_them_as_text(arguments: str) -> None:
+    call = Message("assistant", "I look.", (ToolCall("c", "f", arguments),))
+    result = Message("tool", "-3", tool_call_id="c")
+    shown = arguments if arguments.endswith("}") else json.dumps(arguments)
+    as_text = (
+        Message("assistant", f'I look.\n{{"name": "f", "arguments": {shown}}}'),
+        Message("user", "Result of f: -3\nAnd now?"),
+    )
+    chat = (call, result, Message("user", "And now?"))
+    assert rendered(PLAIN, *chat) == rendered(PLAIN, *as_text)
+    assert rendered(PLAIN, Message("tool", "5")).count("Result: 5") == 1
+
+
+def test_messages_of_one_role_are_joined_where_a_template_wants_turns() -> None:
+    source = (
+        "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}{{ m.content }}|{% endfor %}"
+    )
+    strict = ChatTemplate(source, [], {})
+    said = [Message("user", "a"), Message("user", "b"), Message("assistant", "c"), ASK]
+    assert joined(strict.segments(said)) == f"a\nb|c|{ASK.content}|"
+    with pytest.raises(InvalidRequestError, match="roles must alternate"):
+        strict.segments([Message("assistant", "c"), ASK])
+
+
+@given(st.text(max_size=30), st.text(max_size=30), st.text(max_size=30), st.text(max_size=30))
+def test_no_call_and_no_result_ends_a_conversation(
+    call_id: str, name: str, arguments: str, content: str
+) -> None:
+    call = Message("assistant", content, (ToolCall(call_id, name, arguments), CALL))
+    chat = (ASK, call, Message("tool", content, tool_call_id=call_id), ASK)
+    check_messages(chat)
+    for source in (*FAMILIES.values(), PLAIN):
+        harmless = joined(template_of(source).segments([ASK]))
+        assert harmless and joined(template_of(source).segments(chat))
 
 
 FORGERIES = st.lists(
@@ -314,14 +408,13 @@ def test_tools_are_bounded_together() -> None:
         (Message("tool", "hi", reasoning="x"), "only the assistant"),
         (Message("user", "hi", tool_call_id="a"), "only a tool's"),
         (Message("assistant", "", (CALL,) * (MAX_TOOL_CALLS + 1)), "at most 128"),
-        (Message("assistant", "", (ToolCall("a b", "f"),)), "printable ASCII"),
-        (Message("assistant", "", (ToolCall("a" * 129, "f"),)), "printable ASCII"),
-        (Message("assistant", "", (ToolCall("a", "f g"),)), "letters, digits"),
+        (Message("assistant", "", (ToolCall("\ud800", "f"),)), "surrogate"),
+        (Message("assistant", "", (ToolCall("a", "\ud800"),)), "surrogate"),
         (Message("assistant", "", (ToolCall("a", "f", "\ud800"),)), "surrogate"),
         (Message("assistant", "hi", reasoning="\ud800"), "surrogate"),
         (Message("user", "hi", name="\ud800"), "surrogate"),
         (Message("user", "hi", name="n" * 257), "at most 256"),
-        (Message("tool", "hi", tool_call_id="é"), "printable ASCII"),
+        (Message("tool", "hi", tool_call_id="\ud800"), "surrogate"),
         (Message("assistant", "", (ToolCall("a", "f", "x" * MAX_CHAT_CHARS),)), "at most 1048576"),
         (Message("function", "hi"), "not known"),
     ],
@@ -335,15 +428,6 @@ def test_a_call_says_something_and_an_empty_result_does_not_alone() -> None:
     check_messages([Message("assistant", "", (CALL,)), Message("tool", "")])
     with pytest.raises(EmptyPromptError):
         check_messages([Message("tool", "", tool_call_id="a")])
-
-
-@pytest.mark.parametrize(
-    "arguments", ["[]", "3", "{", '{"a": NaN}', '{"a": "\\ud800"}', '"{}"', "[" * 10_000]
-)
-def test_arguments_that_are_no_object_are_refused(arguments: str) -> None:
-    chat = [ASK, Message("assistant", "", (ToolCall("call00001", "now", arguments),))]
-    with pytest.raises(InvalidRequestError, match=r"call00001|cannot be read"):
-        template_of(HERMES).segments(chat)
 
 
 def test_no_arguments_are_an_empty_object() -> None:

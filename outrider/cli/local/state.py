@@ -218,7 +218,7 @@ def write_private(path: Path, text: str) -> None:
 
 def record_start(state_dir: Path, line: str) -> None:
     """Record how far the mesh's start is; "": it has not begun."""
-    write_private(state_dir / _STARTING, line)
+    write_atomic(state_dir / _STARTING, line.encode(), is_durable=False)
 
 
 def start_of(state_dir: Path) -> str:

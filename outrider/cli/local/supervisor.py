@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from http import HTTPStatus
+from http.client import HTTPException
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -468,14 +469,14 @@ def _readiness(host: str, admin_port: int) -> tuple[bool, str]:
     except urllib.error.HTTPError as error:
         with error:
             return False, _reason(error)
-    except OSError:
+    except (OSError, HTTPException):
         return False, ""
 
 
 def _reason(answer: IO[bytes]) -> str:
     try:
         return str(json.load(answer)["reason"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, HTTPException, ValueError, KeyError, TypeError):
         return ""
 
 

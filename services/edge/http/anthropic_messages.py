@@ -6,7 +6,7 @@ that a beta would make are refused by the field that requests them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
@@ -14,15 +14,20 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from outrider.errors import InvalidRequestError
-from outrider.models.chat import Message, check_num_messages
+from outrider.models.chat import MAX_TOOL_CALLS, Message, check_num_messages
 from outrider.models.tools import AUTO, NONE, REQUIRED, ToolCall, check_num_tools
 from services.edge.http.anthropic_errors import error_body
 from services.edge.http.anthropic_reply import PING, MessageShape
 from services.edge.http.api import ApiRequest, ChatApi, PlannedReply
-from services.edge.http.bodies import is_given, null, read, schema_in
+from services.edge.http.bodies import null, read_part
+from services.edge.http.fields import Door
+from services.edge.http.history import arguments_in, result_in
 from services.edge.http.openai_errors import not_text, refused
 from services.edge.http.openai_messages import check_num_parts
 from services.edge.http.openai_sampling import SamplingFields, returns_metrics
+from services.edge.http.passed_over import PassedOver
+from services.edge.http.requests import RequestReader
+from services.edge.http.response_format import flat_format
 from services.edge.http.template_fields import template_options
 from services.edge.http.text_documents import shown, text_of_data
 from services.edge.http.translation import (
@@ -37,6 +42,7 @@ from services.edge.session.template_options import TemplateOptions
 
 _ROLES: Final = ("user", "assistant", "system")
 _THINKING: Final = ("disabled", "enabled", "adaptive", "between_tools")
+_FORMAT: Final = "output_config"
 _PART_SEPARATOR: Final = "\n"
 """Separates a user's texts: blocks, and consecutive messages. An assistant's texts are joined
 unchanged, without separator."""
@@ -59,7 +65,8 @@ class Source(msgspec.Struct, kw_only=True, gc=False):
 
 class InputBlock(msgspec.Struct, kw_only=True, gc=False):
     """A block of a message: text, tool_use, tool_result, thinking, and documents whose contents are
-    text; others are refused."""
+    text. An assistant's may be of any type: calls and results of the API's own tools are shown as
+    those of others."""
 
     type: str
     text: str | None = None
@@ -68,7 +75,8 @@ class InputBlock(msgspec.Struct, kw_only=True, gc=False):
     input: msgspec.Raw | UnsetType = UNSET
     """A JSON object, raw: it is passed on as text."""
     tool_use_id: str | None = None
-    content: str | list[InputBlock] | None = None
+    content: msgspec.Raw = msgspec.field(default_factory=null)
+    """Of a result: text, or blocks of text; of the API's own tools any JSON."""
     is_error: bool | None = None
     thinking: str | None = None
     source: Source | str | None = None
@@ -105,9 +113,9 @@ class Thinking(msgspec.Struct, kw_only=True):
 class Tool(msgspec.Struct, kw_only=True, gc=False):
     """A tool that the model may call."""
 
-    name: str
+    name: str | None = None
     type: str | None = None
-    """custom; tools that the API itself runs are refused."""
+    """custom; tools that the API itself defines or runs are passed over."""
     description: str | None = None
     input_schema: msgspec.Raw = msgspec.field(default_factory=null)
     """A JSON schema of type object. Raw, since the order of its properties counts."""
@@ -128,11 +136,13 @@ class OutputConfig(msgspec.Struct, kw_only=True):
     effort: str | None = None
     """The template's variable `reasoning_effort`, if it has one; otherwise without effect."""
     format: msgspec.Raw = msgspec.field(default_factory=null)
-    """{"type": "json_schema", "schema": {...}}: the text follows the schema."""
+    """{"type": "json_schema", "schema": {...}}: the text follows the schema; ours: json_object,
+    regex, lark."""
 
 
 class CountTokensRequest(msgspec.Struct, kw_only=True):
-    """Asks how many tokens a message's prompt has. Fields that are not listed are ignored."""
+    """Asks how many tokens a message's prompt has. What becomes of fields that are not listed is
+    told in the guide (docs/guides/fields.md)."""
 
     model: str
     messages: list[InputMessage]
@@ -148,7 +158,8 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
 
 
 class MessagesRequest(ExtraFields, kw_only=True):
-    """Asks for the next message of a conversation. Fields that are not listed are ignored."""
+    """Asks for the next message of a conversation. What becomes of fields that are not listed is
+    told in the guide (docs/guides/fields.md)."""
 
     model: str
     messages: list[InputMessage]
@@ -164,8 +175,8 @@ class MessagesRequest(ExtraFields, kw_only=True):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    service_tier: str | None = None
-    """Accepted without effect."""
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
 
 
 class TokenCount(msgspec.Struct, kw_only=True):
@@ -176,14 +187,16 @@ class TokenCount(msgspec.Struct, kw_only=True):
 
 _Conversation: TypeAlias = MessagesRequest | CountTokensRequest
 
-_decode: Final = msgspec.json.Decoder(MessagesRequest).decode
-decode_count: Final = msgspec.json.Decoder(CountTokensRequest).decode
+_REQUESTS: Final = RequestReader(Door.MESSAGES, MessagesRequest)
+COUNTS: Final = RequestReader(Door.MESSAGES, CountTokensRequest, MessagesRequest)
+_decode_content: Final = msgspec.json.Decoder(str | list[InputBlock] | None).decode
 
 
 def plan(asked: ApiRequest) -> PlannedReply:
     """The chat that answers a request. Raises InvalidRequestError."""
-    body = read(_decode, asked.body)
-    said = conversation_of(body)
+    request = _REQUESTS.read(asked.body)
+    body = request.body
+    said = conversation_of(body, request.passed_over)
     if said.messages[-1].role == "assistant":
         raise refused(
             "messages",
@@ -198,6 +211,8 @@ def plan(asked: ApiRequest) -> PlannedReply:
         top_p=body.top_p,
         top_k=body.top_k,
         stop=body.stop_sequences,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
     )
     thinking = body.thinking
     if thinking is not None and thinking.type == "enabled" and body.max_thinking_tokens is None:
@@ -209,7 +224,8 @@ def plan(asked: ApiRequest) -> PlannedReply:
         asked,
         said,
         response_format_of(body.output_config),
-        format_field="output_config",
+        passed_over=request.passed_over,
+        format_field=request.format_field or _FORMAT,
         names={"stop": "stop_sequences"},
     )
     is_streamed = bool(body.stream)
@@ -225,23 +241,28 @@ def plan(asked: ApiRequest) -> PlannedReply:
         has_ids=bool(asked.idempotency_key),
     )
     user = "" if body.metadata is None else body.metadata.user_id or ""
-    return PlannedReply((chat.request,), writer, is_streamed, user, keepalive=PING)
+    return PlannedReply(
+        (chat.request,),
+        writer,
+        is_streamed,
+        user,
+        keepalive=PING,
+        passed_over=request.passed_over,
+    )
 
 
 API: Final = ChatApi(plan, error_body)
 
 
-def conversation_of(body: _Conversation) -> Conversation:
+def conversation_of(body: _Conversation, passed_over: PassedOver) -> Conversation:
     """The conversation. Raises InvalidRequestError."""
     if body.thinking is not None and body.thinking.type not in _THINKING:
         raise refused("thinking", f"thinking.type is one of {', '.join(_THINKING)}")
     check_num_messages(len(body.messages))
     messages = messages_of(body.system, body.messages)
     choice, parallel = tool_choice_of(body.tool_choice)
-    definitions = tool_definitions(body.tools or ())
-    return conversation(
-        messages, definitions, choice, parallel=parallel, options=_template_options(body)
-    )
+    tools = tool_definitions(body.tools or (), passed_over)
+    return conversation(messages, tools, choice, parallel=parallel, options=_template_options(body))
 
 
 def _template_options(body: _Conversation) -> TemplateOptions:
@@ -270,10 +291,10 @@ def messages_of(
     consecutive messages of one role are joined, as in that API. Raises InvalidRequestError."""
     made: list[Message] = []
     if system:
-        made.append(Message("system", _text("system", system)))
+        made.append(Message("system", _text("system", system, _block_text)))
     for number, message in enumerate(given):
         for turn in _turns(f"messages.{number}", message):
-            if made and made[-1].role == turn.role and turn.role in ("user", "assistant"):
+            if made and _are_one(made[-1], turn):
                 made[-1] = _joined(made[-1], turn)
             else:
                 made.append(turn)
@@ -292,7 +313,7 @@ def _turns(where: str, message: InputMessage) -> Iterator[Message]:
     if isinstance(content, str):
         yield Message(role, content)
     elif role == "assistant":
-        yield _assistant(where, content)
+        yield from _assistant(where, content)
     else:
         yield from _said(where, role, content)
 
@@ -309,53 +330,59 @@ def _said(where: str, role: str, content: Sequence[InputBlock]) -> Iterator[Mess
         yield Message(role, _PART_SEPARATOR.join(texts))
 
 
-def _assistant(where: str, content: Sequence[InputBlock]) -> Message:
+def _assistant(where: str, content: Sequence[InputBlock]) -> Iterator[Message]:
+    """A message of each block; those of the assistant that follow each other are joined later. The
+    API's own tools have their results among the assistant's blocks."""
     check_num_parts(where, len(content))
-    texts: list[str] = []
-    thoughts: list[str] = []
-    calls: list[ToolCall] = []
-    for number, block in enumerate(content):
+    yield Message("assistant", "")
+    for block in content:
         match block.type:
             case "text":
-                texts.append(block.text or "")
+                yield Message("assistant", block.text or "")
             case "thinking":
-                thoughts.append(block.thinking or "")
+                yield Message("assistant", "", reasoning=block.thinking or "")
             case "redacted_thinking":
                 pass  # of another model, which alone can read it
-            case "tool_use":
-                if not block.id or not block.name:
-                    raise refused(f"{where}.{number}", f"{where}.{number}: id and name are missing")
-                given = b"{}" if isinstance(block.input, UnsetType) else bytes(block.input)
-                arguments = "{}" if given == b"null" else given.decode()
-                calls.append(ToolCall(block.id, block.name, arguments))
-            case _:
-                raise _no_text(f"{where}.{number}", block)
-    return Message(
-        "assistant", "".join(texts), tool_calls=tuple(calls), reasoning="".join(thoughts)
-    )
+            case kind if kind.endswith("tool_use"):
+                given = null() if isinstance(block.input, UnsetType) else block.input
+                call = ToolCall(block.id or "", block.name or "", arguments_in(given) or "{}")
+                yield Message("assistant", "", tool_calls=(call,))
+            case kind if kind.endswith("tool_result"):
+                yield Message(
+                    "tool", result_in(block.content), tool_call_id=block.tool_use_id or ""
+                )
+            case kind:
+                yield Message("assistant", block.text or f"[{kind[:_MAX_NAME_CHARS]}]")
 
 
 def _result(where: str, block: InputBlock) -> Message:
     if not block.tool_use_id:
         raise refused(where, f"{where}: a tool_result has no tool_use_id; say whose result it is")
-    text = _text(f"{where}.content", block.content or "")
+    content = read_part(_decode_content, f"{where}.content", block.content)
+    text = _text(f"{where}.content", content or "", _block_text)
     if block.is_error and not text.lower().startswith(_ERROR[:-2].lower()):
         text = _ERROR + text
     return Message("tool", text, tool_call_id=block.tool_use_id)
 
 
-def _text(where: str, content: str | Sequence[InputBlock]) -> str:
+def _text(
+    where: str, content: str | Sequence[InputBlock], text_of: Callable[[str, InputBlock], str]
+) -> str:
     if isinstance(content, str):
         return content
     check_num_parts(where, len(content))
     return _PART_SEPARATOR.join(
-        _block_text(f"{where}.{number}", block) for number, block in enumerate(content)
+        text_of(f"{where}.{number}", block) for number, block in enumerate(content)
     )
 
 
 def _block_text(where: str, block: InputBlock) -> str:
     if block.type == "document" and isinstance(block.source, Source):
         return shown(_document_text(where, block.source), block.title, block.context)
+    return _plain_text(where, block)
+
+
+def _plain_text(where: str, block: InputBlock) -> str:
     if block.type != "text":
         raise _no_text(where, block)
     return block.text or ""
@@ -366,7 +393,8 @@ def _document_text(where: str, source: Source) -> str:
         case "text":
             return source.data or ""
         case "content":
-            return _text(f"{where}.source.content", source.content or "")
+            # No documents, as in that API: within one another they might be too deep to be read.
+            return _text(f"{where}.source.content", source.content or "", _plain_text)
         case "base64":
             return text_of_data(where, "document", source.media_type, source.data)
         case _:
@@ -384,6 +412,15 @@ def _no_text(where: str, block: InputBlock) -> InvalidRequestError:
     )
 
 
+def _are_one(first: Message, second: Message) -> bool:
+    num_calls = len(first.tool_calls) + len(second.tool_calls)
+    return (
+        first.role == second.role
+        and first.role in ("user", "assistant")
+        and num_calls <= MAX_TOOL_CALLS
+    )
+
+
 def _joined(first: Message, second: Message) -> Message:
     between = "" if first.role == "assistant" else _PART_SEPARATOR
     between = between if first.content and second.content else ""
@@ -395,19 +432,16 @@ def _joined(first: Message, second: Message) -> Message:
     )
 
 
-def tool_definitions(tools: Sequence[Tool]) -> list[str]:
-    """Tool definitions for outrider.models.tools.check_tools. Raises InvalidRequestError for tools
-    that the API itself would have to run."""
+def tool_definitions(tools: Sequence[Tool], passed_over: PassedOver) -> list[str]:
+    """Tool definitions for outrider.models.tools.check_tools; the API's own are passed over. Raises
+    InvalidRequestError for too many."""
     check_num_tools(len(tools))
     made = []
     for number, tool in enumerate(tools):
         if tool.type is not None and tool.type != "custom":
-            raise refused(
-                f"tools.{number}",
-                f"tools.{number}: {tool.type[:_MAX_NAME_CHARS]!r} is a tool of that API's own, "
-                "which is not run here; send custom tools",
-            )
-        made.append(definition_of(tool.name, tool.description, tool.input_schema))
+            passed_over.add(f"tools.{number}", tool.type)
+        else:
+            made.append(definition_of(tool.name, tool.description, tool.input_schema))
     return made
 
 
@@ -425,9 +459,4 @@ def tool_choice_of(choice: ToolChoice | None) -> tuple[str, bool]:
 
 def response_format_of(config: OutputConfig | None) -> dict[str, Any]:
     """The equivalent `response_format` of chat completions. Raises InvalidRequestError."""
-    if config is None or not is_given(config.format):
-        return {"type": "text"}
-    found = schema_in("output_config", config.format)
-    if not isinstance(found, dict) or found.get("type") != "json_schema":
-        raise refused("output_config", "output_config.format.type is json_schema")
-    return {"type": "json_schema", "json_schema": {"schema": found.get("schema")}}
+    return flat_format(null() if config is None else config.format, _FORMAT)

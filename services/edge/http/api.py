@@ -10,11 +10,12 @@ credentials, limits, sessions, resumption, cancellation and back-pressure, is th
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from outrider.errors import OutriderError
 from services.edge.http import sse
+from services.edge.http.passed_over import PassedOver
 from services.edge.session.events import ChatRequest, ClientEvent
 
 
@@ -73,6 +74,8 @@ class PlannedReply:
     """Id of the end user, given by the key's owner."""
     keepalive: bytes = sse.COMMENT
     """Sent on a stream that was silent for a while."""
+    passed_over: PassedOver = field(default_factory=PassedOver)
+    """Parts of the request that have no effect on the answer."""
     streamed_errors: tuple[type[OutriderError], ...] = ()
     """Errors that are events of the stream even if it has not begun, since clients of the API look
     for them there; others are answers with a status of their own."""

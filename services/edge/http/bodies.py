@@ -70,10 +70,24 @@ def schema_in(param: str, field: msgspec.Raw) -> Any:
         raise refused(param, "the schema cannot be read; send simpler JSON") from None
 
 
-def _misshapen(text: str) -> InvalidRequestError:
+def read_part(decode: Callable[[bytes], _Body], where: str, data: msgspec.Raw) -> _Body:
+    """Parse a part of a body that was read, which is at `where`. Raises InvalidRequestError."""
+    try:
+        return decode(bytes(data))
+    except RecursionError:
+        raise refused(where, f"{where} is nested too deeply; send simpler JSON") from None
+    except msgspec.ValidationError as error:
+        raise _misshapen(str(error), where) from None
+    except msgspec.MsgspecError as error:
+        raise refused(where, f"{where} is not valid JSON: {error}") from None
+
+
+def _misshapen(text: str, within: str = "") -> InvalidRequestError:
     """The error for JSON of the wrong structure; `text` is msgspec's message."""
     path = _PATH.search(text)
-    if path is None:
+    if path is None and not within:
         return InvalidRequestError(f"the body has the wrong structure: {text}")
-    where = path.group(1)
+    if path is None:
+        return refused(within, f"{within}: {text}")
+    where = within + path.group(1)
     return refused(where, f"{where or 'the body'}: {text[: path.start()]}")

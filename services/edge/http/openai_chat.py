@@ -9,14 +9,13 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from outrider.errors import InvalidSamplingError
 from outrider.models.chat import check_text
-from outrider.models.tools import NONE
-from outrider.sampling.grammar import Grammar, from_response_format
+from outrider.models.tools import AUTO, NONE
 from outrider.sampling.params import SamplingParams
 from outrider.session.types import TokenLogprobs
 from services.edge.http.api import ApiRequest, ChatApi, PlannedReply
-from services.edge.http.bodies import null, read, schema_in
+from services.edge.http.bodies import null
+from services.edge.http.fields import FORMAT, Door
 from services.edge.http.openai_errors import error_body, refused
 from services.edge.http.openai_logprobs import (
     ChatLogprobs,
@@ -50,6 +49,8 @@ from services.edge.http.openai_sampling import (
 )
 from services.edge.http.reply_metrics import ReplyMetrics
 from services.edge.http.reply_parts import Part, PartKind
+from services.edge.http.requests import RequestReader
+from services.edge.http.response_format import check_strict, grammar_of
 from services.edge.http.template_fields import template_options
 from services.edge.session.events import ChatRequest
 from services.edge.session.request_fields import check_prediction
@@ -62,30 +63,9 @@ class Prediction(msgspec.Struct, kw_only=True):
     content: str | list[ContentPart]
 
 
-class JsonSchemaFormat(msgspec.Struct, kw_only=True):
-    """A schema that the reply follows."""
-
-    schema: msgspec.Raw = msgspec.field(default_factory=null)
-    """Raw, since the reply has its properties in the schema's order."""
-    name: str | None = None
-    description: str | None = None
-    strict: bool | None = None
-    """Accepted without effect: the reply always follows the schema."""
-
-
-class ResponseFormat(msgspec.Struct, kw_only=True):
-    """Format of the reply: type text, json_object or json_schema; ours: regex or lark."""
-
-    type: str
-    json_schema: JsonSchemaFormat | None = None
-    schema: msgspec.Raw = msgspec.field(default_factory=null)
-    """For json_object: a schema that the reply follows, as in llama.cpp's server."""
-    grammar: str | None = None
-    """For regex and lark: the expression or grammar."""
-
-
 class ChatCompletionRequest(SamplingFields, kw_only=True):
-    """Asks for the next message of a conversation. Fields that are not listed are ignored."""
+    """Asks for the next message of a conversation. What becomes of fields that are not listed is
+    told in the guide (docs/guides/fields.md)."""
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
@@ -96,28 +76,19 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     reasoning_effort: str | None = None
     """none, minimal, low, medium, high, xhigh or max: the template's variable of that name, or
     whether the model reasons."""
-    verbosity: str | None = None
-    """Accepted without effect."""
     metadata: dict[str, str] | None = None
     """Accepted; nothing is stored."""
-    store: bool | None = None
-    """Accepted; nothing is stored."""
-    service_tier: str | None = None
-    """Accepted without effect."""
     safety_identifier: str | None = None
     """Alternative to `user`."""
-    modalities: list[str] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     """Number of likeliest tokens in each place of the reply, 0 to 20; needs `logprobs`."""
     prediction: Prediction | None = None
     tools: list[Tool] | None = None
     tool_choice: msgspec.Raw = msgspec.field(default_factory=null)
-    """none, auto, required, or {"type": "function", "function": {"name": NAME}}."""
+    """none, auto, required, {"type": "function", "function": {"name": NAME}}, or {"type":
+    "allowed_tools", "allowed_tools": {"mode": MODE, "tools": [...]}}."""
     parallel_tool_calls: bool | None = None
-    functions: list[msgspec.Raw] | None = None
-    """Refused: replaced by tools in that API."""
-    response_format: ResponseFormat | None = None
 
 
 class ReplyFunction(msgspec.Struct, kw_only=True):
@@ -345,24 +316,28 @@ def _chunk(
 
 
 _SHAPE: Final = ChatShape()
-_decode: Final = msgspec.json.Decoder(ChatCompletionRequest).decode
+_REQUESTS: Final = RequestReader(Door.CHAT, ChatCompletionRequest)
 
 
 def plan(asked: ApiRequest) -> PlannedReply:
     """The chats that answer a request. Raises InvalidRequestError."""
-    body = read(_decode, asked.body)
+    request = _REQUESTS.read(asked.body)
+    body = request.body
     check_metadata(body.metadata)
-    _refuse_what_is_not_served(body)
     messages = messages_of(body.messages)
-    tools = tools_of(body.tools or ())
-    choice = choice_of(body.tool_choice, tools)
+    choice, tools = choice_of(body.tool_choice, tools_of(body.tools or (), request.passed_over))
+    for number, tool in enumerate(body.tools or ()):
+        if tool.function is not None and tool.function.strict and choice not in (AUTO, NONE):
+            check_strict(tool.function.parameters, f"tools[{number}].function.parameters")
     prediction = _prediction(body.prediction)
     options = template_options(
         body.chat_template_kwargs, thinks=body.enable_thinking, effort=body.reasoning_effort
     )
     sampling = replace(
         _sampling(body, asked.default_max_tokens),
-        grammar=_grammar(body.response_format),
+        grammar=grammar_of(
+            body.response_format, request.format_field or FORMAT, request.passed_over
+        ),
         num_logprobs=chat_count(body.logprobs, body.top_logprobs),
     )
 
@@ -387,6 +362,7 @@ def plan(asked: ApiRequest) -> PlannedReply:
         is_chat=True,
         has_tools=bool(tools) and choice != NONE,
         user=body.user or body.safety_identifier or "",
+        passed_over=request.passed_over,
     )
 
 
@@ -400,20 +376,6 @@ def _sampling(body: ChatCompletionRequest, default_max_tokens: int) -> SamplingP
     return sampling_params(body, limit, {"max_tokens": "max_completion_tokens"})
 
 
-def _grammar(wanted: ResponseFormat | None) -> Grammar | None:
-    if wanted is None:
-        return None
-    value: dict[str, Any] = {"type": wanted.type, "grammar": wanted.grammar}
-    value["schema"] = schema_in("response_format", wanted.schema)
-    if wanted.json_schema is not None:
-        schema = schema_in("response_format", wanted.json_schema.schema)
-        value["json_schema"] = {"schema": schema}
-    try:
-        return from_response_format(value)
-    except InvalidSamplingError as error:
-        raise refused("response_format", error.message) from None
-
-
 def _prediction(given: Prediction | None) -> str:
     if given is None:
         return ""
@@ -423,11 +385,3 @@ def _prediction(given: Prediction | None) -> str:
     check_text(text)
     check_prediction(text)
     return text
-
-
-def _refuse_what_is_not_served(body: ChatCompletionRequest) -> None:
-    """Raises InvalidRequestError for fields that would change the reply and cannot be heeded."""
-    if body.functions:
-        raise refused("functions", "functions are not served; send them as tools")
-    if body.modalities and set(body.modalities) != {"text"}:
-        raise refused("modalities", "models here write only text")

@@ -14,7 +14,7 @@ from outrider.errors import EmptyPromptError, PromptTooLongError
 from outrider.models.chat import MAX_CHAT_CHARS, check_text
 from outrider.session.types import TokenLogprobs
 from services.edge.http.api import ApiRequest, ChatApi, PlannedReply
-from services.edge.http.bodies import read
+from services.edge.http.fields import FORMAT, Door
 from services.edge.http.openai_errors import error_body, refused
 from services.edge.http.openai_logprobs import CompletionLogprobs, completion_count
 from services.edge.http.openai_plan import Prompt, plan_choices
@@ -32,6 +32,8 @@ from services.edge.http.openai_sampling import (
     sampling_params,
 )
 from services.edge.http.reply_metrics import ReplyMetrics
+from services.edge.http.requests import RequestReader
+from services.edge.http.response_format import grammar_of
 from services.edge.session.events import ChatRequest, RawPrompt
 
 _DEFAULT_MAX_TOKENS: Final = 16
@@ -39,13 +41,14 @@ _DEFAULT_MAX_TOKENS: Final = 16
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
-    """Asks for text that continues a prompt. Fields that are not listed are ignored."""
+    """Asks for text that continues a prompt. What becomes of fields that are not listed is told in
+    the guide (docs/guides/fields.md)."""
 
     prompt: str | list[str | int | list[int]]
-    """Text or token ids, one or several. Texts of control tokens become these tokens; nothing is
-    put before it."""
+    """Text or token ids, one or several. Texts of control tokens become these tokens."""
+    add_special_tokens: bool | None = None
+    """Whether a text gets the tokens that the model's prompts begin and end with; null: yes."""
     echo: bool | None = None
-    suffix: str | None = None
     best_of: int | None = None
     logprobs: int | None = None
     """Return the log probability of each token of the reply, and of this many of the likeliest."""
@@ -151,12 +154,13 @@ def _completion(
     )
 
 
-_decode: Final = msgspec.json.Decoder(CompletionRequest).decode
+_REQUESTS: Final = RequestReader(Door.COMPLETIONS, CompletionRequest)
 
 
 def plan(asked: ApiRequest) -> PlannedReply:
     """The chats that answer a request. Raises InvalidRequestError."""
-    body = read(_decode, asked.body)
+    request = _REQUESTS.read(asked.body)
+    body = request.body
     prompts = prompts_of(body.prompt, asked.max_choices)
     _refuse_what_is_not_served(body, prompts)
     num_logprobs = completion_count(body.logprobs)
@@ -166,9 +170,16 @@ def plan(asked: ApiRequest) -> PlannedReply:
         body,
         asked,
         CompletionShape(num_logprobs),
-        replace(sampling_params(body, max_tokens), num_logprobs=num_logprobs),
-        [Prompt(partial(_about, it), _echoed(body, it)) for it in prompts],
+        replace(
+            sampling_params(body, max_tokens),
+            grammar=grammar_of(
+                body.response_format, request.format_field or FORMAT, request.passed_over
+            ),
+            num_logprobs=num_logprobs,
+        ),
+        [Prompt(partial(_about, it, body), _echoed(body, it)) for it in prompts],
         user=body.user or "",
+        passed_over=request.passed_over,
     )
 
 
@@ -209,8 +220,9 @@ def _ids(prompt: object) -> tuple[int, ...]:
     return tuple(prompt)
 
 
-def _about(prompt: RawPrompt, chat: ChatRequest) -> ChatRequest:
-    return replace(chat, raw_prompt=prompt)
+def _about(prompt: RawPrompt, body: CompletionRequest, chat: ChatRequest) -> ChatRequest:
+    gets_ends = body.add_special_tokens is not False
+    return replace(chat, raw_prompt=prompt, raw_gets_ends=gets_ends)
 
 
 def _echoed(body: CompletionRequest, prompt: RawPrompt) -> str:
@@ -222,8 +234,6 @@ def _refuse_what_is_not_served(body: CompletionRequest, prompts: Sequence[RawPro
     for name in ("max_thinking_tokens", "thinking_token_budget"):
         if getattr(body, name) is not None:
             raise refused(name, f"{name} is for chats: of a completion all is text")
-    if body.suffix:
-        raise refused("suffix", "suffix is not served; models here only continue a text at its end")
     if body.best_of not in (None, 1 if body.n is None else body.n):
         raise refused("best_of", "best_of is not served; ask for n choices")
     if body.echo and not all(isinstance(prompt, str) for prompt in prompts):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -16,12 +16,18 @@ from outrider.models.tools import (
     check_choice,
     check_num_tools,
     check_tools,
+    only_tools,
 )
 from services.edge.http.bodies import is_given, null
+from services.edge.http.history import arguments_in, call_with_input
 from services.edge.http.openai_errors import not_text, refused
+from services.edge.http.passed_over import PassedOver
 from services.edge.http.text_documents import shown, text_of_file
 
-_ROLES: Final = ("system", "developer", "user", "assistant", "tool")
+_ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
+"""`function`: the result of a function_call; it becomes a tool's."""
+MODES: Final = (AUTO, NONE, REQUIRED)
+"""Values of tool_choice that name no tool."""
 TEXT_PARTS: Final = ("text", "input_text", "output_text")
 _FILES: Final = ("file", "input_file")
 _PART_SEPARATOR: Final = "\n"
@@ -51,17 +57,25 @@ class ContentPart(AttachedFile, kw_only=True, gc=False):
 class CalledFunction(msgspec.Struct, kw_only=True, gc=False):
     """The function that a call names, with its arguments."""
 
-    name: str
-    arguments: str = ""
-    """A JSON object, as text."""
+    name: str = ""
+    arguments: msgspec.Raw = msgspec.field(default_factory=null)
+    """A JSON object, as text or as it is; of an earlier call any text."""
+
+
+class CustomInput(msgspec.Struct, kw_only=True, gc=False):
+    """The custom tool that an earlier call names, with its input."""
+
+    name: str = ""
+    input: msgspec.Raw = msgspec.field(default_factory=null)
 
 
 class MessageToolCall(msgspec.Struct, kw_only=True, gc=False):
-    """A call that the assistant made."""
+    """A call that the assistant made, of whatever kind: it can only be repeated."""
 
-    id: str
+    id: str | None = None
     type: str = "function"
     function: CalledFunction | None = None
+    custom: CustomInput | None = None
 
 
 class SpokenReply(msgspec.Struct, kw_only=True, gc=False):
@@ -78,6 +92,8 @@ class ChatMessage(msgspec.Struct, kw_only=True, gc=False):
     name: str | None = None
     tool_calls: list[MessageToolCall] | None = None
     """Calls of an assistant's message."""
+    function_call: CalledFunction | None = None
+    """A call of an assistant's message, from before there were tools."""
     tool_call_id: str | None = None
     """Id of the call that a tool message answers."""
     reasoning_content: str | None = None
@@ -95,14 +111,15 @@ class FunctionDefinition(msgspec.Struct, kw_only=True, gc=False):
     parameters: msgspec.Raw = msgspec.field(default_factory=null)
     """A JSON schema of type object. Raw, since the order of its properties counts."""
     strict: bool | None = None
-    """Accepted without effect: arguments of calls forced by `tool_choice` follow the schema, those
-    of others are the model's own."""
+    """Whether keywords of the schema that cannot be enforced are refused where `tool_choice` forces
+    a call, whose arguments follow the schema. Those of other calls are the model's own."""
 
 
 class Tool(msgspec.Struct, kw_only=True, gc=False):
     """A tool that the model may call."""
 
     type: str
+    """function; tools of other types are passed over."""
     function: FunctionDefinition | None = None
 
 
@@ -112,10 +129,19 @@ class _NamedFunction(msgspec.Struct):
 
 class _NamedTool(msgspec.Struct):
     type: str
-    function: _NamedFunction
+    function: _NamedFunction | None = None
 
 
-_choice_of: Final = msgspec.json.Decoder(str | _NamedTool).decode
+class _AllowedTools(msgspec.Struct):
+    mode: str
+    tools: list[_NamedTool]
+
+
+class _Choice(_NamedTool):
+    allowed_tools: _AllowedTools | None = None
+
+
+_choice_of: Final = msgspec.json.Decoder(str | _Choice).decode
 
 
 def messages_of(given: Sequence[ChatMessage]) -> tuple[Message, ...]:
@@ -138,34 +164,49 @@ def _message(number: int, message: ChatMessage) -> Message:
         raise not_text(f"{where}.audio", "audio")
     calls = message.tool_calls or []
     check_num_calls(len(calls))
+    called = [_call(call) for call in calls]
+    if message.function_call is not None:
+        called.append(_function_call("", message.function_call))
+    content = message.content
+    if message.role == "assistant" and isinstance(content, list):
+        content = [replayed(part) for part in content]
     return Message(
-        message.role,
-        text_of(f"{where}.content", message.content),
-        tool_calls=tuple(_call(f"{where}.tool_calls", call) for call in calls),
+        "tool" if message.role == "function" else message.role,
+        text_of(f"{where}.content", content),
+        tool_calls=tuple(called),
         tool_call_id=message.tool_call_id or "",
         name=message.name or "",
         reasoning=message.reasoning_content or message.reasoning or "",
     )
 
 
-def _call(where: str, call: MessageToolCall) -> ToolCall:
-    if call.type != "function" or call.function is None:
-        raise refused(where, f"{where}: models here call only functions; send type function")
-    return ToolCall(call.id, call.function.name, call.function.arguments)
+def replayed(part: ContentPart) -> ContentPart:
+    """A part of an assistant's earlier message: of what is no text, its type is shown."""
+    if part.type in TEXT_PARTS or part.type == "refusal":
+        return part
+    return ContentPart(type=TEXT_PARTS[0], text=part.text or f"[{part.type[:_MAX_NAME_CHARS]}]")
 
 
-def text_of(
-    where: str,
-    content: str | Sequence[ContentPart] | None,
-    text_parts: Sequence[str] = TEXT_PARTS,
-) -> str:
-    """The text of a field, which may be in parts; `text_parts`: the types of those that are text.
-    Raises InvalidRequestError."""
+def _call(call: MessageToolCall) -> ToolCall:
+    call_id = call.id or ""
+    if call.custom is not None:
+        return call_with_input(call_id, call.custom.name, "input", call.custom.input)
+    if call.function is not None:
+        return _function_call(call_id, call.function)
+    return ToolCall(call_id, call.type)
+
+
+def _function_call(call_id: str, function: CalledFunction) -> ToolCall:
+    return ToolCall(call_id, function.name, arguments_in(function.arguments))
+
+
+def text_of(where: str, content: str | Sequence[ContentPart] | None) -> str:
+    """The text of a field, which may be in parts. Raises InvalidRequestError."""
     if content is None or isinstance(content, str):
         return content or ""
     check_num_parts(where, len(content))
     return _PART_SEPARATOR.join(
-        _text(f"{where}[{number}]", part, text_parts) for number, part in enumerate(content)
+        _text(f"{where}[{number}]", part) for number, part in enumerate(content)
     )
 
 
@@ -175,8 +216,8 @@ def check_num_parts(where: str, count: int) -> None:
         raise refused(where, f"{where} has at most {_MAX_PARTS} parts; join texts into one")
 
 
-def _text(where: str, part: ContentPart, text_parts: Sequence[str]) -> str:
-    if part.type in text_parts:
+def _text(where: str, part: ContentPart) -> str:
+    if part.type in TEXT_PARTS:
         return part.text or ""
     if part.type == "refusal":
         return part.refusal or ""
@@ -187,16 +228,21 @@ def _text(where: str, part: ContentPart, text_parts: Sequence[str]) -> str:
     raise not_text(where, part.type)
 
 
-def tools_of(given: Sequence[Tool]) -> tuple[str, ...]:
+def tools_of(given: Sequence[Tool], passed_over: PassedOver) -> tuple[str, ...]:
     """ChatRequest.tools: the tools that the model may call. Raises InvalidRequestError."""
     check_num_tools(len(given))
-    return check_tools([_definition(tool) for tool in given])
+    definitions = []
+    for number, tool in enumerate(given):
+        if tool.type != "function":
+            passed_over.add(f"tools[{number}]", tool.type)
+        elif tool.function is None:
+            raise refused(f"tools[{number}]", f"tools[{number}] has no function; send its name")
+        else:
+            definitions.append(_definition(tool.function))
+    return check_tools(definitions)
 
 
-def _definition(tool: Tool) -> str:
-    if tool.type != "function" or tool.function is None:
-        raise refused("tools", "models here call only functions; send tools of type function")
-    function = tool.function
+def _definition(function: FunctionDefinition) -> str:
     fields: dict[str, Any] = {"name": function.name}
     if function.description is not None:
         fields["description"] = function.description
@@ -205,18 +251,36 @@ def _definition(tool: Tool) -> str:
     return msgspec.json.encode(fields).decode()
 
 
-def choice_of(given: msgspec.Raw, tools: Sequence[str]) -> str:
-    """ChatRequest.tool_choice. Raises InvalidRequestError."""
+def choice_of(given: msgspec.Raw, tools: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """ChatRequest.tool_choice, and the tools that it allows. Raises InvalidRequestError."""
     if not is_given(given):
-        return AUTO
+        return AUTO, tools
     try:
         found = _choice_of(given)
     except (msgspec.ValidationError, RecursionError):
         found = ""
-    if isinstance(found, _NamedTool):
-        name = found.function.name if found.type == "function" else ""
-        return check_choice(name, tools) if name not in ("", AUTO, NONE, REQUIRED) else _no_choice()
-    return check_choice(found, tools) if found in (AUTO, NONE, REQUIRED) else _no_choice()
+    if isinstance(found, str):
+        return (check_choice(found, tools) if found in MODES else _no_choice()), tools
+    if found.allowed_tools is not None and found.type == "allowed_tools":
+        return allowed(
+            found.allowed_tools.mode,
+            [it.function.name for it in found.allowed_tools.tools if it.function is not None],
+            tools,
+        )
+    name = found.function.name if found.function is not None and found.type == "function" else ""
+    return (check_choice(name, tools) if name and name not in MODES else _no_choice()), tools
+
+
+def allowed(
+    mode: str, names: Collection[str], tools: tuple[str, ...]
+) -> tuple[str, tuple[str, ...]]:
+    """A tool_choice that allows functions of these names, of which the model may call some (auto)
+    or has to (required); tools of other kinds that it allows are not run here, and left out. Raises
+    InvalidRequestError."""
+    if mode not in (AUTO, REQUIRED):
+        raise refused("tool_choice", "the mode of allowed_tools is auto or required")
+    left = only_tools(names, tools)
+    return check_choice(mode, left), left
 
 
 def _no_choice() -> str:

@@ -20,6 +20,7 @@ from services.edge.http.openai_sampling import (
     returns_metrics,
     seed_of,
 )
+from services.edge.http.passed_over import PassedOver
 from services.edge.http.sse import beginning_of
 from services.edge.session.events import ChatRequest
 
@@ -45,6 +46,7 @@ def plan_choices(
     is_chat: bool = False,
     has_tools: bool = False,
     user: str = "",
+    passed_over: PassedOver,
 ) -> PlannedReply:
     """The chats that answer a request, and their writer. `api`: name of the API; `sampling`: the
     request's sampling without its seed; `is_chat`: whether a reply may have calls or reasoning,
@@ -97,4 +99,4 @@ def plan_choices(
         num_per_prompt=count,
         has_metrics=has_metrics and total == 1,
     )
-    return PlannedReply(chats, writer, is_streamed, user)
+    return PlannedReply(chats, writer, is_streamed, user, passed_over=passed_over)

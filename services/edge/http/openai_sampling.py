@@ -17,6 +17,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.session.types import Priority, Speculation
 from services.edge.http.api import ApiRequest
 from services.edge.http.openai_errors import refused
+from services.edge.http.response_format import ResponseFormat
 from services.edge.http.sse import Position, positions
 from services.edge.session.events import ChatRequest, ResumePoint
 from services.edge.session.request_fields import request_id, residency
@@ -60,6 +61,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     user: str | None = None
+    response_format: ResponseFormat | None = None
     top_k: int | None = None
     """Keep only this many of the likeliest ids, as in vLLM; 0 and -1 keep all."""
     min_p: float | None = None

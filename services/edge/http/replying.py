@@ -37,6 +37,8 @@ async def serve_reply(api: ChatApi, exchange: Exchange) -> None:
     # The body is not kept while the reply is under way: it counts in no budget any more.
     planned = _without_lines(api.plan(await _asked(exchange)), exchange.frontend.left_out)
     exchange.release()
+    if planned.passed_over.names:
+        log.info("passed_over", request_id=exchange.request_id, parts=planned.passed_over.names)
     identity = exchange.admit(planned.user) if planned.user else exchange.identity
     assert identity is not None
     config, replies = exchange.frontend.config, exchange.frontend.replies
@@ -76,7 +78,9 @@ async def _asked(exchange: Exchange) -> ApiRequest:
 
 
 def _without_lines(planned: PlannedReply, left_out: LeftOutLines) -> PlannedReply:
-    """The same reply to what the model is to read."""
+    """The same reply to what the model is to read; its client is told what that leaves out."""
+    for beginning in left_out.found(planned.chats[0].messages):
+        planned.passed_over.add("system", beginning)
     chats = (replace(it, messages=left_out.without(it.messages)) for it in planned.chats)
     return replace(planned, chats=tuple(chats))
 
@@ -113,7 +117,7 @@ def _open(
 
 async def _send(exchange: Exchange, reply: RunningReply, planned: PlannedReply) -> None:
     if planned.is_streamed:
-        await _send_events(exchange, reply, planned.keepalive)
+        await _send_events(exchange, reply, planned)
     else:
         await reply.ended()
     if reply.is_left:
@@ -122,19 +126,20 @@ async def _send(exchange: Exchange, reply: RunningReply, planned: PlannedReply) 
         if not exchange.has_begun:
             if not (planned.is_streamed and isinstance(reply.error, planned.streamed_errors)):
                 raise reply.error
-            await _begin_stream(exchange)
+            await _begin_stream(exchange, planned)
         await exchange.write(planned.writer.failed(reply.error), more=False)
         return
     last = planned.writer.whole()
     if not planned.is_streamed:
-        await exchange.answer(200, last, headers=exchange.rate_headers())
+        headers = exchange.rate_headers() | planned.passed_over.headers
+        await exchange.answer(200, last, headers=headers)
         return
     if not exchange.has_begun:
-        await _begin_stream(exchange)
+        await _begin_stream(exchange, planned)
     await exchange.write(last, more=False)
 
 
-async def _send_events(exchange: Exchange, reply: RunningReply, keepalive: bytes) -> None:
+async def _send_events(exchange: Exchange, reply: RunningReply, planned: PlannedReply) -> None:
     """Send events as they come. The head waits for the first, or for a place in a region if no
     event comes for long: no success is told before it is one, and an earlier failure gets a status
     of its own."""
@@ -143,10 +148,11 @@ async def _send_events(exchange: Exchange, reply: RunningReply, keepalive: bytes
         if not exchange.has_begun:
             if not (events or reply.is_placed):
                 continue
-            await _begin_stream(exchange)
+            await _begin_stream(exchange, planned)
             reply.begin_pushing(exchange.push)
-        await exchange.write(events or keepalive, more=True)
+        await exchange.write(events or planned.keepalive, more=True)
 
 
-async def _begin_stream(exchange: Exchange) -> None:
-    await exchange.begin(200, _EVENT_STREAM, _UNBUFFERED | exchange.rate_headers())
+async def _begin_stream(exchange: Exchange, planned: PlannedReply) -> None:
+    headers = _UNBUFFERED | exchange.rate_headers() | planned.passed_over.headers
+    await exchange.begin(200, _EVENT_STREAM, headers)

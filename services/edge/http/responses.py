@@ -10,19 +10,23 @@ from msgspec import UNSET
 
 from outrider.errors import PromptTooLongError
 from outrider.models.chat import check_num_messages
+from outrider.models.tools import AUTO, NONE
 from services.edge.http.api import ApiRequest, ChatApi, PlannedReply
-from services.edge.http.bodies import is_given, null, read
+from services.edge.http.bodies import is_given, null
+from services.edge.http.fields import Door
 from services.edge.http.openai_errors import error_body, refused
 from services.edge.http.openai_logprobs import chat_count
 from services.edge.http.openai_sampling import SamplingFields, check_metadata, returns_metrics
+from services.edge.http.passed_over import PassedOver
+from services.edge.http.requests import RequestReader
+from services.edge.http.response_format import check_strict, flat_format
 from services.edge.http.responses_input import (
     FunctionChoice,
     FunctionTool,
     InputItem,
+    functions_of,
     messages_of,
-    response_format_of,
     tool_choice_of,
-    tool_definitions,
 )
 from services.edge.http.responses_objects import ReasoningConfig, ResponseObject, TextConfig
 from services.edge.http.responses_reply import ResponseShape
@@ -32,10 +36,12 @@ from services.edge.http.translation import (
     ExtraFields,
     PartWriter,
     conversation,
+    definition_of,
     plan_chat,
 )
 
 _PLAIN_TEXT: Final = msgspec.Raw(b'{"type":"text"}')
+_FORMAT: Final = "text.format"
 _MAX_INCLUDE: Final = 64
 _LOGPROBS: Final = "message.output_text.logprobs"
 
@@ -51,46 +57,37 @@ class ConversationFields(ExtraFields, kw_only=True):
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
-    truncation: str | None = None
-    """Accepted; input that is too long is refused."""
-    previous_response_id: str | None = None
-    """Refused: nothing is stored."""
-    conversation: msgspec.Raw = msgspec.field(default_factory=null)
-    """Refused: nothing is stored."""
-    prompt: msgspec.Raw = msgspec.field(default_factory=null)
-    """Refused: nothing is stored."""
 
 
 class InputTokensRequest(ConversationFields, kw_only=True):
-    """Asks how many tokens the prompt of a response has. Fields that are not listed are ignored."""
+    """Asks how many tokens the prompt of a response has. What becomes of fields that are not listed
+    is told in the guide (docs/guides/fields.md)."""
 
 
 class ResponsesRequest(ConversationFields, kw_only=True):
-    """Asks for a response. Fields that are not listed are ignored."""
+    """Asks for a response. What becomes of fields that are not listed is told in the guide
+    (docs/guides/fields.md)."""
 
     max_output_tokens: int | None = None
     max_tool_calls: int | None = None
-    """Accepted; it is of tools that the API itself runs."""
+    """Accepted, and returned in the response; it is of tools that the API itself runs."""
     stream: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     """Keep only this many of the likeliest ids, as in vLLM."""
+    stop: str | list[str] | None = None
+    """Texts that end the reply, as in chat completions."""
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     top_logprobs: int | None = None
     """Number of likeliest tokens in each place of the text, 0 to 20, if `include` asks for log
     probabilities."""
     include: list[str] | None = None
-    store: bool | None = None
-    """Accepted, and taken for false: nothing is stored."""
-    background: bool | None = None
     metadata: dict[str, str] | None = None
     """Accepted, and returned in the response."""
-    service_tier: str | None = None
-    """Accepted without effect."""
     prompt_cache_key: str | None = None
-    """Accepted without effect: cached prompts are found by their contents."""
+    """Accepted, and returned in the response: cached prompts are found by their contents."""
     safety_identifier: str | None = None
     """Alternative to `user`."""
     user: str | None = None
@@ -103,15 +100,16 @@ class InputTokens(msgspec.Struct, kw_only=True):
     input_tokens: int
 
 
-_decode: Final = msgspec.json.Decoder(ResponsesRequest).decode
-decode_count: Final = msgspec.json.Decoder(InputTokensRequest).decode
+_REQUESTS: Final = RequestReader(Door.RESPONSES, ResponsesRequest)
+COUNTS: Final = RequestReader(Door.RESPONSES, InputTokensRequest, ResponsesRequest)
 
 
 def plan(asked: ApiRequest) -> PlannedReply:
     """The chat that answers a request. Raises InvalidRequestError."""
-    body = read(_decode, asked.body)
+    request = _REQUESTS.read(asked.body)
+    body = request.body
     check_metadata(body.metadata)
-    said = conversation_of(body)
+    said = conversation_of(body, request.passed_over)
     num_logprobs = _num_logprobs(body, said)
     fields = SamplingFields(
         model=body.model,
@@ -120,6 +118,7 @@ def plan(asked: ApiRequest) -> PlannedReply:
         temperature=body.temperature,
         top_p=body.top_p,
         top_k=body.top_k,
+        stop=body.stop,
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
     )
@@ -130,8 +129,9 @@ def plan(asked: ApiRequest) -> PlannedReply:
         fields,
         asked,
         said,
-        response_format_of(text_format),
-        format_field="text.format",
+        flat_format(null() if text_format is None else text_format, _FORMAT),
+        passed_over=request.passed_over,
+        format_field=request.format_field or _FORMAT,
         names={"max_tokens": "max_output_tokens"},
         num_logprobs=num_logprobs,
     )
@@ -148,23 +148,31 @@ def plan(asked: ApiRequest) -> PlannedReply:
     )
     user = body.user or body.safety_identifier or ""
     return PlannedReply(
-        *((chat.request,), writer, is_streamed, user), streamed_errors=(PromptTooLongError,)
+        *((chat.request,), writer, is_streamed, user),
+        streamed_errors=(PromptTooLongError,),
+        passed_over=request.passed_over,
     )
 
 
 API: Final = ChatApi(plan, error_body)
 
 
-def conversation_of(body: ConversationFields) -> Conversation:
-    """The conversation. Raises InvalidRequestError."""
-    _refuse_what_is_not_stored(body)
+def conversation_of(body: ConversationFields, passed_over: PassedOver) -> Conversation:
+    """The conversation; functions alone are left of the request's tools. Raises
+    InvalidRequestError."""
     if not isinstance(body.input, str):
         check_num_messages(len(body.input))
+    body.tools = functions_of(body.tools or (), passed_over)
+    choice, names = tool_choice_of(body.tool_choice)
+    for number, tool in enumerate(body.tools):
+        if tool.strict and choice not in (AUTO, NONE):
+            check_strict(tool.parameters, f"tools[{number}].parameters")
     return conversation(
-        messages_of(body.instructions, body.input),
-        tool_definitions(body.tools or ()),
-        tool_choice_of(body.tool_choice),
+        messages_of(body.instructions, body.input, passed_over),
+        [definition_of(it.name, it.description, it.parameters) for it in body.tools],
+        choice,
         parallel=body.parallel_tool_calls is not False,
+        names=names,
         options=template_options(
             body.chat_template_kwargs,
             thinks=body.enable_thinking,
@@ -191,24 +199,6 @@ def _num_logprobs(body: ResponsesRequest, said: Conversation) -> int:
             "top_logprobs", f"top_logprobs goes with {_LOGPROBS!r}; put that into include"
         )
     return chat_count(is_asked, body.top_logprobs)
-
-
-def _refuse_what_is_not_stored(body: ConversationFields) -> None:
-    if body.previous_response_id is not None:
-        raise refused(
-            "previous_response_id",
-            "previous_response_id: no response is stored here; send the whole conversation as "
-            "`input`",
-        )
-    for name in ("conversation", "prompt"):
-        if is_given(getattr(body, name)):
-            raise refused(
-                name, f"{name}: none is stored here; send the whole conversation as `input`"
-            )
-    if isinstance(body, ResponsesRequest) and body.background:
-        raise refused(
-            "background", "background: no response is stored here, to be fetched later; wait for it"
-        )
 
 
 def _frame(body: ResponsesRequest, created_at: int, request_id: str = "") -> ResponseObject:

@@ -7,7 +7,6 @@ import msgspec
 
 from services.edge.http import anthropic_messages, responses
 from services.edge.http.anthropic_messages import TokenCount
-from services.edge.http.bodies import read
 from services.edge.http.exchange import Exchange
 from services.edge.http.responses import InputTokens
 from services.edge.http.tokenizing import num_prompt_tokens
@@ -15,17 +14,19 @@ from services.edge.http.tokenizing import num_prompt_tokens
 
 async def serve_count_tokens(exchange: Exchange) -> None:
     """Answer POST /v1/messages/count_tokens of the Anthropic API. Raises OutriderError."""
-    body = read(anthropic_messages.decode_count, await exchange.body())
-    said = anthropic_messages.conversation_of(body)
-    count = await num_prompt_tokens(exchange, body.model, said)
+    request = anthropic_messages.COUNTS.read(await exchange.body())
+    said = anthropic_messages.conversation_of(request.body, request.passed_over)
+    count = await num_prompt_tokens(exchange, request.body.model, said)
     data = msgspec.json.encode(TokenCount(input_tokens=count))
-    await exchange.answer(200, data, headers=exchange.rate_headers())
+    headers = exchange.rate_headers() | request.passed_over.headers
+    await exchange.answer(200, data, headers=headers)
 
 
 async def serve_input_tokens(exchange: Exchange) -> None:
     """Answer POST /v1/responses/input_tokens of the OpenAI API. Raises OutriderError."""
-    body = read(responses.decode_count, await exchange.body())
-    said = responses.conversation_of(body)
-    count = await num_prompt_tokens(exchange, body.model, said)
+    request = responses.COUNTS.read(await exchange.body())
+    said = responses.conversation_of(request.body, request.passed_over)
+    count = await num_prompt_tokens(exchange, request.body.model, said)
     data = msgspec.json.encode(InputTokens(input_tokens=count))
-    await exchange.answer(200, data, headers=exchange.rate_headers())
+    headers = exchange.rate_headers() | request.passed_over.headers
+    await exchange.answer(200, data, headers=headers)

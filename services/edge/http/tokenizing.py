@@ -18,6 +18,7 @@ from services.edge.http.bodies import read
 from services.edge.http.exchange import Exchange
 from services.edge.http.openai_errors import refused
 from services.edge.http.openai_messages import ChatMessage, Tool, messages_of, tools_of
+from services.edge.http.passed_over import PassedOver
 from services.edge.http.template_fields import template_options
 from services.edge.http.translation import Conversation
 from services.edge.models.served import ServedModel
@@ -25,7 +26,7 @@ from services.edge.models.served import ServedModel
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     """Asks for the token ids of a prompt: of text as it is, or of a conversation by the model's
-    chat template. Fields that are not listed are ignored."""
+    chat template. Other fields are ignored."""
 
     model: str | None = None
     prompt: str | None = None
@@ -76,13 +77,16 @@ async def serve_tokenize(exchange: Exchange) -> None:
     """Answer one request. Raises OutriderError."""
     asked = read(_decode_tokenize, await exchange.body())
     _check(asked)
-    answer = await exchange.while_there(_tokenized(exchange, asked))
+    passed_over = PassedOver()
+    answer = await exchange.while_there(_tokenized(exchange, asked, passed_over))
     data = await asyncio.to_thread(msgspec.json.encode, answer)
-    await exchange.answer(200, data, headers=exchange.rate_headers())
+    await exchange.answer(200, data, headers=exchange.rate_headers() | passed_over.headers)
 
 
-async def _tokenized(exchange: Exchange, asked: TokenizeRequest) -> TokenizeResponse:
-    tools = tools_of(asked.tools or ())
+async def _tokenized(
+    exchange: Exchange, asked: TokenizeRequest, passed_over: PassedOver
+) -> TokenizeResponse:
+    tools = tools_of(asked.tools or (), passed_over)
     async with _using_model(exchange, asked.model) as model:
         ids = await _ids(asked, model, tools, exchange)
         texts = None

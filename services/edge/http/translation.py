@@ -6,22 +6,21 @@ its sampling into the SamplingFields of the OpenAI API; the chat is then made as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, Final, Protocol
 
 import msgspec
 
-from outrider.errors import InvalidSamplingError, OutriderError
+from outrider.errors import OutriderError
 from outrider.models.chat import Message, check_messages, check_num_messages
 from outrider.models.tools import AUTO, NONE, check_choice, check_tools
-from outrider.sampling.grammar import Grammar, from_response_format
 from outrider.session.client import Accepted, Committed, Done, Provisional, Retracted
 from outrider.session.types import FinishReason, TokenLogprobs
 from services.edge.http import sse
 from services.edge.http.api import ApiRequest
-from services.edge.http.openai_errors import refused
+from services.edge.http.openai_messages import allowed
 from services.edge.http.openai_reply import ProvisionalText
 from services.edge.http.openai_sampling import (
     SamplingFields,
@@ -33,6 +32,7 @@ from services.edge.http.openai_sampling import (
     reply_limit,
     sampling_params,
 )
+from services.edge.http.passed_over import PassedOver
 from services.edge.http.reply_parts import (
     PartEvent,
     PartReader,
@@ -40,6 +40,7 @@ from services.edge.http.reply_parts import (
     ReplyTextParser,
     parser_of,
 )
+from services.edge.http.response_format import grammar_in
 from services.edge.http.sse import Position, beginning_of
 from services.edge.session.events import ChatRequest, ClientEvent
 from services.edge.session.template_options import NO_OPTIONS, TemplateOptions
@@ -60,6 +61,8 @@ class ExtraFields(msgspec.Struct, kw_only=True):
     seed: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     priority: str | None = None
     """low, medium or high."""
@@ -103,13 +106,17 @@ def conversation(
     tool_choice: str,
     *,
     parallel: bool,
+    names: Collection[str] | None = None,
     options: TemplateOptions,
 ) -> Conversation:
     """A conversation and the tools (as outrider.models.tools.check_tools takes them) that may be
-    called in it. Raises InvalidRequestError."""
+    called in it; `names`: of those that tool_choice allows, None for all. Raises
+    InvalidRequestError."""
     check_num_messages(len(messages))
     check_messages(messages)
     tools = check_tools(definitions)
+    if names is not None:
+        tool_choice, tools = allowed(tool_choice, names, tools)
     return Conversation(messages, tools, check_choice(tool_choice, tools), parallel, options)
 
 
@@ -137,6 +144,7 @@ def plan_chat(
     said: Conversation,
     response_format: Mapping[str, Any],
     *,
+    passed_over: PassedOver,
     format_field: str,
     names: Mapping[str, str],
     num_logprobs: int = -1,
@@ -151,6 +159,8 @@ def plan_chat(
         seed=body.seed,
         min_p=body.min_p,
         repetition_penalty=body.repetition_penalty,
+        logit_bias=body.logit_bias,
+        stop_token_ids=body.stop_token_ids,
         ignore_eos=body.ignore_eos,
         priority=body.priority,
         deadline_ms=body.deadline_ms,
@@ -164,7 +174,7 @@ def plan_chat(
     (had,) = read_positions(asked, 1, is_streamed=is_streamed)
     sampling = replace(
         sampling_params(fields, reply_limit(fields.max_tokens, asked.default_max_tokens), names),
-        grammar=_grammar(response_format, format_field),
+        grammar=grammar_in(response_format, format_field, passed_over),
         num_logprobs=num_logprobs,
     )
     digest = _digest_of(api, body)
@@ -193,16 +203,10 @@ def plan_chat(
     return PlannedChat(request, seed, had)
 
 
-def _grammar(response_format: Mapping[str, Any], param: str) -> Grammar | None:
-    try:
-        return from_response_format(response_format)
-    except InvalidSamplingError as error:
-        raise refused(param, f"{param}: {error.message}") from None
-
-
 def _digest_of(api: str, body: ExtraFields) -> bytes:
     """Digest of a request, as by openai_sampling.digest_of."""
     fields = msgspec.structs.asdict(body)
+    fields["logit_bias"] = sorted((body.logit_bias or {}).items())
     bare = {name: value for name, value in fields.items() if name not in _UNDIGESTED}
     text = msgspec.json.encode(bare, order="deterministic")
     return blake2b(text, key=api.encode(), digest_size=16).digest()

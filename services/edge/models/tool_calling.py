@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from outrider.models.tools import AUTO, NONE, REQUIRED, tool_name
 from outrider.reply_parsing.formats import ReplyFormat
 from outrider.reply_parsing.grammar import call_grammar
 from outrider.sampling.grammar import Grammar, GrammarKind
+from outrider.sampling.json_schema import enforceable
 from services.edge.session.events import ChatRequest
 
 if TYPE_CHECKING:
@@ -90,7 +92,7 @@ class ToolCalling:
         wanted = [text for text in request.tools if choice in (AUTO, REQUIRED, tool_name(text))]
         return call_grammar(
             self.reply_format,
-            wanted,
+            list(map(_enforced, wanted)),
             self.find_control,
             parallel=request.parallel_tool_calls,
             # A reply that has to call a tool has no answer to follow a schema.
@@ -107,6 +109,14 @@ class ToolCalling:
             "the model writes tool calls in a way that is not known here; choose another model, or "
             "name the form as tool_parser in its definition"
         )
+
+
+def _enforced(tool: str) -> str:
+    """A definition whose schema has no keyword that cannot be enforced."""
+    found = json.loads(tool)
+    if found.get("parameters"):
+        found["parameters"], _ = enforceable(found["parameters"])
+    return json.dumps(found, ensure_ascii=False)
 
 
 def _answer(grammar: Grammar) -> str:

@@ -16,6 +16,7 @@ from outrider.errors import BadTokenBlockError, MalformedFrameError
 from outrider.model_identity import check_model_identity
 from outrider.session.region import Commit, Draft
 from outrider.session.region_wire import commit_from_proto, draft_to_proto, seconds
+from outrider.session.types import MAX_DRAFTS_PER_CALL
 from outrider.tokenization.rewriting import Rewriter
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import (
@@ -188,7 +189,7 @@ class RegionWire:
             replica=opened.replica,
             region=opened.region,
             vocabulary_digest=opened.vocabulary_digest,
-            max_drafts=opened.max_drafts,
+            max_drafts=min(opened.max_drafts, MAX_DRAFTS_PER_CALL),
             echo=opened.echo,
             ack_delay_s=seconds(opened.ack_delay_ms),
             model_identity=check_model_identity(opened.model_identity),

@@ -37,10 +37,12 @@ from services.edge.http.anthropic_messages import (
     tool_definitions,
 )
 from services.edge.http.anthropic_reply import PING, MessageShape
+from services.edge.http.passed_over import PassedOver
 from services.edge.http.routes import error_answer
 from services.edge.http.translation import PartWriter
 from tests.edge.http.asking import (
     USER,
+    asked,
     chat_of,
     data_of,
     done,
@@ -125,12 +127,19 @@ TOOL_RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "seen"}
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [{"name": "f"}], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice"),
         ({"messages": [{"role": "user", "content": [TOOL_USE]}]}, "content.0: a block of type 't"),
-        ({"messages": [USER, {"role": "assistant", "content": [IMAGE]}]}, "messages.1.content.0"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
         ({"messages": [USER, {"role": "assistant", "content": "so"}]}, "assistant's"),
         ({"messages": []}, "no text"),
         ({"messages": [{"role": "user", "content": 5}]}, "].content: Expected"),
         ({"messages": [{"role": "user", "content": [NOBODYS_RESULT]}]}, "tool_use_id"),
+        (
+            {"messages": [{"role": "user", "content": [NOBODYS_RESULT | {"content": 5}]}]},
+            "tool_use_id",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [TOOL_RESULT | {"content": [5]}]}]},
+            "messages.0.content.0.content[0]",
+        ),
         ({"output_config": {"format": {"type": "yaml"}}}, "output_config"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config"),
         ({"thinking": {"type": "perhaps"}}, "thinking"),
@@ -193,18 +202,74 @@ def test_messages_of_one_role_that_follow_each_other_are_one() -> None:
     )
 
 
+@pytest.mark.parametrize(("opens", "closes"), [("[", "]"), ('{"a":', "}")])
+def test_a_result_of_another_tool_is_shown_however_deep_it_is(opens: str, closes: str) -> None:
+    deep = opens * 800 + "1" + closes * 800
+    block = {"type": "web_search_tool_result", "tool_use_id": "s1", "content": "DEEP"}
+    data = json.dumps(body(messages=[USER, {"role": "assistant", "content": [block]}, USER]))
+    (chat,) = API.plan(asked(data.replace('"DEEP"', deep).encode())).chats
+    assert Message("tool", deep, tool_call_id="s1") in chat.messages
+
+
+SEARCH = {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "q"}}
+FOUND = {
+    "type": "web_search_tool_result",
+    "tool_use_id": "s1",
+    "content": [{"type": "web_search_result", "url": "u", "title": "t", "encrypted_content": "x"}],
+}
+RAN = {
+    "type": "bash_code_execution_tool_result",
+    "tool_use_id": "s1",
+    "content": {"type": "bash_code_execution_result", "stdout": "5", "return_code": 0},
+}
+
+
 @pytest.mark.parametrize(
-    "block",
+    ("block", "said"),
     [
-        {"type": "tool_use", "name": "look", "input": {}},
-        {"type": "tool_use", "id": "t1", "input": {}},
-        TOOL_RESULT,
-        IMAGE,
+        (
+            {"type": "tool_use", "name": "look", "input": {}},
+            Message("assistant", "", tool_calls=(ToolCall("", "look", "{}"),)),
+        ),
+        (
+            {"type": "tool_use", "id": "t 1", "input": '{"a'},
+            Message("assistant", "", tool_calls=(ToolCall("t 1", "", '{"a'),)),
+        ),
+        (
+            SEARCH,
+            Message("assistant", "", tool_calls=(ToolCall("s1", "web_search", '{"query":"q"}'),)),
+        ),
+        (
+            RAN,
+            Message(
+                "tool",
+                '{"type": "bash_code_execution_result", "stdout": "5", "return_code": 0}',
+                tool_call_id="s1",
+            ),
+        ),
+        (IMAGE, Message("assistant", "[image]")),
+        ({"type": "container_upload", "file_id": "f"}, Message("assistant", "[container_upload]")),
     ],
 )
-def test_assistants_say_and_call_and_nothing_else(block: dict[str, Any]) -> None:
-    with pytest.raises(InvalidRequestError, match=r"messages\.0\.content\.0"):
-        converted({"role": "assistant", "content": [block]})
+def test_whatever_an_assistant_said_before_is_shown(block: dict[str, Any], said: Message) -> None:
+    *_, last = converted(USER, {"role": "assistant", "content": [block]})
+    assert last == said
+
+
+def test_tools_that_the_api_ran_have_their_results_among_what_the_assistant_said() -> None:
+    text = {"type": "text", "text": "I look."}
+    found = '[{"type": "web_search_result", "url": "u", "title": "t"}]'
+    blocks = [text, SEARCH, FOUND, {"type": "text", "text": "So."}]
+    assert converted(USER, {"role": "assistant", "content": blocks}) == (
+        Message("user", "hello"),
+        Message(
+            "assistant",
+            "I look.",
+            tool_calls=(ToolCall("s1", "web_search", '{"query":"q"}'),),
+        ),
+        Message("tool", found, tool_call_id="s1"),
+        Message("assistant", "So."),
+    )
 
 
 @pytest.mark.parametrize(
@@ -226,11 +291,13 @@ def test_what_is_very_large_is_refused(fields: dict[str, Any]) -> None:
 
 def test_tools_and_choices_are_said_as_the_core_says_them() -> None:
     schema = Raw(b'{"type":"object","properties":{}}')
-    assert tool_definitions([Tool(name="f", description="d", input_schema=schema)]) == [
+    passed_over = PassedOver()
+    others = [Tool(name="web_search", type="web_search_20250305"), Tool(type="mcp_toolset")]
+    tools = [Tool(name="f", description="d", input_schema=schema), *others]
+    assert tool_definitions(tools, passed_over) == [
         '{"name":"f","description":"d","parameters":{"type":"object","properties":{}}}'
     ]
-    with pytest.raises(InvalidRequestError, match=r"tools\.0"):
-        tool_definitions([Tool(name="web_search", type="web_search_20250305")])
+    assert passed_over.names == ("tools.1:web_search_20250305", "tools.2:mcp_toolset")
     assert tool_choice_of(None) == ("auto", True)
     assert tool_choice_of(ToolChoice(type="any")) == ("required", True)
     assert tool_choice_of(ToolChoice(type="none")) == ("none", True)

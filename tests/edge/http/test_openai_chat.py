@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from outrider.models.chat import Message
+from outrider.models.tools import ToolCall
 from outrider.session.client import Accepted, Committed
 from outrider.session.types import FinishReason, Priority, Speculation
 from services.edge.http import openai_errors
@@ -99,8 +100,7 @@ def test_every_sampling_value_arrives() -> None:
             {"prediction": {"type": "content", "content": [{"type": "image_url"}]}},
             "prediction.content[0]",
         ),
-        ({"tools": [{"type": "function"}]}, "tools"),
-        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools[0]"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"tool_choice": "f"}, "tool_choice"),
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
@@ -129,25 +129,87 @@ def test_every_sampling_value_arrives() -> None:
         ({"max_tokens": 5, "max_completion_tokens": 0}, "max_completion_tokens"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"max_tokens": "5"}, "max_tokens"),
-        ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "narrator", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": "x", "name": "n" * 300}]}, "messages[0].name"),
+        (
+            {"messages": [USER, {"role": "user", "content": "x", "tool_call_id": "c"}]},
+            "messages[1].tool_call_id",
+        ),
         ({"messages": [USER, {"role": "user", "content": 5}]}, "messages[1].content"),
         (
             {"messages": [{"role": "user", "content": [{"type": "text", "text": "y"}] * 4097}]},
             "messages[0].content",
         ),
         (
-            {"messages": [USER, {"role": "assistant", "tool_calls": [{}]}]},
-            "messages[1].tool_calls[0]",
-        ),
-        (
-            {"messages": [USER, {"role": "assistant", "tool_calls": [CUSTOM_CALL]}]},
-            "messages[1].tool_calls",
+            {"messages": [USER, {"role": "assistant", "tool_calls": [{"id": 5}]}]},
+            "messages[1].tool_calls[0].id",
         ),
     ],
 )
 def test_what_cannot_be_heeded_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
     error = refusal(API, body(**fields))
     assert (error.http_status, error.metadata["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("fields", "calls"),
+    [
+        ({"tool_calls": [CUSTOM_CALL]}, [ToolCall("c", "f", '{"input": "x"}')]),
+        ({"tool_calls": [{}]}, [ToolCall("", "function")]),
+        ({"tool_calls": [{"id": "c", "type": "mcp"}]}, [ToolCall("c", "mcp")]),
+        (
+            {"tool_calls": [{"id": "c", "function": {"name": "f", "arguments": {"a": 1}}}]},
+            [ToolCall("c", "f", '{"a": 1}')],
+        ),
+        (
+            {"tool_calls": [{"id": "c", "function": {"name": "f g", "arguments": '{"a'}}]},
+            [ToolCall("c", "f g", '{"a')],
+        ),
+        ({"tool_calls": [{"id": None, "function": {}}]}, [ToolCall("", "")]),
+        (
+            {"function_call": {"name": "f", "arguments": '{"a": 1}'}},
+            [ToolCall("", "f", '{"a": 1}')],
+        ),
+    ],
+)
+def test_calls_that_were_made_before_are_shown_whatever_they_are(
+    fields: dict[str, Any], calls: list[ToolCall]
+) -> None:
+    said = {"role": "assistant", "content": None, **fields}
+    result = {"role": "function", "name": "f", "content": "5"}
+    (chat,) = planned(API, body(messages=[USER, said, result])).chats
+    assert chat.messages[1:] == (
+        Message("assistant", "", tool_calls=tuple(calls)),
+        Message("tool", "5", name="f"),
+    )
+
+
+def test_parts_that_an_assistant_sent_are_shown_by_their_type() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "thinking", "x": 1}, {"type": "refusal"}]
+    (chat,) = planned(API, body(messages=[{"role": "assistant", "content": parts}])).chats
+    assert chat.messages == (Message("assistant", "a\n[thinking]\n"),)
+
+
+def test_tools_that_are_no_functions_are_passed_over_and_the_client_is_told() -> None:
+    tools = [{"type": "web_search"}, *TOOLS, {"type": "custom", "custom": {"name": "g"}}]
+    reply = planned(API, body(tools=tools))
+    assert reply.chats[0].tools == ('{"name":"f"}',)
+    assert reply.passed_over.names == ("tools[0]:web_search", "tools[2]:custom")
+
+
+def test_the_tools_that_are_allowed_are_those_that_the_model_sees() -> None:
+    def allowed(mode: str, *names: str) -> dict[str, Any]:
+        named = [{"type": "function", "function": {"name": name}} for name in names]
+        tools = [*named, {"type": "web_search"}]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+    tools = [{"type": "function", "function": {"name": name}} for name in "fgh"]
+    for mode in ("auto", "required"):
+        (chat,) = planned(API, body(tools=tools, tool_choice=allowed(mode, "h", "f"))).chats
+        assert (chat.tools, chat.tool_choice) == (('{"name":"f"}', '{"name":"h"}'), mode)
+    for choice in (allowed("any", "f"), allowed("auto", "x"), allowed("required")):
+        assert refusal(API, body(tools=tools, tool_choice=choice)).http_status == 400
+    assert planned(API, body(tools=tools, tool_choice=allowed("auto"))).chats[0].tools == ()
 
 
 @pytest.mark.parametrize("name", ["temperature", "top_p", "min_p", "presence_penalty"])

@@ -10,21 +10,22 @@ import pytest
 from msgspec import Raw
 
 from outrider.errors import EngineError, InvalidRequestError, OutriderError, OverloadedError
-from outrider.models.chat import Message
-from outrider.models.tools import ToolCall, check_tools
+from outrider.models.chat import MAX_TOOL_CALLS, Message
+from outrider.models.tools import ToolCall
 from outrider.sampling.grammar import Grammar, GrammarKind
 from outrider.sampling.params import SamplingParams
 from outrider.session.client import Accepted, Committed
 from outrider.session.types import FinishReason, ScoredToken, TokenLogprobs
+from services.edge.http.passed_over import PassedOver
+from services.edge.http.response_format import flat_format
 from services.edge.http.responses import API, ResponsesRequest, _frame
 from services.edge.http.responses_input import (
     FunctionChoice,
     FunctionTool,
     InputItem,
+    functions_of,
     messages_of,
-    response_format_of,
     tool_choice_of,
-    tool_definitions,
 )
 from services.edge.http.responses_reply import MAX_ECHO_BYTES, ResponseShape
 from services.edge.session.events import ClientEvent
@@ -50,7 +51,8 @@ def body(**fields: Any) -> dict[str, Any]:
 
 
 def converted(*items: dict[str, Any], instructions: str | None = None) -> tuple[Message, ...]:
-    return messages_of(instructions, msgspec.convert(list(items), list[InputItem]))
+    given = msgspec.json.decode(msgspec.json.encode(items), type=list[InputItem])
+    return messages_of(instructions, given, PassedOver())
 
 
 # Requests.
@@ -109,14 +111,12 @@ LARGE = {str(number): 0 for number in range(40_000)}
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"background": True}, "background"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
         ({"tool_choice": {"type": "mcp"}}, "tool_choice"),
         ({"text": {"format": {"type": "yaml"}}}, "text.format"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"include": [LOGPROBS], "top_logprobs": 21}, "top_logprobs"),
         ({"include": [LOGPROBS], "tools": [FUNCTION]}, "include"),
         ({"input": [{"type": "item_reference", "id": "i"}]}, "input[0]"),
-        ({"input": [{"type": "web_search_call"}]}, "input[0]"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
         ({"input": 5}, "input"),
         ({"max_output_tokens": "5"}, "max_output_tokens"),
@@ -155,32 +155,164 @@ def test_what_an_assistant_thought_said_and_called_is_one_message() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "item", [CALL | {"call_id": None}, CALL | {"name": None}, OUTPUT | {"call_id": None}]
-)
-def test_calls_and_outputs_say_whose_they_are(item: dict[str, Any]) -> None:
+def test_outputs_say_whose_they_are() -> None:
     with pytest.raises(InvalidRequestError, match=r"input\[0\]"):
-        converted(item)
+        converted(OUTPUT | {"call_id": None})
+
+
+def call(call_id: str, name: str, arguments: str) -> Message:
+    return Message("assistant", "", tool_calls=(ToolCall(call_id, name, arguments),))
+
+
+def result(call_id: str, text: str) -> Message:
+    return Message("tool", text, tool_call_id=call_id)
+
+
+EXEC = {"type": "exec", "command": ["ls"]}
+
+
+@pytest.mark.parametrize(
+    ("item", "said"),
+    [
+        (CALL | {"call_id": None}, [call("", "look", '{"at": 1}')]),
+        (CALL | {"name": None, "arguments": '{"a'}, [call("c1", "function", '{"a')]),
+        (
+            {"type": "custom_tool_call", "call_id": "c", "name": "apply_patch", "input": "*** a"},
+            [call("c", "apply_patch", '{"input": "*** a"}')],
+        ),
+        (
+            {"type": "custom_tool_call_output", "call_id": "c", "output": "Done"},
+            [result("c", "Done")],
+        ),
+        (
+            {"type": "local_shell_call", "call_id": "c", "action": EXEC},
+            [call("c", "local_shell", '{"type":"exec","command":["ls"]}')],
+        ),
+        (
+            {"type": "local_shell_call_output", "id": "c", "output": '{"output": "a"}'},
+            [result("c", '{"output": "a"}')],
+        ),
+        (
+            {"type": "shell_call_output", "call_id": "c", "output": [{"stdout": "a", "b": 1}]},
+            [result("c", '[{"stdout": "a", "b": 1}]')],
+        ),
+        (
+            {"type": "web_search_call", "id": "w", "action": {"type": "search", "query": "q"}},
+            [call("w", "web_search", '{"type":"search","query":"q"}')],
+        ),
+        (
+            {
+                "type": "mcp_call",
+                "id": "m",
+                "name": "ask",
+                "arguments": '{"q": 1}',
+                "output": "42",
+                "error": None,
+            },
+            [call("m", "ask", '{"q": 1}'), result("m", "42")],
+        ),
+        (
+            {"type": "code_interpreter_call", "id": "x", "code": "1+1", "outputs": None},
+            [call("x", "code_interpreter", '{"code": "1+1"}')],
+        ),
+        (
+            {
+                "type": "file_search_call",
+                "id": "f",
+                "queries": ["q"],
+                "results": [{"text": "a"}, {"text": "b"}],
+            },
+            [call("f", "file_search", '{"queries": ["q"]}'), result("f", "a\nb")],
+        ),
+        (
+            {
+                "type": "computer_call_output",
+                "call_id": "c",
+                "output": {"type": "computer_screenshot", "image_url": "data:,"},
+            },
+            [result("c", '{"type": "computer_screenshot"}')],
+        ),
+        (
+            {"role": "assistant", "content": [{"type": "audio", "id": "a"}]},
+            [Message("assistant", "[audio]")],
+        ),
+    ],
+)
+def test_what_was_said_with_other_tools_is_shown_like_calls_of_functions(
+    item: dict[str, Any], said: list[Message]
+) -> None:
+    assert converted(item) == tuple(said)
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"type": "reasoning", "summary": [], "encrypted_content": "x"},
+        {"type": "compaction", "encrypted_content": "x"},
+        {"type": "mcp_list_tools", "tools": []},
+        {"type": "ghost_snapshot", "ghost_commit": {}},
+    ],
+)
+def test_what_no_model_could_read_is_passed_over(item: dict[str, Any]) -> None:
+    reply = planned(API, body(input=[USER, item]))
+    assert reply.chats[0].messages == (Message("user", "hello"),)
+    assert reply.passed_over.names == (f"input[1]:{item['type']}",)
+
+
+def test_many_calls_in_a_row_are_several_messages() -> None:
+    messages = converted(*[CALL] * (MAX_TOOL_CALLS + 1))
+    assert [len(it.tool_calls) for it in messages] == [MAX_TOOL_CALLS, 1]
+
+
+def test_tools_of_the_apis_own_are_passed_over_and_the_client_is_told() -> None:
+    others = [{"type": "web_search"}, {"type": "custom", "name": "apply_patch", "format": {}}]
+    reply = planned(API, body(tools=[others[0], FUNCTION, others[1]]))
+    assert reply.chats[0].tools == ('{"name":"f"}',)
+    assert reply.passed_over.headers == {
+        "x-outrider-passed-over": "tools[0]:web_search, tools[2]:custom"
+    }
+    whole = json.loads(told(reply, chat_of("a")))
+    assert [it["type"] for it in whole["tools"]] == ["function"]
+    assert refusal(API, body(tools=others, tool_choice="required")).http_status == 400
+
+
+def test_the_tools_that_are_allowed_are_those_that_the_model_sees() -> None:
+    def allowed(mode: str, *names: str) -> dict[str, Any]:
+        named = [{"type": "function", "name": name} for name in names]
+        return {"type": "allowed_tools", "mode": mode, "tools": [*named, {"type": "web_search"}]}
+
+    tools = [FUNCTION | {"name": name} for name in "fgh"]
+    for mode in ("auto", "required"):
+        reply = planned(API, body(tools=tools, tool_choice=allowed(mode, "h", "f")))
+        assert reply.chats[0].tools == ('{"name":"f"}', '{"name":"h"}')
+        assert reply.chats[0].tool_choice == mode
+        assert json.loads(told(reply, chat_of("a")))["tool_choice"] == allowed(mode, "h", "f")
+    for choice in (allowed("any", "f"), allowed("auto", "x"), allowed("required")):
+        assert refusal(API, body(tools=tools, tool_choice=choice)).metadata == {
+            "param": "tool_choice"
+        }
+    none_left = planned(API, body(tools=tools, tool_choice=allowed("auto")))
+    assert none_left.chats[0].tools == ()
 
 
 def test_tools_choices_and_formats_are_said_as_the_core_says_them() -> None:
-    of_object = Raw(b'{"type":"object"}')
-    tool = FunctionTool(type="function", name="f", parameters=of_object, strict=True)
-    assert check_tools(tool_definitions([tool])) == ('{"name":"f","parameters":{"type":"object"}}',)
-    assert [tool_choice_of(it) for it in (None, "none", "required")] == ["auto", "none", "required"]
-    assert tool_choice_of(FunctionChoice(type="function", name="f")) == "f"
+    tool = FunctionTool(type="function", name="f")
+    assert functions_of([tool, FunctionTool(type="mcp")], PassedOver()) == [tool]
+    modes = [tool_choice_of(it) for it in (None, "none", "required")]
+    assert modes == [("auto", None), ("none", None), ("required", None)]
+    assert tool_choice_of(FunctionChoice(type="function", name="f")) == ("f", None)
     for wrong in ("any", FunctionChoice(type="function"), FunctionChoice(type="mcp", name="f")):
         with pytest.raises(InvalidRequestError, match="tool_choice"):
             tool_choice_of(wrong)
     schema = {"type": "json_schema", "name": "n", "strict": True, "schema": {"type": "object"}}
-    assert response_format_of(Raw(json.dumps(schema).encode())) == {
+    assert flat_format(Raw(json.dumps(schema).encode()), "text.format") == {
         "type": "json_schema",
         "json_schema": {"name": "n", "strict": True, "schema": {"type": "object"}},
     }
-    assert response_format_of(Raw(b'{"type": "json_object"}')) == {"type": "json_object"}
-    assert response_format_of(None) == response_format_of(Raw(b"null")) == {"type": "text"}
+    assert flat_format(Raw(b'{"type": "json_object"}'), "text.format") == {"type": "json_object"}
+    assert flat_format(Raw(b"null"), "text.format") == {"type": "text"}
     with pytest.raises(InvalidRequestError, match=r"text\.format"):
-        response_format_of(Raw(b'"json"'))
+        flat_format(Raw(b'"json"'), "text.format")
 
 
 def test_tools_a_schema_and_log_probabilities_arrive() -> None:

@@ -128,3 +128,13 @@ def test_a_document_of_anything_else_is_refused(api: ChatApi, body: dict[str, An
 def test_text_that_cannot_be_read_is_refused(data: str) -> None:
     error = refusal(openai_chat.API, file(file_data=f"data:text/plain;base64,{data}"))
     assert error.message.startswith("messages[0].content[0]: the file is no UTF-8 text")
+
+
+@pytest.mark.parametrize("depth", [2, 250])
+def test_a_document_in_a_document_is_refused_by_its_place(depth: int) -> None:
+    body = document(type="text", data=NOTES)
+    (inner, _) = body["messages"][0]["content"]
+    for _ in range(depth - 1):
+        inner = {"type": "document", "source": {"type": "content", "content": [inner]}}
+    error = refusal(anthropic_messages.API, message(inner))
+    assert error.metadata["param"] == "messages.0.content.0.source.content.0"

@@ -23,6 +23,7 @@ from services.edge.http import (
     openai_logprobs,
     openai_models,
     openai_reply,
+    reply_metrics,
     responses,
     responses_input,
     responses_objects,
@@ -75,6 +76,7 @@ SHAPES: Final[Mapping[type, Upstream]] = {
         "id object created model choices",
         left_out="usage system_fingerprint",
         either="service_tier metadata moderation",
+        ours="metrics",
     ),
     openai_chat.ChatChoice: Upstream("index message finish_reason", "logprobs", ours="outrider"),
     openai_chat.ReplyMessage: Upstream(
@@ -90,6 +92,7 @@ SHAPES: Final[Mapping[type, Upstream]] = {
         "id object created model choices",
         left_out="system_fingerprint obfuscation",
         either="usage service_tier moderation",
+        ours="metrics",
     ),
     openai_chat.ChunkChoice: Upstream(
         "index delta", "finish_reason", either="logprobs", ours="outrider"
@@ -114,11 +117,14 @@ SHAPES: Final[Mapping[type, Upstream]] = {
         "audio_tokens"
     ),
     openai_reply.ChoiceDetails: Upstream(
-        ours="seed region replica ttft_ms total_ms cost currency finish_reason inexact"
+        ours="seed region replica ttft_ms total_ms cost currency finish_reason inexact metrics"
     ),
     # OpenAI, completions; whole and streamed they are one object.
     openai_completions.Completion: Upstream(
-        "id object created model choices", left_out="system_fingerprint", either="usage"
+        "id object created model choices",
+        left_out="system_fingerprint",
+        either="usage",
+        ours="metrics",
     ),
     openai_completions.CompletionChoice: Upstream(
         "index text", "logprobs finish_reason", ours="outrider"
@@ -156,7 +162,7 @@ SHAPES: Final[Mapping[type, Upstream]] = {
         "completed_at incomplete_details previous_response_id instructions error reasoning usage "
         "max_output_tokens max_tool_calls safety_identifier prompt_cache_key",
         either="user conversation prompt prompt_cache_retention output_text moderation",
-        ours="outrider",
+        ours="outrider metrics",
     ),
     responses_objects.OutputMessage: Upstream("id type status role content", either="phase"),
     responses_objects.OutputText: Upstream("type text annotations logprobs"),
@@ -200,7 +206,7 @@ SHAPES: Final[Mapping[type, Upstream]] = {
         "id type role model content usage",
         "stop_reason stop_sequence",
         "stop_details container",
-        ours="outrider",
+        ours="outrider metrics",
     ),
     anthropic_reply.AnthropicUsage: Upstream(
         "input_tokens output_tokens cache_creation_input_tokens cache_read_input_tokens",
@@ -218,7 +224,7 @@ SHAPES: Final[Mapping[type, Upstream]] = {
     anthropic_reply.SignatureDelta: Upstream("type signature"),
     anthropic_reply.InputJsonDelta: Upstream("type partial_json"),
     anthropic_reply.ContentBlockStop: Upstream("type index"),
-    anthropic_reply.MessageDelta: Upstream("type delta usage", ours="outrider"),
+    anthropic_reply.MessageDelta: Upstream("type delta usage", ours="outrider metrics"),
     anthropic_reply.MessageEnd: Upstream(
         null="stop_reason stop_sequence", left_out="stop_details container"
     ),
@@ -227,6 +233,18 @@ SHAPES: Final[Mapping[type, Upstream]] = {
     anthropic_errors.AnthropicErrorBody: Upstream("type error", left_out="request_id"),
     anthropic_errors.AnthropicError: Upstream("type message"),
     anthropic_messages.TokenCount: Upstream("input_tokens"),
+    # vLLM's pages "Per-Request Metrics" and "Per-Request Acceptance Metrics".
+    reply_metrics.ReplyMetrics: Upstream(
+        "time_to_first_token_ms generation_time_ms queue_time_ms tokens_per_second",
+        left_out="mean_itl_ms speculative_decoding",
+        ours="tokens moves",
+    ),
+    reply_metrics.SpeculativeDecoding: Upstream(
+        "mean_acceptance_length draft_acceptance_rate acceptance_histogram "
+        "acceptance_histogram_by_draft_length num_spec_steps num_accepted_draft_tokens "
+        "num_draft_tokens num_spec_tokens"
+    ),
+    reply_metrics.TokensBySource: Upstream(ours="edge region none unknown"),
     # vLLM.
     tokenizing.TokenizeResponse: Upstream("count max_model_len tokens", "token_strs"),
     tokenizing.DetokenizeResponse: Upstream("prompt"),

@@ -22,6 +22,7 @@ from outrider.models.chat import Message
 from outrider.models.suggested_sampling import SuggestedSampling
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
+from outrider.tokenization.pool.config import TokenizationConfig
 from services.edge.access.identity import TenantConfig
 from services.edge.http import paced_stream
 from services.edge.http.config import HttpConfig
@@ -39,6 +40,7 @@ from tests.edge.integration.chat_routes import (
     ChatRoute,
     over_chat_routes,
 )
+from tests.edge.integration.held_threads import HeldThreads
 from tests.edge.integration.http_client import (
     KEY,
     RawRequest,
@@ -63,6 +65,24 @@ async def test_the_apis_own_client_reads_the_reply(
     assert (told.text, told.num_tokens, told.end) == (REPLY, len(REPLY) + 1, route.end)
     assert (told.num_pieces > 1) is stream
     assert len(mesh.region.opened) == 1, "to count tokens opens nothing"
+
+
+@over_chat_routes
+@pytest.mark.edge(tokenization=TokenizationConfig(threads=1, bail_out_ms=20.0))
+async def test_a_prompt_that_takes_too_long_is_tokenized_in_the_region(
+    route: ChatRoute, mesh: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = mesh.model.tokenization
+    monkeypatch.setattr(pool, "_policy", replace(pool._policy, max_inline_chars=0))
+    with HeldThreads(mesh.model.encoder, monkeypatch) as held:
+        if not (is_chat := route is not COMPLETION):
+            held.is_open.set()  # a completion's text is tokenized here alone
+        async with DOORS["HTTP/1.1"](mesh) as ask:
+            whole = await ask("POST", route.path, route.body, as_bearer(KEY))
+            assert route.text(json.loads(whole.body)) == REPLY
+            stream = await ask("POST", route.path, route.streamed, as_bearer(KEY))
+            assert route.text_of(stream.body) == REPLY
+    assert [bool(it.messages.messages) for it in mesh.region.opened] == [is_chat] * 2
 
 
 @pytest.mark.parametrize("door", DOORS)
@@ -206,10 +226,14 @@ async def test_completions_begin_with_the_models_begin_token(tmp_path: Path) -> 
     asked = ["a b", "<|im_start|>a b", words.encode("a b")]
     async with serving_http(words, tmp_path) as mesh, plain(mesh) as client:
         for prompt in asked:
-            answer = await client.post(COMPLETION.path, json={"prompt": prompt, "max_tokens": 1})
+            answer = await client.post(COMPLETION.path, json={"prompt": prompt, "max_tokens": 99})
             assert answer.status_code == 200, answer.text
         prompts = {mesh.region.prompt(it) for it in mesh.region.opened}
         assert prompts == {(begin, *words.encode("a b")), tuple(words.encode("a b"))}
+        body = {"prompt": "a b", "max_tokens": 99, "add_special_tokens": False}
+        answer = await client.post(COMPLETION.path, json=body)
+        assert answer.status_code == 200, answer.text
+        assert mesh.region.prompt(mesh.region.opened[-1]) == tuple(words.encode("a b"))
         await mesh.settled()
 
 

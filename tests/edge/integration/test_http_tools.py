@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from httpx2 import AsyncClient
+from structlog.testing import capture_logs
 
 from services.edge.http.config import HttpConfig
 from tests.edge.http.asking import events_of
@@ -111,3 +112,102 @@ async def test_a_model_that_calls_no_tools_says_so(
         assert refused.status_code == 400
         assert "shows no tools" in refused.json()["error"]["message"]
     assert mesh.region.opened == []
+
+
+@over_tool_routes
+async def test_what_is_passed_over_is_told_in_a_header(tmp_path: Path, route: ChatRoute) -> None:
+    assert route.tools is not None
+    vocabulary = tool_templates.vocabulary_of(tool_templates.HERMES)
+    asked: dict[str, Any] = {**route.body, **route.tools.fields}
+    asked["tools"] = [*asked["tools"], {"type": "web_search_20250305", "name": "web_search"}]
+    asked["temprature"] = 0
+    async with (
+        serving_http(vocabulary, tmp_path, REPLIES["hermes"]) as mesh,
+        plain(mesh) as client,
+    ):
+        with capture_logs() as logs:
+            answers = [
+                await client.post(route.path, json=asked),
+                await client.post(route.path, json=asked | {"stream": True}),
+            ]
+        if path := route.tools.count_path:
+            answers.append(await client.post(path, json=asked))
+        for answer in answers:
+            told = answer.headers["x-outrider-passed-over"]
+            assert answer.status_code == 200 and told.startswith("temprature, tools")
+            assert told.endswith(":web_search_20250305")
+        parts = [it["parts"] for it in logs if it["event"] == "passed_over"]
+        assert [", ".join(it) for it in parts] == [told] * 2
+        assert (
+            "x-outrider-passed-over"
+            not in (
+                await client.post(route.path, json={**route.body, **route.tools.fields})
+            ).headers
+        )
+        await mesh.settled()
+
+
+CUT = '{"city": "Pa'
+HISTORY: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {
+        "messages": [
+            {"role": "user", "content": "Is it cold?"},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [
+                    {"id": "c 1", "type": "function", "function": {"name": "f", "arguments": CUT}},
+                    {"id": "c2", "type": "custom", "custom": {"name": "patch", "input": "*"}},
+                ],
+            },
+            {"role": "tool", "tool_call_id": "c 1", "content": "no JSON"},
+            {"role": "user", "content": "Again."},
+        ]
+    },
+    "/v1/responses": {
+        "input": [
+            {"role": "user", "content": "Is it cold?"},
+            {"type": "function_call", "call_id": "c 1", "name": "f", "arguments": CUT},
+            {"type": "local_shell_call", "call_id": "c2", "action": {"command": ["ls"]}},
+            {"type": "function_call_output", "call_id": "c 1", "output": "no JSON"},
+            {"role": "user", "content": "Again."},
+        ]
+    },
+    "/v1/messages": {
+        "messages": [
+            {"role": "user", "content": "Is it cold?"},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "tool_use", "id": "c 1", "name": "f", "input": CUT},
+                    {"type": "server_tool_use", "id": "c2", "name": "web_search", "input": {}},
+                    {"type": "web_search_tool_result", "tool_use_id": "c2", "content": []},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "c 1", "content": "no JSON"},
+                    {"type": "text", "text": "Again."},
+                ],
+            },
+        ]
+    },
+}
+
+
+@over_tool_routes
+@pytest.mark.parametrize("family", ["hermes", "llama3", "mistral", "plain"])
+async def test_no_history_ends_a_conversation(
+    tmp_path: Path, route: ChatRoute, family: str
+) -> None:
+    assert route.tools is not None
+    templates = {**tool_templates.FAMILIES, "plain": tool_templates.PLAIN}
+    vocabulary = tool_templates.vocabulary_of(templates[family])
+    async with (
+        serving_http(vocabulary, tmp_path, REPLIES["hermes"]) as mesh,
+        plain(mesh) as client,
+    ):
+        answer = await client.post(route.path, json={**route.body, **HISTORY[route.path]})
+        assert answer.status_code == 200, answer.text
+        await mesh.settled()

@@ -152,8 +152,14 @@ async def test_a_model_without_tools_refuses_them(mesh: Running, client: Client)
         async with client.chat(ASK, tools=[WEATHER], thin=thin) as chat:
             with pytest.raises(InvalidRequestError, match="shows no tools"):
                 await chat.result()
-    said = [*ASK, Message("assistant", "", (ToolCall("a", "f"),))]
-    async with client.chat(said) as chat:
-        with pytest.raises(InvalidRequestError, match="shows no tool calls"):
-            await chat.result()
     assert not mesh.region.opened
+
+
+async def test_a_model_without_tools_is_shown_earlier_calls_as_text(
+    mesh: Running, client: Client
+) -> None:
+    said = [*ASK, Message("assistant", "", (ToolCall("a", "f", '{"cut'),)), *ASK]
+    for thin in (False, True):
+        async with client.chat(said, thin=thin) as chat:
+            assert (await chat.result()).text
+    assert len(mesh.region.opened) == 2

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from array import array
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +15,11 @@ from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.errors import RateLimitedError
 from outrider.models.tools import check_tools
 from outrider.models.vocabulary import Vocabulary
-from outrider.tokenization.encoder import CachingEncoder, PartialPrompt
 from outrider.tokenization.pool.config import TokenizationConfig
 from outrider.v1 import router_pb2
 from services.edge.access.identity import TenantConfig
 from tests.api_keys import key_of, text_of, write_keys
+from tests.edge.integration.held_threads import HeldThreads
 from tests.mesh import Mesh, running_mesh
 from tests.models import tool_templates
 
@@ -120,31 +118,6 @@ async def test_what_one_said_is_new_when_another_says_it(
 
 LONG_CHAT = [Message(("user", "assistant")[n % 2], f"{n}: {QUESTION[:90]}") for n in range(9)]
 """Of so many messages that the event loop does not look whether it knows them."""
-
-
-class HeldThreads:
-    """Tokenization threads of an edge that do not get on until the block ends."""
-
-    def __init__(self, encoder: CachingEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.num_entered = threading.Semaphore(0)
-        self.is_open = threading.Event()
-        in_slices, loop = encoder.in_slices, threading.current_thread()
-
-        def held(
-            prompt: PartialPrompt, *, may_wait: bool = True
-        ) -> Generator[int, None, array[int]]:
-            if threading.current_thread() is not loop:
-                self.num_entered.release()
-                assert self.is_open.wait(60.0)
-            return (yield from in_slices(prompt, may_wait=may_wait))
-
-        monkeypatch.setattr(encoder, "in_slices", held)
-
-    def __enter__(self) -> HeldThreads:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.is_open.set()
 
 
 async def test_a_prompt_that_takes_too_long_is_tokenized_in_the_region_and_finds_its_prefix(

@@ -11,7 +11,7 @@ from outrider.codec.tokens import TokenCodec, TokenCoder
 from outrider.cost import Cost
 from outrider.errors import BadTokenBlockError, MalformedFrameError, OverloadedError
 from outrider.session.region import Commit, Draft
-from outrider.session.types import FinishReason, Timings, Usage
+from outrider.session.types import MAX_DRAFTS_PER_CALL, FinishReason, Timings, Usage
 from outrider.tokenization.rewriting import Rewriter, RewritingPolicy
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import (
@@ -81,6 +81,13 @@ def test_the_model_of_a_replica_comes_down(kind: str) -> None:
     assert isinstance(read, RegionOpened | RegionMoved) and read.model_identity == model
     with pytest.raises(MalformedFrameError, match="at most 64"):
         fresh().read(told(kind, model + b"x"))
+
+
+def test_a_replica_takes_no_more_drafts_than_a_call_may_verify() -> None:
+    for told, most in ((8, 8), (2**32 - 1, MAX_DRAFTS_PER_CALL)):
+        opened = inference_pb2.SessionOpened(max_drafts=told)
+        read = fresh().read(inference_pb2.SessionDown(opened=opened))
+        assert isinstance(read, RegionOpened) and read.max_drafts == most
 
 
 def test_a_session_is_opened_in_its_tenants_name() -> None:
