@@ -29,11 +29,19 @@ from outrider.models.suggested_sampling import (
 
 T = TypeVar("T")
 
+_GGML: Final = "tokenizer.ggml."
 _Parts: TypeAlias = tuple[list[str], Pipeline | SpacePipeline, bool]
 """Merges, pipeline, and whether prompts begin with the begin token where the file does not say."""
 _Read: TypeAlias = "Callable[[_Fields, Path, Sequence[str], Sequence[int]], _Parts]"
 _DEFAULT_IDS: Final = {("llama", "bos"): 1, ("llama", "eos"): 2}
 """Where the file names none, as llama.cpp has it."""
+_KNOWN_FIELDS: Final = frozenset(
+    {"model", "pre", "tokens", "token_type", "token_type_count", "scores", "merges"}
+    | {"add_bos_token", "add_eos_token", "add_sep_token", "add_space_prefix"}
+    | {"remove_extra_whitespaces", "precompiled_charsmap"}
+)
+_TOKEN_NAMES: Final = ("_token_id", "_token_ids")
+"""Ends of fields that name a token for some purpose, and change no ids of texts."""
 _STOP_FIELDS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
@@ -56,6 +64,7 @@ def read_definition(path: Path) -> VocabularyDefinition:
             f"{path.name} has a tokenizer of type {model!r}; choose a model with byte-level BPE "
             "('gpt2') or SentencePiece BPE ('llama', 'gemma4')"
         )
+    fields.check_known()
     tokens: list[str] = fields.list_of("ggml.tokens", str)
     types: list[int] = fields.list_of("ggml.token_type", int)
     if len(types) != len(tokens):
@@ -172,6 +181,19 @@ class _Fields:
         if value is not None and not isinstance(value, kind):
             raise self._wrong(name)
         return value
+
+    def check_known(self) -> None:
+        """Raises ConfigError, which names it, for a field of the tokenizer that is not known: it
+        may change the ids of texts, or what may be sampled."""
+        for key in self._reader.fields:
+            name = key.removeprefix(_GGML)
+            if name == key or name in _KNOWN_FIELDS or name.endswith(_TOKEN_NAMES):
+                continue
+            if content_of(self._reader, key):
+                raise ConfigError(
+                    f"{self._path.name} has the field {key[:64]}, and what that changes is not "
+                    "known; choose another file, or the model's folder with its tokenizer.json"
+                )
 
     def sampling(self) -> SuggestedSampling | None:
         """Sampling suggested by the fields `general.sampling.*`."""

@@ -127,7 +127,7 @@ class ReasoningMeter:
         """`bytes_of`: the bytes that an id adds to the reply's text."""
         self._splitter = ReasoningSplitter(tags, begins_in_reasoning=begins_in_reasoning)
         self._bytes_of = bytes_of
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.num_tokens = 0
         """Tokens within reasoning so far, those of its tags left out as far as they are whole."""
 
@@ -146,12 +146,17 @@ class ReasoningMeter:
         """Characters of the tag that ends reasoning which the ids so far may have begun."""
         return self._splitter.num_tag_chars
 
+    @property
+    def is_within_character(self) -> bool:
+        """Whether the ids so far end within the bytes of a character."""
+        return bool(self._decoder.getstate()[0])
+
     def push(self, token: int) -> None:
         """The next id."""
         if self._splitter.is_over:
             return
         was_thinking = self._splitter.is_thinking
-        self._splitter.push(self._decode(self._bytes_of(token)))
+        self._splitter.push(self._decoder.decode(self._bytes_of(token)))
         self.num_tokens += was_thinking and self._splitter.is_thinking
 
 

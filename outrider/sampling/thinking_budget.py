@@ -1,8 +1,9 @@
 """A limit of a reply's reasoning. Pure.
 
 Once the reasoning has as many tokens as it may, the ids of the tag that ends it are the only ones
-allowed, one after another. That is a function of the prompt and the committed ids, so drafts, other
-replicas and the reference come to the same ids.
+allowed, one after another. With a grammar, whose texts have whole characters, a character that the
+last token has begun is completed first. That is a function of the prompt and the committed ids, so
+drafts, other replicas and the reference come to the same ids.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class ThinkingBudget:
             if draft != wanted:
                 return at
         if not self._ending and self._meter.is_thinking:
-            drafts = drafts[: self._max_tokens - self._meter.num_tokens]
+            drafts = drafts[: max(0, self._max_tokens - self._meter.num_tokens)]
         return len(drafts) if self._grammar is None else self._grammar.num_valid(drafts)
 
     def forced(self, max_tokens: int) -> tuple[int, ...]:
@@ -93,4 +94,6 @@ class ThinkingBudget:
         begun, the rest."""
         meter = self._meter
         is_used_up = meter.is_thinking and meter.num_tokens >= self._max_tokens
+        if self._grammar is not None and meter.is_within_character:
+            return ()
         return self._end_ids(meter.num_tag_chars) if is_used_up else ()

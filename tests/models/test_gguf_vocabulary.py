@@ -29,7 +29,7 @@ def write(path: Path, **changes: Any) -> Path:
     texts: dict[str, Any] = {"model": "gpt2", "pre": "gpt-2", "template": "T"}
     lists = {"tokens": TOKENS, "types": TYPES, "merges": ["a b"]}
     more = {"bos": 1, "eos": 4, "add_bos": None, "add_eos": None}
-    parts = texts | lists | more | changes
+    parts = texts | lists | more | {"more": None} | changes
     writer = GGUFWriter(path, "llama")
     for name, add in (
         ("model", writer.add_tokenizer_model),
@@ -42,6 +42,7 @@ def write(path: Path, **changes: Any) -> Path:
         ("add_bos", writer.add_add_bos_token),
         ("add_eos", writer.add_add_eos_token),
         ("template", writer.add_chat_template),
+        ("more", lambda add: add(writer)),
     ):
         if parts[name] is not None:
             add(parts[name])
@@ -100,6 +101,41 @@ def test_prompts_that_are_no_chats_begin_and_end_as_the_file_says(
     assert shown("") == f"{begin}{end}"
     assert shown(f"{begin}ab{end}") == f"{begin}ab{end}"
     assert shown("ab", is_prompt=False) == "ab"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_refused"),
+    [
+        ("suppress_tokens", [3], True),
+        ("normalizer.lowercase", True, True),
+        ("a_field_of_next_year", "x", True),
+        ("normalizer.lowercase", False, False),
+        ("suppress_tokens", [], False),
+        ("fim_pre_token_id", 3, False),
+        ("token_type_count", 2, False),
+    ],
+)
+def test_a_field_that_may_change_ids_and_is_not_known_is_refused_by_name(
+    tmp_path: Path, name: str, value: Any, is_refused: bool
+) -> None:
+    def add(writer: GGUFWriter) -> None:
+        key = f"tokenizer.ggml.{name}"
+        match value:
+            case bool():
+                writer.add_bool(key, value)
+            case int():
+                writer.add_uint32(key, value)
+            case list():
+                writer.add_array(key, value)
+            case _:
+                writer.add_string(key, value)
+
+    path = write(tmp_path / "m.gguf", more=add)
+    if not is_refused:
+        assert read_definition(path).control_ids == [0, 1, 2]
+        return
+    with pytest.raises(ConfigError, match=rf"the field tokenizer\.ggml\.{name}, and what"):
+        read_definition(path)
 
 
 def test_a_begin_token_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from random import Random
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -57,7 +57,11 @@ class _Entry(Generic[JobT]):
     job_class: JobClass
     requester: Requester
     size: int
-    """Characters or bytes."""
+    """Characters or bytes, which are kept in memory until all of it is done."""
+    number: int
+    """Of the jobs, in order of arrival."""
+    left: int
+    """Those of `size` that are still to be done."""
     rank: float = 0.0
     """Virtual time at which it starts among its origin's."""
 
@@ -67,7 +71,7 @@ class _Entry(Generic[JobT]):
 
     @property
     def cost(self) -> float:
-        return max(1, min(self.size, LONG_CHARS))
+        return max(1, min(self.left, LONG_CHARS))
 
 
 @dataclass(slots=True)
@@ -105,7 +109,7 @@ class _Share(Generic[JobT]):
     parts: dict[str, _Share[JobT]] = field(default_factory=dict)
     """By origin or client."""
     entries: dict[_Entry[JobT], None] = field(default_factory=dict)
-    """Of one client; the latest last."""
+    """Of one client."""
 
     def add(self, entry: _Entry[JobT], path: Sequence[str]) -> None:
         """`path`: names of the parts that the entry is in."""
@@ -154,6 +158,7 @@ class JobQueue(Generic[JobT]):
         self._num_running: Counter[JobClass] = Counter()
         self._origins: dict[str, _OriginClock] = {}
         """Of those with jobs."""
+        self._num_put = 0
         self._num_passed = 0
         """Short chats that were taken while a long one waited."""
 
@@ -170,7 +175,8 @@ class JobQueue(Generic[JobT]):
         of the origins, and within it of the clients, the one with the largest share of the places
         or of the size (Ghodsi et al., "Dominant resource fairness", NSDI 2011). Raises
         OverloadedError if that is the new one."""
-        entry = _Entry(job, job_class, requester, size)
+        self._num_put += 1
+        entry = _Entry(job, job_class, requester, size, self._num_put, size)
         shares = self._shares[job_class]
         running = [one for one in self._running.values() if self._shares[one.job_class] is shares]
         running_size = sum(one.size for one in running)
@@ -216,7 +222,7 @@ class JobQueue(Generic[JobT]):
     def put_back(self, job: JobT) -> None:
         """A worker has done a slice of a long job, which waits for the next one."""
         entry = self._stopped(job)
-        entry.size = max(1, entry.size - LONG_CHARS)
+        entry.left = max(1, entry.left - LONG_CHARS)
         self._push(entry)
 
     def remove(self, job: JobT) -> bool:
@@ -254,7 +260,7 @@ class JobQueue(Generic[JobT]):
         for own in newest:
             rows = ((share(name, part, own), part) for name, part in shares.parts.items())
             shares = max(rows, key=itemgetter(0))[1]
-        return next(reversed(shares.entries))
+        return max(shares.entries, key=attrgetter("number"))
 
     def _push(self, entry: _Entry[JobT]) -> None:
         origin = self._origins[entry.requester.origin]

@@ -377,7 +377,11 @@ class Chat:
                 )
             else:
                 job = pool.submit_text(
-                    action.text, answer, requester=whose, scope=scope, is_prompt=True
+                    action.text,
+                    answer,
+                    requester=whose,
+                    scope=scope,
+                    is_prompt=action.is_prompt,
                 )
             self._tokenizing = job, span
         except OutriderError as error:

@@ -124,6 +124,7 @@ FIELDS: Final = (
     *_renamed(_LLAMA, n_predict="max_tokens", repeat_penalty="repetition_penalty"),
     *_renamed(_OLLAMA, num_predict="max_tokens"),
     *_renamed(_SGLANG, max_new_tokens="max_tokens"),
+    Field("think", Outcome.MAPPED, _OLLAMA, frozenset(_CHATS), to="enable_thinking"),
     Field("max_tokens", Outcome.MAPPED, _OPENAI, frozenset({Door.RESPONSES}), to="max_tokens"),
     Field(
         "max_output_tokens",

@@ -45,8 +45,9 @@ class CompletionRequest(SamplingFields, kw_only=True):
     the guide (docs/guides/fields.md)."""
 
     prompt: str | list[str | int | list[int]]
-    """Text or token ids, one or several. Texts of control tokens become these tokens; nothing is
-    put before it."""
+    """Text or token ids, one or several. Texts of control tokens become these tokens."""
+    add_special_tokens: bool | None = None
+    """Whether a text gets the tokens that the model's prompts begin and end with; null: yes."""
     echo: bool | None = None
     best_of: int | None = None
     logprobs: int | None = None
@@ -176,7 +177,7 @@ def plan(asked: ApiRequest) -> PlannedReply:
             ),
             num_logprobs=num_logprobs,
         ),
-        [Prompt(partial(_about, it), _echoed(body, it)) for it in prompts],
+        [Prompt(partial(_about, it, body), _echoed(body, it)) for it in prompts],
         user=body.user or "",
         passed_over=request.passed_over,
     )
@@ -219,8 +220,9 @@ def _ids(prompt: object) -> tuple[int, ...]:
     return tuple(prompt)
 
 
-def _about(prompt: RawPrompt, chat: ChatRequest) -> ChatRequest:
-    return replace(chat, raw_prompt=prompt)
+def _about(prompt: RawPrompt, body: CompletionRequest, chat: ChatRequest) -> ChatRequest:
+    gets_ends = body.add_special_tokens is not False
+    return replace(chat, raw_prompt=prompt, raw_gets_ends=gets_ends)
 
 
 def _echoed(body: CompletionRequest, prompt: RawPrompt) -> str:

@@ -78,7 +78,9 @@ async def _asked(exchange: Exchange) -> ApiRequest:
 
 
 def _without_lines(planned: PlannedReply, left_out: LeftOutLines) -> PlannedReply:
-    """The same reply to what the model is to read."""
+    """The same reply to what the model is to read; its client is told what that leaves out."""
+    for beginning in left_out.found(planned.chats[0].messages):
+        planned.passed_over.add("system", beginning)
     chats = (replace(it, messages=left_out.without(it.messages)) for it in planned.chats)
     return replace(planned, chats=tuple(chats))
 

@@ -57,7 +57,7 @@ class RequestReader(Generic[_Body]):
         self._door = door
         self._listed = listed(door)
         self._decode = msgspec.json.Decoder(body).decode
-        self._names = sorted({*self._listed, *(known or body).__struct_encode_fields__})
+        self._names = frozenset({*self._listed, *(known or body).__struct_encode_fields__})
         fields: list[tuple[str, Any, Any]] = [(it, Raw | UnsetType, UNSET) for it in self._names]
         self._look = msgspec.json.Decoder(msgspec.defstruct("Fields", fields)).decode
 
@@ -75,29 +75,32 @@ class RequestReader(Generic[_Body]):
 
     def _mapped(self, data: bytes, passed_over: PassedOver) -> dict[str, Raw]:
         """The fields that become others. Raises InvalidRequestError for those that are refused."""
-        given = read(self._look, data)
         mapped = dict[str, Raw]()
-        num_bytes = 0
-        for name in self._names:
-            value: Raw | UnsetType = getattr(given, name)
-            if isinstance(value, UnsetType):
-                continue
-            num_bytes += len(name) + memoryview(value).nbytes
+        for name, value in self._given(data, passed_over).items():
             field = self._listed.get(name)
-            if field is None or field.outcome is Outcome.NO_EFFECT or not _asks(field, value):
+            if name not in self._names:
+                passed_over.add(name)
+            elif field is None or field.outcome is Outcome.NO_EFFECT or not _asks(field, value):
                 continue
-            if field.outcome is Outcome.REFUSED:
+            elif field.outcome is Outcome.REFUSED:
                 raise refused(name, f"{name} is not served here; {field.instead}")
-            if field.outcome is Outcome.PASSED_OVER:
+            elif field.outcome is Outcome.PASSED_OVER:
                 passed_over.add(name)
             else:
                 mapped[name] = value
-        if len(data) - num_bytes <= _MAX_UNLISTED_BYTES:
-            for name in sorted(read(_members, data).keys() - set(self._names)):
-                passed_over.add(name)
-        else:
-            passed_over.add("unlisted_fields")
         return mapped
+
+    def _given(self, data: bytes, passed_over: PassedOver) -> dict[str, Raw]:
+        """The fields of a request; of one with very many, those that are known."""
+        if len(data) > _MAX_UNLISTED_BYTES:
+            found = read(self._look, data)
+            known = {name: getattr(found, name) for name in self._names}
+            given = {name: it for name, it in known.items() if not isinstance(it, UnsetType)}
+            num_bytes = sum(len(name) + memoryview(it).nbytes for name, it in given.items())
+            if len(data) - num_bytes > _MAX_UNLISTED_BYTES:
+                passed_over.add("unlisted_fields")
+                return given
+        return read(_members, data)
 
     def _rewritten(self, data: bytes, mapped: Mapping[str, Raw]) -> tuple[bytes, str]:
         """The body with its fields by the names that the API has, and the field that names the

@@ -228,7 +228,7 @@ ROUTES: Final = (
 DOCUMENT: Final = Route(
     "GET",
     "/openapi.json",
-    "This document.",
+    "All of this for programs (OpenAPI).",
     lambda exchange: exchange.answer(200, exchange.frontend.document),
     dict[str, Any],
     access=Access.PUBLIC,

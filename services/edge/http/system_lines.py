@@ -55,6 +55,12 @@ class LeftOutLines:
         ]
         return tuple(told or shortened)
 
+    def found(self, messages: tuple[Message, ...]) -> tuple[str, ...]:
+        """The beginnings of the lines that `without` leaves out of these messages."""
+        texts = [it.content for it in messages if self._may_lose(it)]
+        lines = [line for text in texts for line in text.split("\n")]
+        return tuple(it for it in self._beginnings if any(line.startswith(it) for line in lines))
+
     def _may_lose(self, message: Message) -> bool:
         return message.role in _ROLES and any(it in message.content for it in self._beginnings)
 

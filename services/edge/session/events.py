@@ -74,6 +74,8 @@ class ChatRequest:
     raw_prompt: RawPrompt | None = None
     """Goes to the model as it is, and there are no messages; None: the messages do. Not of thin
     chats."""
+    raw_gets_ends: bool = True
+    """A text as raw_prompt gets the tokens that the model's prompts begin and end with."""
     residency: tuple[str, ...] = ()
     trace: tuple[str, str] = ("", "")
     """W3C traceparent and tracestate of the client's span."""
@@ -264,6 +266,8 @@ class Tokenize:
     prediction: str = ""
     text: str | None = None
     """Encode this instead, as it is."""
+    is_prompt: bool = True
+    """`text` gets the tokens that the model's prompts begin and end with."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -257,7 +257,12 @@ class ChatSession:
             asked.bail_out_at = now + self._policy.bail_out_s
         return [
             Tokenize(
-                request.messages, request.tools, request.template_variables, request.prediction, raw
+                request.messages,
+                request.tools,
+                request.template_variables,
+                request.prediction,
+                raw,
+                is_prompt=request.raw_gets_ends,
             )
         ]
 

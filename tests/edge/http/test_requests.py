@@ -207,6 +207,14 @@ def test_sampling_by_other_names(door: Door) -> None:
     assert refused(door, **limit, n_predict=5).metadata["param"] == "n_predict"
 
 
+@pytest.mark.parametrize("door", [Door.CHAT, Door.RESPONSES, Door.MESSAGES])
+def test_whether_the_model_thinks_by_another_name(door: Door) -> None:
+    for thinks in (True, False):
+        options = plan(door, think=thinks).chats[0].template_options
+        assert options == plan(door, enable_thinking=thinks).chats[0].template_options
+        assert options != plan(door).chats[0].template_options
+
+
 @pytest.mark.parametrize("door", Door)
 def test_a_field_that_nobody_knows_is_told(door: Door) -> None:
     reply = plan(door, temprature=0, **{"a, b\n": 1})

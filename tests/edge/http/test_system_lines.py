@@ -60,7 +60,10 @@ def test_what_others_say_is_shown_as_it_is() -> None:
 
 def test_an_operator_says_which_lines() -> None:
     said = (Message("system", f"{LINE}\nTrace: 12\nYou"), ASKED)
-    assert LeftOutLines().without(said) is said
+    assert LeftOutLines().without(said) is said and LeftOutLines().found(said) == ()
+    assert DEFAULT.found(said) == (BILLING_LINE,)
+    assert LeftOutLines(["Trace: ", "12 34", BILLING_LINE]).found(said) == ("Trace: ", BILLING_LINE)
+    assert DEFAULT.found((Message("system", f"Never {LINE}"), Message("user", LINE))) == ()
     other = LeftOutLines(["Trace: "]).without(said)
     assert other[0].content == f"{LINE}\nYou"
     both = LeftOutLines([BILLING_LINE, "Trace: "]).without(said)

@@ -117,8 +117,7 @@ SHAPES: Final[Mapping[type, Upstream]] = {
         "audio_tokens"
     ),
     openai_reply.ChoiceDetails: Upstream(
-        ours="seed region replica ttft_ms total_ms cost currency finish_reason inexact "
-        "metrics"
+        ours="seed region replica ttft_ms total_ms cost currency finish_reason inexact metrics"
     ),
     # OpenAI, completions; whole and streamed they are one object.
     openai_completions.Completion: Upstream(

@@ -230,6 +230,10 @@ async def test_completions_begin_with_the_models_begin_token(tmp_path: Path) -> 
             assert answer.status_code == 200, answer.text
         prompts = {mesh.region.prompt(it) for it in mesh.region.opened}
         assert prompts == {(begin, *words.encode("a b")), tuple(words.encode("a b"))}
+        body = {"prompt": "a b", "max_tokens": 99, "add_special_tokens": False}
+        answer = await client.post(COMPLETION.path, json=body)
+        assert answer.status_code == 200, answer.text
+        assert mesh.region.prompt(mesh.region.opened[-1]) == tuple(words.encode("a b"))
         await mesh.settled()
 
 

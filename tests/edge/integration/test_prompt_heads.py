@@ -184,7 +184,10 @@ async def test_the_region_is_sent_the_prompt_without_the_line(
     counts = []
     for head in ("", billing(1)):
         body = agent.body(0, head) | {"tools": []}
-        assert (await caller.post(agent.path, json=body)).status_code == 200
+        answer = await caller.post(agent.path, json=body)
+        assert answer.status_code == 200
+        told = answer.headers.get("x-outrider-passed-over", "")
+        assert ("system:x-anthropic-billing-header:" in told) is bool(head)
         if agent.count_path:
             counts.append((await caller.post(agent.count_path, json=body)).json())
     bare, headed = map(mesh.region.prompt, mesh.region.opened)

@@ -215,3 +215,18 @@ def test_the_grammar_lets_each_family_call_and_nothing_else(family: str, call: s
     assert compiled.constraint().num_valid(vocabulary.encode("I look.")) == 0
     read = read_reply(call, served.reply_format, "r")
     assert [(it.name, it.arguments) for it in read.calls] == [("g", '{"a": 1}')]
+
+
+def test_a_forced_call_needs_no_keyword_that_cannot_be_enforced() -> None:
+    parameters = (
+        '{"type": "object", "properties": {"tags": {"type": "array", "uniqueItems": true}, '
+        '"by": {"type": "object", "propertyNames": {"type": "string"}}}}'
+    )
+    tools = check_tools([f'{{"name": "f", "parameters": {parameters}}}'])
+    for template in (HERMES, LLAMA3, MISTRAL):
+        vocabulary = tool_templates.vocabulary_of(template)
+        served = ToolCalling.of(vocabulary, "").applied(asking(tools=tools, tool_choice="f"))
+        grammar = served.sampling.grammar
+        assert grammar is not None and "uniqueItems" not in grammar.text
+        compile_grammar(TokenTable(vocabulary), grammar)
+        assert served.tools == tools, "the model is shown all of it"

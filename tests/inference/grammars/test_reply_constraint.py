@@ -77,6 +77,28 @@ def test_a_limit_of_reasoning_holds_with_a_grammar(family: str) -> None:
         assert said(constraint, vocabulary, "12!")[:3] == "12!"
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_limit_within_a_character_holds_behind_it_with_a_grammar(family: str) -> None:
+    vocabulary, table = VOCABULARIES[family], TABLES[family]
+    tags = REASONING_TAGS[family == "magistral"]
+    begin, thought = table.ids_of(tags.begin), vocabulary.encode("é🙂é")
+    assert len(thought) == 8, "each byte is a token"
+    for max_tokens, num_thought in ((1, 2), (2, 2), (3, 6), (5, 6), (6, 6), (7, 8)):
+        constraint = constraint_of(table, sampling_of(family, REGEX, max_tokens), ())
+        assert constraint is not None
+        for token in begin:
+            constraint.advance(token)
+        for token in thought[:num_thought]:
+            assert constraint.forced(9) == ()
+            assert constraint.num_valid(thought) <= max_tokens
+            assert constraint.allowed()[token]
+            constraint.advance(token)
+        for token in table.ids_of(tags.end):
+            assert list(constraint.allowed().nonzero()[0]) == [token]
+            constraint.advance(token)
+        assert said(constraint, vocabulary, "12!") == "12!."
+
+
 def test_without_tags_nothing_is_reasoning() -> None:
     table = TABLES["qwen3"]
     bare = replace(sampling_of("qwen3", REGEX, 3), reasoning_tags=None)

@@ -83,9 +83,9 @@ def test_whatever_comes_no_limit_is_passed_and_nothing_is_lost(
             done, _ = running.popitem()
             queue.finish(done)
         elif step == "put back" and running:
-            part, (job_class, size) = running.popitem()
+            part, job = running.popitem()
             queue.put_back(part)
-            waiting[part] = job_class, max(1, size - LONG_CHARS)
+            waiting[part] = job  # all of it is still in memory
         elif step == "remove" and waiting:
             gone, _ = waiting.popitem()
             assert queue.remove(gone)
@@ -173,6 +173,29 @@ def test_a_full_queue_gives_up_the_last_job_of_who_asks_for_most(size: int) -> N
         queue.put("more", JobClass.LONG, Requester("one", "greedy"), size)
     assert queue.put("mine", JobClass.LONG, OTHER, size) == [crowd.pop()]
     assert queue.put("ours", JobClass.LONG, Requester("one", "modest"), size) == [crowd.pop()]
+
+
+def test_a_text_that_is_half_done_is_not_the_last_one() -> None:
+    queue = queue_of(1, 2)
+    queue.put("half done", JobClass.LONG, ONE, 4 * LONG_CHARS)
+    for name in ("next", "last"):
+        queue.put(name, JobClass.LONG, ONE, LONG_CHARS)
+    assert queue.take() == "half done"
+    queue.put_back("half done")
+    assert queue.put("mine", JobClass.LONG, OTHER, 1) == ["last"]
+
+
+def test_a_text_counts_as_a_whole_until_it_is_done() -> None:
+    queue = queue_of(1, 10, 8 * LONG_CHARS)
+    queue.put("whole", JobClass.LONG, ONE, 7 * LONG_CHARS)
+    for _ in range(6):
+        assert queue.take() == "whole"
+        queue.put_back("whole")
+    with pytest.raises(OverloadedError):
+        queue.put("more", JobClass.LONG, OTHER, 7 * LONG_CHARS)
+    assert queue.take() == "whole"
+    queue.finish("whole")
+    assert not queue.put("more", JobClass.LONG, OTHER, 7 * LONG_CHARS)
 
 
 def test_equally_greedy_ones_keep_what_they_have() -> None:
