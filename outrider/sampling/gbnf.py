@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final, NoReturn, TypeAlias
 
 from outrider.errors import InvalidSamplingError
+from outrider.sampling.grammar import MAX_GRAMMAR_BYTES, too_long
 from outrider.sampling.grammar_cost import MAX_LINES
 
 MAX_DEPTH: Final = 64
@@ -79,7 +80,9 @@ Node: TypeAlias = Text | Name | Parts | Choice | Repeat
 
 def lark_of(text: str) -> str:
     """The grammar in Lark's notation, one rule a line. Raises InvalidSamplingError, whose message
-    quotes no text of it."""
+    quotes no text of it; one that is longer than any grammar may be is not read."""
+    if len(text) > MAX_GRAMMAR_BYTES:
+        raise too_long()
     rules = _Reader(text).rules()
     if _ROOT not in rules:
         raise InvalidSamplingError(

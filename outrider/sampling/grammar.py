@@ -20,6 +20,13 @@ MAX_SCHEMA_DEPTH = 64
 """Most arrays and objects around a value of a schema."""
 
 
+def too_long() -> InvalidSamplingError:
+    """The error for a text with more than MAX_GRAMMAR_BYTES."""
+    return InvalidSamplingError(
+        f"the text of the grammar has more than {MAX_GRAMMAR_BYTES} bytes; send a shorter one"
+    )
+
+
 class GrammarKind(StrEnum):
     """Language of a grammar."""
 
@@ -58,10 +65,7 @@ class Grammar:
         if not self.text:
             raise InvalidSamplingError(f"the grammar {self.kind} has no text; send one")
         if self._num_bytes() > MAX_GRAMMAR_BYTES:
-            raise InvalidSamplingError(
-                f"the text of the grammar has more than {MAX_GRAMMAR_BYTES} bytes; send a "
-                "shorter one"
-            )
+            raise too_long()
         if "\0" in self.text:
             raise InvalidSamplingError("the text of the grammar has a NUL character; remove it")
         if self.kind is GrammarKind.JSON_SCHEMA:

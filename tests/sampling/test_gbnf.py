@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from outrider.errors import InvalidSamplingError
 from outrider.sampling.gbnf import MAX_DEPTH, lark_of
-from outrider.sampling.grammar import Grammar, GrammarKind
+from outrider.sampling.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from services.inference.grammars.compiler import compile_grammar
 from tests.inference.grammars.test_compiler import BYTES, accepts
 
@@ -129,3 +129,10 @@ def test_hostile_grammars_cost_little() -> None:
         except InvalidSamplingError as error:
             assert len(error.message) < 200
     assert time.thread_time() - begin < 20
+
+
+def test_a_text_that_is_too_long_is_not_read() -> None:
+    """To read two megabytes takes a second and more, on the event loop of an edge."""
+    for num_chars, why in ((MAX_GRAMMAR_BYTES, "line 1 .* is not valid"), (2 << 20, "more than")):
+        with pytest.raises(InvalidSamplingError, match=why):
+            lark_of("?" * num_chars)

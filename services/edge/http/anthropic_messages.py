@@ -214,9 +214,11 @@ def plan(asked: ApiRequest) -> PlannedReply:
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
     )
+    names = {"stop": "stop_sequences"}
     thinking = body.thinking
     if thinking is not None and thinking.type == "enabled" and body.max_thinking_tokens is None:
         body = msgspec.structs.replace(body, max_thinking_tokens=thinking.budget_tokens)
+        names["max_thinking_tokens"] = "thinking.budget_tokens"
     chat = plan_chat(
         "messages",
         body,
@@ -226,7 +228,7 @@ def plan(asked: ApiRequest) -> PlannedReply:
         response_format_of(body.output_config),
         passed_over=request.passed_over,
         format_field=request.format_field or _FORMAT,
-        names={"stop": "stop_sequences"},
+        names=names,
     )
     is_streamed = bool(body.stream)
     thinks = body.thinking is None or body.thinking.type != "disabled"

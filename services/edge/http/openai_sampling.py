@@ -115,7 +115,10 @@ def sampling_params(
         name, _, rest = error.message.partition(" ")
         if name not in _SAMPLING_NAMES:
             raise
-        own = {**_NAMES, **(names or {})}.get(name, name)
+        own_names = {**_NAMES, **(names or {})}
+        if fields.max_thinking_tokens is None:
+            own_names["max_thinking_tokens"] = "thinking_token_budget"
+        own = own_names.get(name, name)
         raise InvalidSamplingError(f"{own} {rest}", metadata={"param": own}) from None
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from outrider.errors import InvalidSamplingError
 from outrider.sampling.gbnf import lark_of
+from outrider.sampling.grammar import MAX_GRAMMAR_BYTES, too_long
 from services.edge.http.bodies import is_given, null, read_part
 from services.edge.http.openai_errors import refused
 
@@ -73,6 +74,8 @@ def _choice(name: str, value: msgspec.Raw) -> Mapping[str, Any]:
     texts: Sequence[str] = read_part(_choices, name, value)
     if not texts:
         raise refused(name, f"{name} has no choices; send at least one")
+    if sum(map(len, texts)) + len(texts) - 1 > MAX_GRAMMAR_BYTES:
+        raise refused(name, f"{name}: {too_long().message}")
     return {"type": "regex", "grammar": "|".join(map(_literally, texts))}
 
 

@@ -238,6 +238,17 @@ def test_an_error_names_the_field_as_the_api_does(it: Shape) -> None:
         assert told.get("param", name) == name
 
 
+@pytest.mark.parametrize("name", ["max_thinking_tokens", "thinking_token_budget"])
+@pytest.mark.parametrize("api", [openai_chat.API, responses.API, anthropic_messages.API])
+def test_an_error_names_the_limit_of_reasoning_that_was_sent(api: ChatApi, name: str) -> None:
+    body = {"model": "m", "max_tokens": 9, "messages": [USER], "input": "a"}
+    body.pop("messages" if api is responses.API else "input")
+    assert refusal(api, body | {name: -2}).metadata["param"] == name
+    if api is anthropic_messages.API:
+        budget = {"thinking": {"type": "enabled", "budget_tokens": -2}}
+        assert refusal(api, body | budget).metadata["param"] == "thinking.budget_tokens"
+
+
 SURROGATE: Final = [{"role": "user", "content": "\ud800"}]
 
 

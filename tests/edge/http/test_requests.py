@@ -10,8 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.errors import InvalidRequestError
-from outrider.sampling.grammar import JSON_OBJECT, Grammar, GrammarKind
-from services.edge.http import anthropic_messages, openai_chat, openai_completions, responses
+from outrider.sampling.grammar import JSON_OBJECT, MAX_GRAMMAR_BYTES, Grammar, GrammarKind
+from services.edge.http import (
+    anthropic_messages,
+    openai_chat,
+    openai_completions,
+    responses,
+    structures,
+)
 from services.edge.http.api import ChatApi, PlannedReply
 from services.edge.http.fields import FIELDS, FORMAT, Door, Field, Outcome
 from services.edge.http.passed_over import PassedOver
@@ -158,6 +164,16 @@ def test_a_structure_that_is_none_is_refused_by_the_name_that_was_sent(
     door: Door, fields: dict[str, Any], param: str
 ) -> None:
     assert refused(door, **fields).metadata["param"] == param
+
+
+def test_choices_that_are_too_long_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def literally(text: str) -> str:
+        pytest.fail("is read")
+
+    monkeypatch.setattr(structures, "_literally", literally)
+    for choices in (["a" * MAX_GRAMMAR_BYTES, "b"], ["", *"a" * MAX_GRAMMAR_BYTES]):
+        error = refused(Door.CHAT, guided_choice=choices)
+        assert error.metadata["param"] == "guided_choice" and "more than 65536" in error.message
 
 
 @pytest.mark.parametrize("door", Door)

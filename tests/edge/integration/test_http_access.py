@@ -188,9 +188,11 @@ async def test_tokens_of_a_chat_with_tools(tmp_path: Path) -> None:
         assert bare["count"] < shown["count"]
         same = asked | {"chat_template_kwargs": {}, "chat_template": None}
         assert (await client.post("/tokenize", json=same)).json() == shown
+        passing = await client.post("/tokenize", json=asked | {"tools": [{"type": "web"}]})
+        assert passing.headers["x-outrider-passed-over"] == "tools[0]:web"
+        assert passing.json() == bare
         for field, value in (
             ("tools", [tool, tool]),
-            ("tools", [{"type": "web"}]),
             ("chat_template", "{{ messages }}"),
             ("chat_template_kwargs", {"enable_thinking": False}),
         ):
