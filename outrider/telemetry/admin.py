@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
+from ipaddress import ip_address
 from typing import Protocol
+from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -124,8 +126,15 @@ class AdminServer:
         method = ""
         try:
             request = await reader.readuntil(b"\r\n\r\n")
-            method, target, _ = request.split(b"\r\n", 1)[0].decode("ascii").split(" ")
-            answer = await self.answer(method, target.split("?")[0])
+            line, *fields = request.decode("ascii").split("\r\n")
+            method, target, _ = line.split(" ")
+            if self._is_misdirected(fields):
+                answer = _plain(
+                    HTTPStatus.MISDIRECTED_REQUEST,
+                    "this port is for the machine it is on: ask for 127.0.0.1 or localhost",
+                )
+            else:
+                answer = await self.answer(method, target.split("?")[0])
         except asyncio.LimitOverrunError:
             answer = _plain(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "header too large")
         except asyncio.IncompleteReadError:
@@ -134,6 +143,15 @@ class AdminServer:
             answer = _plain(HTTPStatus.BAD_REQUEST, "not an HTTP/1.1 request")
         writer.write(_encode(answer, head=method == "HEAD"))
         await writer.drain()
+
+    def _is_misdirected(self, fields: Sequence[str]) -> bool:
+        """Whether a request to a loopback address names another host, as that of a web page does
+        whose own name was made to lead here (DNS rebinding). Elsewhere any name may be the
+        operators'."""
+        if not _is_loopback(self._config.host):
+            return False
+        hosts = [it[5:].strip() for it in fields if it[:5].lower() == "host:"]
+        return not all(_is_loopback(urlsplit(f"//{host}").hostname or "") for host in hosts)
 
     async def answer(self, method: str, path: str) -> Answer:
         """To one request."""
@@ -160,6 +178,13 @@ class AdminServer:
         return _plain(
             HTTPStatus.NOT_FOUND, "try /metrics, /health, /ready, /version or, with a file, /config"
         )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _plain(status: HTTPStatus, text: str) -> Answer:

@@ -46,7 +46,7 @@ class Running:
         return int(status.split()[1]), dict(f.split(": ", 1) for f in fields), body
 
     async def get(self, path: str) -> tuple[int, dict[str, str], bytes]:
-        return await self.send(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        return await self.send(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
 
 
 @pytest.fixture
@@ -164,3 +164,24 @@ async def test_a_taken_port_is_a_config_error(running: Running) -> None:
     with pytest.raises(ConfigError, match="cannot listen on admin address"):
         await second.start()
     await second.stop()
+
+
+@pytest.mark.parametrize(
+    ("host", "is_answered"),
+    [
+        *(("127.0.0.1", True), ("localhost:9090", True), ("[::1]:9090", True)),
+        *(("evil.example", False), ("192.0.2.1", False), ("a\r\nHost: localhost", False)),
+        *(("[::1", False), ("", False)),
+    ],
+)
+async def test_a_loopback_port_answers_no_other_name(
+    host: str, is_answered: bool, running: Running
+) -> None:
+    request = f"GET /health HTTP/1.1\r\nhOST: {host}\r\n\r\n"
+    status, _, body = await running.send(request.encode())
+    assert status == (200 if is_answered else 400 if host == "[::1" else 421)
+    assert (b"alive" in body) is is_answered
+
+
+async def test_a_request_without_a_host_is_answered(running: Running) -> None:
+    assert (await running.send(b"GET /health HTTP/1.0\r\n\r\n"))[0] == 200

@@ -65,6 +65,15 @@ _FAREWELL_S: Final = 1.0
 _FAREWELL_BYTES: Final = 1 << 20
 """Most bytes read and dropped before closing: a socket closed with unread data resets its
 connection, and the client might never read the reason."""
+_MAX_TURNED_AWAY: Final = 64
+"""Connections that are told at a time that there is no room; more are closed without a word."""
+_NO_ROOM: Final = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain\r\nretry-after: 5\r\n"
+    b"content-length: 57\r\nconnection: close\r\n\r\n"
+    b"this edge has no room for more connections; close others\n"
+)
+_TLS_NO_ROOM: Final = b"\x15\x03\x03\x00\x02\x02\x50"
+"""A fatal alert, internal_error (RFC 8446, section 6.2): TLS has none for a lack of room."""
 _GOODBYE_S: Final = 5.0
 """How long an HTTP/2 client may take to read its last answer and close. Its WINDOW_UPDATE frames
 would have the system drop what was not sent yet of a socket that is closed."""
@@ -95,6 +104,8 @@ class HttpListener:
         self._server: asyncio.Server | None = None
         self._tls: ssl.SSLContext | None = None
         self._connections: dict[asyncio.Task[None], Callable[[], None]] = {}
+        self._num_turned_away = 0
+        """Connections without room that are told so now."""
         """Task that serves each connection, and the function that closes it at once."""
         self._handshakes: set[Callable[[], None]] = set()
         """Functions that close connections whose handshake is still running."""
@@ -185,6 +196,7 @@ class HttpListener:
             release, budget = self._admit(prefix, limits)
         except OverloadedError:
             self._frontend.context.telemetry.refused("connections")
+            await self._turn_away(reader, writer)
             writer.transport.abort()
             return
         self._connections[task] = writer.transport.abort
@@ -200,6 +212,25 @@ class HttpListener:
             del self._connections[task]
             writer.transport.abort()  # nothing is left to be sent
             release()
+
+    async def _turn_away(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Close a connection for which there is no room, and say so: by 503, or by an alert of TLS.
+        What its client sends meanwhile is dropped: a socket closed with unread data would reset its
+        connection, and the answer be lost."""
+        if self._num_turned_away >= _MAX_TURNED_AWAY:
+            return
+        self._num_turned_away += 1
+        try:
+            writer.write(_NO_ROOM if self._tls is None else _TLS_NO_ROOM)
+            async with asyncio.timeout(_FAREWELL_S):
+                writer.write_eof()
+                left = _FAREWELL_BYTES
+                while left > 0 and (data := await reader.read(left)):
+                    left -= len(data)
+        except (OSError, TimeoutError):
+            pass  # it left by itself, or does not want to
+        finally:
+            self._num_turned_away -= 1
 
     def _report(self, error: Exception) -> None:
         """Log one line for all errors of an interval; a traceback, for defects only, once a

@@ -273,3 +273,30 @@ async def test_large_bodies_are_admitted_whole_or_refused_at_once(
         for one in asked[:16]:
             one.writer.write(body[half:])
             assert (await one.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.edge(http=HttpConfig(port=0), max_connections_per_address=2)
+async def test_who_has_too_many_connections_is_told(mesh: Running) -> None:
+    held = [await RawRequest.connected(mesh) for _ in range(2)]
+    await eventually(lambda: len(mesh.http._connections) == 2)
+    one_more = await RawRequest.connected(mesh)
+    one_more.writer.write(_ANSWERED)
+    told = await one_more.rest()
+    assert told.startswith(b"HTTP/1.1 503 ") and b"no room for more connections" in told
+    head, _, body = told.partition(b"\r\n\r\n")
+    assert b"content-length: %d\r\n" % len(body) in head
+    held[0].close()
+    await eventually(lambda: len(mesh.http._connections) == 1)
+    again = await RawRequest.connected(mesh)
+    again.writer.write(_ANSWERED)
+    assert (await again.until(b"\r\n")).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.edge(http=HttpConfig(port=0, tls="on"), max_connections_per_address=1)
+async def test_who_has_too_many_connections_is_told_by_tls(mesh: Running) -> None:
+    held = await RawRequest.connected(mesh)
+    await eventually(lambda: len(mesh.http._connections) == 1)
+    trusted = ssl.create_default_context(cafile=str(mesh.ca))
+    with pytest.raises(ssl.SSLError, match=r"(?i)alert internal error"):
+        await asyncio.open_connection("127.0.0.1", mesh.ports.http, ssl=trusted)
+    held.close()
