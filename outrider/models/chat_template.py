@@ -184,12 +184,13 @@ class ChatTemplate:
         if abilities.reasoning is None or not given or not self._are_common(given):
             return abilities.begins_in_reasoning
         named = repr(sorted(given.items()))
-        if named not in self._openings:
+        is_open = self._openings.get(named)  # another thread may clear them
+        if is_open is None:
+            is_open = ends_in(abilities.reasoning, self._probed([_ASK], [], given))
             if len(self._openings) >= _MAX_OPENINGS:
                 self._openings.clear()
-            prompt = self._probed([_ASK], [], given)
-            self._openings[named] = ends_in(abilities.reasoning, prompt)
-        return self._openings[named]
+            self._openings[named] = is_open
+        return is_open
 
     def split(self, text: str) -> list[Segment]:
         """Split a text at the control tokens whose texts it contains; they become these tokens.

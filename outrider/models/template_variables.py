@@ -20,7 +20,6 @@ MAX_VARIABLES_CHARS: Final = 1 << 14
 """Most characters of their JSON text."""
 MAX_DEPTH: Final = 16
 """Objects and lists within one another."""
-_DATE_CHARS: Final = len("2000-01-01")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 RESERVED: Final = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
@@ -86,10 +85,11 @@ def date_in(variables: str) -> str:
 def read_date(text: object) -> date:
     """A date written YYYY-MM-DD. Raises InvalidRequestError."""
     try:
-        if isinstance(text, str) and len(text) == _DATE_CHARS:
-            return date.fromisoformat(text)
+        found = date.fromisoformat(text) if isinstance(text, str) else None
     except ValueError:
-        pass
+        found = None
+    if found is not None and found.isoformat() == text:
+        return found
     raise InvalidRequestError(f"the date {str(text)[:32]!r} is not written YYYY-MM-DD")
 
 

@@ -48,8 +48,9 @@ _MAX_BITS: Final = 1 << 12
 _MAX_FORMAT_CHARS: Final = 1 << 12
 _WIDE: Final = re.compile(r"\d{5}|\*|\{[^{}]*\{")
 """In a format: a width of five digits, or one that comes from elsewhere."""
-_DATE_FORMAT: Final = re.compile(r"(?:[^%]|%[-_0^#]?[A-Za-z%])*")
-"""Without widths, which make a text as long as they say."""
+_DATE_FORMAT: Final = re.compile(r"(?:[^%]|%[-_0^#]?[A-Za-rt-z%])*")
+"""Without widths, which make a text as long as they say, and without %s, seconds that depend on the
+time zone of the machine."""
 _CLOCK_CHECK_STEPS: Final = 256
 """Steps between two readings of the clock."""
 _MAX_INDENT: Final = 16

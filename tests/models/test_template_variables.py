@@ -169,7 +169,7 @@ def test_the_date_is_the_one_that_is_given() -> None:
     assert joined(at_night, given) == "2024-02-29 00:00:00 Thursday, 100%"
     with pytest.raises(InvalidRequestError, match="shows the date; give it as the"):
         joined(DATED, {})
-    for bad in ("29.11.2026", "2026-13-01", 20261129, None, "2026-11-29T00:00"):
+    for bad in ("29.11.2026", "2026-13-01", 20261129, None, "2026-11-29T00:00", "2026-W48-7"):
         with pytest.raises(InvalidRequestError, match="is not written YYYY-MM-DD"):
             check_variables({"strftime_now": bad})
 
@@ -197,6 +197,12 @@ def test_the_date_is_added_once_where_a_template_shows_one() -> None:
 
 @pytest.mark.parametrize("form", ["%100000d", "%" * 3 + "5d", "%E" * 3000, "%*d"])
 def test_a_format_that_makes_much_of_little_is_refused(form: str) -> None:
+    with pytest.raises(InvalidRequestError, match="a format of a date"):
+        joined(f"{{{{ strftime_now('{form}') }}}}", {"strftime_now": "2026-11-29"})
+
+
+@pytest.mark.parametrize("form", ["%s", "%-s"])
+def test_seconds_that_depend_on_the_machines_time_zone_are_refused(form: str) -> None:
     with pytest.raises(InvalidRequestError, match="a format of a date"):
         joined(f"{{{{ strftime_now('{form}') }}}}", {"strftime_now": "2026-11-29"})
 

@@ -21,7 +21,7 @@ from services.edge.http.openai_sampling import (
     seed_of,
 )
 from services.edge.http.passed_over import PassedOver
-from services.edge.http.sse import Position
+from services.edge.http.sse import beginning_of
 from services.edge.session.events import ChatRequest
 
 
@@ -70,7 +70,7 @@ def plan_choices(
                 digest=digest,
                 sampling=replace(sampling, seed=seeds[index]),
                 # Where calls and reasoning begin is read in the text before them.
-                position=Position() if is_chat else had[index],
+                position=beginning_of(had[index]) if is_chat else had[index],
                 # It would be as the model writes it, calls and all.
                 provisional=is_streamed and bool(options.provisional) and not has_tools,
             )

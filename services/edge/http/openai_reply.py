@@ -28,7 +28,7 @@ from services.edge.http.reply_parts import (
     PartKind,
     ReplyContent,
 )
-from services.edge.http.sse import Position
+from services.edge.http.sse import Position, beginning_of
 from services.edge.session.events import ClientEvent
 
 DONE: Final = b"data: [DONE]\n\n"
@@ -174,7 +174,7 @@ class Choice:
         self._has_metrics = has_metrics
         self.logprobs: list[TokenLogprob] = []
         """Log probabilities kept by a ChatShape."""
-        self.begun = had != Position()
+        self.begun = had != beginning_of(had)
         """Whether the client has its beginning."""
         self.had_end = had.has_ended
         """Whether the client has its end from an earlier request."""

@@ -261,7 +261,11 @@ def chat_request(
         speculation=_speculation(fields),
         residency=residency(fields.residency or ()),
         trace=asked.trace,
-        resume=ResumePoint(upto=position.num_tokens, num_chars=position.num_chars),
+        resume=ResumePoint(
+            upto=position.num_tokens,
+            num_chars=position.num_chars,
+            template_date=position.template_date,
+        ),
         digest=digest,
     )
 

@@ -244,6 +244,7 @@ class ReplyContent:
         if not self._is_accepted:
             self._is_accepted = True
             self.reader = PartReader(self._new_parser(event), keeps=self._keeps)
+            self.position = self.position._replace(template_date=event.template_date)
 
     def take_text(self, commit: Committed) -> str | None:
         """The new text of a commit, for the frequent case of a plain reply that is streamed in
@@ -254,7 +255,8 @@ class ReplyContent:
         if not self.reader.is_plain:
             return None
         self._num_read += len(text)
-        self.position = Position(max(commit.upto, had.num_tokens), self._num_read)
+        num_tokens = max(commit.upto, had.num_tokens)
+        self.position = had._replace(num_tokens=num_tokens, num_chars=self._num_read)
         return text
 
     def take(self, commit: Committed) -> Growth:
@@ -262,9 +264,9 @@ class ReplyContent:
         num_known = max(0, self.position.num_chars - self._num_read)
         self._num_read += len(commit.text)
         num_tokens = max(0, commit.upto - self.position.num_tokens)
-        self.position = Position(
-            max(commit.upto, self.position.num_tokens),
-            max(self._num_read, self.position.num_chars),
+        self.position = self.position._replace(
+            num_tokens=max(commit.upto, self.position.num_tokens),
+            num_chars=max(self._num_read, self.position.num_chars),
         )
         known, new = commit.text[:num_known], commit.text[num_known:]
         return Growth(

@@ -41,7 +41,7 @@ from services.edge.http.reply_parts import (
     parser_of,
 )
 from services.edge.http.response_format import grammar_in
-from services.edge.http.sse import Position
+from services.edge.http.sse import Position, beginning_of
 from services.edge.session.events import ChatRequest, ClientEvent
 from services.edge.session.template_options import NO_OPTIONS, TemplateOptions
 
@@ -187,7 +187,7 @@ def plan_chat(
         sampling=replace(sampling, seed=seed),
         # From the beginning, whatever the client has: where a part begins is read in the text
         # before it.
-        position=Position(),
+        position=beginning_of(had),
         provisional=is_streamed and bool(options.provisional),
     )
     request = replace(
@@ -360,7 +360,7 @@ class PartWriter:
                 event.data.sequence_number = self._num_events
             self._num_events += 1
             is_last = len(written) == len(events) - 1
-            position = Position(self._num_events, self._content.position.num_chars)
+            position = self._content.position._replace(num_tokens=self._num_events)
             event_id = sse.event_id([position]) if self._has_ids and is_last else ""
             data = self._encode(event.data)
             written.append(sse.event(data, name=event.name, event_id=event_id))

@@ -28,7 +28,10 @@ def test_a_comment_ends_no_event() -> None:
     ]
 
 
-@given(st.lists(st.builds(Position, counts, counts, st.booleans()), min_size=1, max_size=8))
+dates = st.sampled_from(("", "2026-11-29"))
+
+
+@given(st.lists(st.builds(Position, counts, counts, st.booleans(), dates), min_size=1, max_size=8))
 def test_an_id_is_read_as_it_was_written(had: list[Position]) -> None:
     assert positions(event_id(had), len(had)) == tuple(had)
 
@@ -38,7 +41,8 @@ def test_who_has_nothing_sends_no_id() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["x", "1", "1-", "-1-2", "1-2,3-4", "1-2,", "1-2ee", "9" * 99 + "-1", "1-2\n"]
+    "text",
+    ("x", "1", "1-", "-1-2", "1-2,3-4", "1-2,", "1-2ee", "9" * 99 + "-1", "1-2\n", "1-2@today"),
 )
 def test_other_ids_are_refused(text: str) -> None:
     with pytest.raises(InvalidRequestError, match="Last-Event-ID"):

@@ -10,7 +10,8 @@ import pytest
 
 from outrider.client import Message
 from outrider.today import today
-from tests.edge.integration.chat_routes import CHAT
+from tests.edge.http.asking import events_of
+from tests.edge.integration.chat_routes import CHAT, MESSAGE, RESPONSE, ChatRoute
 from tests.edge.integration.http_client import plain, serving_http
 from tests.edge.integration.region import TEMPLATE, small_vocabulary
 from tests.edge.integration.running import REPLY, Running, running
@@ -47,6 +48,35 @@ async def test_a_chat_that_goes_on_after_midnight_keeps_its_date(
         async with client.chat(ASK) as later:
             await later.result()
         assert shown(mesh, 2) == "30 November 2026"
+        await mesh.settled()
+
+
+@pytest.mark.parametrize("route", [CHAT, MESSAGE, RESPONSE], ids=str)
+async def test_a_stream_that_another_edge_goes_on_with_keeps_its_date(
+    route: ChatRoute, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    days = ["2026-11-29"]
+    monkeypatch.setattr("services.edge.chat.opening.today", lambda: days[-1])
+    vocabulary, headers = small_vocabulary(template=DATED), {"Idempotency-Key": "k"}
+    async with serving_http(vocabulary, tmp_path) as mesh, plain(mesh) as client:
+        answer = await client.post(route.path, json=route.streamed, headers=headers)
+        ids = [it["id"] for it in events_of(answer.content) if "id" in it]
+        assert shown(mesh, 0) == "29 November 2026"
+        await mesh.settled()
+    days.append("2026-11-30")
+    async with serving_http(vocabulary, tmp_path) as mesh, plain(mesh) as client:
+        had = ids[len(ids) // 2]
+        back = headers | {"Last-Event-ID": had}
+        rest = await client.post(route.path, json=route.streamed, headers=back)
+        assert rest.status_code == 200, rest.text
+        assert shown(mesh, 0) == "29 November 2026"
+        rest_ids = [it["id"] for it in events_of(rest.content) if "id" in it]
+        assert rest_ids[-1] == ids[-1]
+        wrong = headers | {"Last-Event-ID": had.partition("@")[0] + "@2026-13-01"}
+        refused = await client.post(
+            route.path, json=route.streamed, headers=wrong | {"Idempotency-Key": "other"}
+        )
+        assert refused.status_code == 400
         await mesh.settled()
 
 
