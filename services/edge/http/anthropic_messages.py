@@ -291,16 +291,19 @@ def messages_of(
 ) -> tuple[Message, ...]:
     """Messages in the form for chat templates: results of tools are messages of their own, and
     consecutive messages of one role are joined, as in that API. Raises InvalidRequestError."""
-    made: list[Message] = []
+    runs: list[list[Message]] = []
+    num_calls = 0
     if system:
-        made.append(Message("system", _text("system", system, _block_text)))
+        runs.append([Message("system", _text("system", system, _block_text))])
     for number, message in enumerate(given):
         for turn in _turns(f"messages.{number}", message):
-            if made and _are_one(made[-1], turn):
-                made[-1] = _joined(made[-1], turn)
+            num_calls += len(turn.tool_calls)
+            if runs and _are_one(runs[-1][0], turn) and num_calls <= MAX_TOOL_CALLS:
+                runs[-1].append(turn)
             else:
-                made.append(turn)
-    return tuple(made)
+                runs.append([turn])
+                num_calls = len(turn.tool_calls)
+    return tuple(map(_joined, runs))
 
 
 def _turns(where: str, message: InputMessage) -> Iterator[Message]:
@@ -415,22 +418,19 @@ def _no_text(where: str, block: InputBlock) -> InvalidRequestError:
 
 
 def _are_one(first: Message, second: Message) -> bool:
-    num_calls = len(first.tool_calls) + len(second.tool_calls)
-    return (
-        first.role == second.role
-        and first.role in ("user", "assistant")
-        and num_calls <= MAX_TOOL_CALLS
-    )
+    return first.role == second.role and first.role in ("user", "assistant")
 
 
-def _joined(first: Message, second: Message) -> Message:
-    between = "" if first.role == "assistant" else _PART_SEPARATOR
-    between = between if first.content and second.content else ""
+def _joined(run: Sequence[Message]) -> Message:
+    """All at once: to join a hundred thousand blocks one by one would hold the event loop."""
+    if len(run) == 1:
+        return run[0]
+    between = "" if run[0].role == "assistant" else _PART_SEPARATOR
     return Message(
-        first.role,
-        first.content + between + second.content,
-        tool_calls=first.tool_calls + second.tool_calls,
-        reasoning=first.reasoning + second.reasoning,
+        run[0].role,
+        between.join(it.content for it in run if it.content),
+        tool_calls=tuple(call for it in run for call in it.tool_calls),
+        reasoning="".join(it.reasoning for it in run),
     )
 
 

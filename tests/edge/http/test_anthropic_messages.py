@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from outrider.models.tools import ToolCall
 from outrider.sampling.grammar import Grammar, GrammarKind
 from outrider.session.client import Accepted, Provisional
 from outrider.session.types import FinishReason, Priority, Speculation
+from services.edge.http import anthropic_messages
 from services.edge.http.anthropic_messages import (
     API,
     InputMessage,
@@ -200,6 +202,20 @@ def test_messages_of_one_role_that_follow_each_other_are_one() -> None:
         Message("user", "hello\nthere"),
         Message("assistant", "Hi!", reasoning="hm"),
     )
+
+
+def test_blocks_and_messages_of_one_role_are_joined_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined, lengths = anthropic_messages._joined, list[int]()
+
+    def counted(run: Sequence[Message]) -> Message:
+        lengths.append(len(run))
+        return joined(run)
+
+    monkeypatch.setattr(anthropic_messages, "_joined", counted)
+    text = {"type": "text", "text": "a"}
+    said = converted(USER, *[{"role": "assistant", "content": [text] * 40}] * 3, USER)
+    assert [it.content for it in said] == ["hello", "a" * 120, "hello"]
+    assert lengths == [1, 123, 1], "an empty message for each, and its blocks"
 
 
 @pytest.mark.parametrize(("opens", "closes"), [("[", "]"), ('{"a":', "}")])
