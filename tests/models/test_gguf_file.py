@@ -152,7 +152,7 @@ def test_a_text_that_is_none_is_corrupt(path: Path) -> None:
 @pytest.mark.parametrize("name", ["tokens", "token_type", "merges", "model", "pre"])
 def test_a_field_of_another_kind_is_corrupt(path: Path, name: str) -> None:
     key = f"tokenizer.ggml.{name}".encode()
-    other = key[:-1] + b"~"
+    other = b"general.".ljust(len(key), b"x")
     data = WHOLE.replace(string(key), string(other), 1)
     number = string(key) + struct.pack("<II", GGUFValueType.UINT32, 1)
     (num_fields,) = struct.unpack_from("<Q", data, 16)
