@@ -286,7 +286,7 @@ class Mesh:
 
 async def _page(admin_port: int) -> str:
     reader, writer = await asyncio.open_connection("127.0.0.1", admin_port)
-    writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+    writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
     head, _, page = (await reader.read()).decode().partition("\r\n\r\n")
     assert "200 OK" in head
     writer.close()

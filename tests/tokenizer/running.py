@@ -48,7 +48,7 @@ class TokenizerUnderTest:
     async def admin(self, path: str) -> str:
         """The answer of the admin port, head included."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.ports.admin)
-        writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         answer = await reader.read()
         writer.close()
         return answer.decode()

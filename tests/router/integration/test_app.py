@@ -60,7 +60,7 @@ async def test_the_admin_port_tells_readiness_and_metrics(near: Replica) -> None
 async def get(port: int, path: str) -> str:
     """What the admin port answers."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     answer = await reader.read()
     writer.close()
     return answer.decode()

@@ -128,7 +128,7 @@ async def test_a_worker_cannot_take_the_place_of_one_with_another_certificate(
 
 async def page(port: int, path: str) -> str:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     answer = await reader.read()
     writer.close()
     return answer.decode()
