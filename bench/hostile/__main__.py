@@ -41,14 +41,9 @@ fake engine has no pool to fill, and no room for such prompts."""
 
 
 def hostile_target(mesh: LocalMesh) -> Target:
-    """A mesh, a key of the attacker's own, as any tenant has one, and one of another tenant."""
-    folder = str(mesh.state_dir)
-
-    def key_of(tenant: str) -> str:
-        made = outrider("keys", "create", tenant, "--json", "--state-dir", folder)
-        return str(json.loads(made.stdout)["key"])
-
-    return target_of(mesh, key_of("attacker"), key_of("bystander"))
+    """A mesh, and a key of the attacker's own: as any tenant has one."""
+    made = outrider("keys", "create", "attacker", "--json", "--state-dir", str(mesh.state_dir))
+    return target_of(mesh, json.loads(made.stdout)["key"])
 
 
 async def attacked(

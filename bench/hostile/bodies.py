@@ -3,19 +3,16 @@ valid key lets them in."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import time
 from collections.abc import Callable
 from typing import Any
 
 from bench.hostile.http1 import CHAT, ask, ask_each, post
-from bench.hostile.target import Findings, Target, crowd, turns
+from bench.hostile.target import Findings, Target, crowd
 
 _TOKENIZE = "/tokenize"
 _LINE = "The quick brown fox jumps over the lazy dog; 42 words, one line.\n"
 _LEAVES_S = 0.5
-_BYSTANDER_S = 1.0
 _PATIENCE_S = 20.0
 """A grammar may be compiled for a while before it is refused or its reply comes."""
 
@@ -83,24 +80,10 @@ def _text(words: str, num_bytes: int) -> bytes:
 
 
 async def text_floods(target: Target, seconds: float, findings: Findings) -> None:
-    """64 texts of 150 KB at a time are to be tokenized, half of them for clients that leave, while
-    another tenant has texts of 28 KB tokenized."""
+    """64 texts of 150 KB at a time are to be tokenized, half of them for clients that leave."""
 
     async def flood(number: int) -> None:
         data = post(_TOKENIZE, _text(str(number), 150_000), target)
         await ask(target, data, findings, _PATIENCE_S if number % 2 else _LEAVES_S)
 
-    async def bystander() -> None:
-        answers = Findings()
-        for number in turns(seconds):
-            data = post(_TOKENIZE, _text(str(number), 28_000), target, target.other_key)
-            before = time.monotonic()
-            await ask(target, data, answers, _PATIENCE_S)
-            waited_s = time.monotonic() - before
-            answered = answers.done.get("answered 200", 0)
-            if answered <= number:
-                findings.missed("another tenant's text was not tokenized")
-            short = "less than" if waited_s < _BYSTANDER_S else "more than"
-            findings.count(f"another tenant waited {short} {_BYSTANDER_S:g} s")
-
-    await asyncio.gather(crowd(seconds, flood, 64), bystander())
+    await crowd(seconds, flood, 64)

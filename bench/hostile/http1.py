@@ -26,9 +26,9 @@ def head(line: str, *fields: bytes) -> bytes:
     return b"\r\n".join((line.encode("latin-1"), b"Host: edge", *fields, b"", b""))
 
 
-def post(path: str, body: bytes, target: Target, key_of: str = "") -> bytes:
-    """A request with a body of JSON, and the attacker's own key or another one."""
-    key = b"Authorization: Bearer " + (key_of or target.key).encode()
+def post(path: str, body: bytes, target: Target) -> bytes:
+    """A request with a body of JSON, and the attacker's own key."""
+    key = b"Authorization: Bearer " + target.key.encode()
     length = b"Content-Length: %d" % len(body)
     kind = b"Content-Type: application/json"
     return head(f"POST {path} HTTP/1.1", kind, length, key) + body

@@ -32,8 +32,6 @@ class Target:
     """TCP port of the edge's HTTP door; 0: it has none."""
     key: str = ""
     """The attacker's own API key, which is valid: some attacks have to be let in."""
-    other_key: str = ""
-    """Of another tenant, who asks for what an attack makes slow."""
 
     @property
     def address(self) -> tuple[str, int]:
@@ -50,10 +48,10 @@ class Target:
         return cls(**json.loads(text))
 
 
-def target_of(mesh: LocalMesh, key: str = "", other_key: str = "") -> Target:
+def target_of(mesh: LocalMesh, key: str = "") -> Target:
     """A mesh that is up."""
     http_port = mesh.state.service("edge").get("http_port") or 0
-    return Target(*mesh.edge, str(mesh.ca), http_port, key, other_key)
+    return Target(*mesh.edge, str(mesh.ca), http_port, key)
 
 
 def certificate_of(target: Target) -> Path:
