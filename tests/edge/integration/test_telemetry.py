@@ -33,7 +33,7 @@ def spans() -> Iterator[InMemorySpanExporter]:
 
 async def get(mesh: Running, path: str) -> str:
     reader, writer = await asyncio.open_connection("127.0.0.1", mesh.ports.admin)
-    writer.write(f"GET {path} HTTP/1.1\r\nHost: edge\r\n\r\n".encode())
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     answer = (await reader.read()).decode()
     writer.close()
     await writer.wait_closed()
