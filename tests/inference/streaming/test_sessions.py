@@ -30,11 +30,13 @@ async def test_drafts_that_find_no_room_are_counted_and_cost_no_token(
         refused.append(drafts)
         return False
 
-    async with running() as it:
+    async with running(GatedEngine()) as it:
         monkeypatch.setattr(it.replica.runner, "draft", refuse)
         peer = it.peer()
         await peer.open(1, PROMPT, SAMPLING)
         await peer.draft(1, 0, 0, truth[:4])
+        await eventually(lambda: bool(refused))
+        it.gated.gate.set()
         assert tuple((await peer.finish(1)).ids) == truth
         assert it.value("outrider_draft_dropped_frames_total") == len(refused) == 1
 
