@@ -11,14 +11,10 @@ from typing import Final, Protocol, TypeAlias, TypeVar
 from outrider.models.chat import Message, Segment, check_text
 from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.backends.fallback import FallbackBackend
-from outrider.tokenization.cuts import CutRule, Cutter
+from outrider.tokenization.cuts import SLICE_CHARS, CutRule, Cutter
 from outrider.tokenization.segment_cache import CachePolicy, ContentClass, SegmentCache, classify
 
 ResultT = TypeVar("ResultT")
-
-SLICE_CHARS: Final = 32_768
-"""Characters that are encoded at a time: 14 ms of the reference backend. A text without a place
-where it may be cut is encoded whole."""
 
 
 @dataclass(slots=True)
@@ -224,7 +220,7 @@ class CachingEncoder:
         return ids
 
     def _parts(self, text: str) -> Iterator[str]:
-        """A text in parts whose ids, joined, are its own."""
+        """A text in parts whose ids, joined, are its own; whole where it may not be cut."""
         if self._cuts is None or len(text) <= SLICE_CHARS:
             yield text
             return

@@ -17,10 +17,11 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from outrider.errors import OverloadedError
 from outrider.fair_queue import FairClock, FairQueue
+from outrider.tokenization.cuts import SLICE_CHARS
 
 JobT = TypeVar("JobT", bound=Hashable)
 
-LONG_CHARS: Final = 32_768
+LONG_CHARS: Final = SLICE_CHARS
 """A text from here on takes milliseconds, and more than one of them would hold up all others. A
 worker takes about so much of it at a time, and then whatever is next."""
 _MAX_PASSED: Final = 8

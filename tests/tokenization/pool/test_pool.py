@@ -24,7 +24,8 @@ from outrider.testing import eventually
 from outrider.tokenization.backends.base import REFERENCE
 from outrider.tokenization.backends.selection import select_backend
 from outrider.tokenization.cut_proofs import rule_of
-from outrider.tokenization.encoder import SLICE_CHARS, CachingEncoder, PartialPrompt
+from outrider.tokenization.cuts import SLICE_CHARS
+from outrider.tokenization.encoder import CachingEncoder, PartialPrompt
 from outrider.tokenization.pool.job_queue import JobClass, Requester
 from outrider.tokenization.pool.pool import (
     PoolPolicy,
