@@ -31,6 +31,8 @@ class EngineConfig:
     """Threads of one call."""
     device: Device = "auto"
     """cpu or cuda; auto: a GPU if there is one. PyTorch only."""
+    cuda_graphs: bool = True
+    """Whether calls of few rows run as CUDA graphs. PyTorch on a GPU only."""
     pin_threads: bool = True
     """Whether threads may be bound to cores: engines that share a process are all bound to the
     same ones, and wait for each other while the rest idle. OpenVINO only."""

@@ -33,6 +33,16 @@ class SpareBlocks(NamedTuple):
     """Written by rows that are filling."""
 
 
+class CallSize(NamedTuple):
+    """The shape of a plan."""
+
+    num_rows: int
+    num_tiles: int
+    num_blocks: int
+    """Blocks of the longest table."""
+    num_logits: int
+
+
 @dataclass(frozen=True, slots=True)
 class CallPlan:
     """The rows of one call, n of them; the last ones may be filling."""
@@ -51,7 +61,8 @@ class CallPlan:
     query_positions: Numbers
     """[t, QUERY_ROWS] their places in their sequences; -1 where a tile has fewer rows."""
     num_blocks: Numbers
-    """[t] blocks up to the one in which the tile's last row stands."""
+    """[t] blocks up to the one in which the tile's last row stands; 0 for tiles that are filling.
+    """
     tables: Numbers
     """[t, b] these blocks in order, b a multiple of what was asked; behind them a block that is
     always zero."""
@@ -74,15 +85,24 @@ class _Tile:
         return (self.past + self.num_rows - 1) // BLOCK_TOKENS + 1
 
 
-def plan_call(
-    slices: Sequence[SequenceSlice], spare: SpareBlocks, *, tile_rows: int, span_blocks: int
-) -> CallPlan:
-    """The plan of a call of at least one slice, which `base.check_slices` has passed, for products
-    of `tile_rows` rows and attention over spans of `span_blocks` blocks."""
+def size_of(slices: Sequence[SequenceSlice], *, tile_rows: int, span_blocks: int) -> CallSize:
+    """The smallest shape of a plan of these slices."""
+    ends = [part.past + len(part.tokens) for part in slices]
+    return CallSize(
+        num_rows=_rounded(sum(len(part.tokens) for part in slices), tile_rows),
+        num_tiles=sum(-(-len(part.tokens) // QUERY_ROWS) for part in slices),
+        num_blocks=_rounded(-(-max(ends) // BLOCK_TOKENS), span_blocks),
+        num_logits=_rounded(sum(part.num_rows for part in slices), tile_rows),
+    )
+
+
+def plan_call(slices: Sequence[SequenceSlice], spare: SpareBlocks, size: CallSize) -> CallPlan:
+    """The plan of a call of at least one slice, which `base.check_slices` has passed, filled up to
+    `size`, which is `size_of` them or larger."""
     tokens = np.concatenate([part.tokens for part in slices]).astype(np.int64)
     positions = np.concatenate([part.past + np.arange(len(part.tokens)) for part in slices])
     blocks = np.concatenate([_blocks_of(part) for part in slices])
-    num_rows = _rounded(len(tokens), tile_rows)
+    num_rows = size.num_rows
     tiles: list[_Tile] = []
     wanted, first_row = [], 0
     for part in slices:
@@ -90,9 +110,9 @@ def plan_call(
         first_row += len(part.tokens)
         wanted.append(np.arange(first_row - part.num_rows, first_row))
     tiles.sort(key=lambda tile: -tile.num_blocks)
-    rows = np.full((len(tiles), QUERY_ROWS), num_rows, np.int64)
-    places = np.full((len(tiles), QUERY_ROWS), -1, np.int64)
-    tables = np.full((len(tiles), _rounded(tiles[0].num_blocks, span_blocks)), spare.zero, np.int64)
+    rows = np.full((size.num_tiles, QUERY_ROWS), num_rows, np.int64)
+    places = np.full((size.num_tiles, QUERY_ROWS), -1, np.int64)
+    tables = np.full((size.num_tiles, size.num_blocks), spare.zero, np.int64)
     for index, tile in enumerate(tiles):
         rows[index, : tile.num_rows] = tile.first_row + np.arange(tile.num_rows)
         places[index, : tile.num_rows] = tile.past + np.arange(tile.num_rows)
@@ -105,9 +125,9 @@ def plan_call(
         write_slots=_filled(positions % BLOCK_TOKENS, num_rows, 0),
         query_rows=rows,
         query_positions=places,
-        num_blocks=np.array([tile.num_blocks for tile in tiles], np.int64),
+        num_blocks=_filled(np.array([it.num_blocks for it in tiles]), size.num_tiles, 0),
         tables=tables,
-        logits_rows=_filled(logits_rows, _rounded(len(logits_rows), tile_rows), 0),
+        logits_rows=_filled(logits_rows, size.num_logits, 0),
         num_logits=len(logits_rows),
     )
 

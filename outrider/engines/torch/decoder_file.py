@@ -1,19 +1,21 @@
-"""What a model file says of its decoder: sizes, rules of each layer, and its tensors."""
+"""A decoder in a GGUF file: what it says of sizes and rules, and its tensors."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from gguf import GGUFReader, dequantize
+from torch import Tensor
 
 from outrider.engines.openvino.architectures import check_architecture
 from outrider.engines.openvino.gemma_file import GEMMA3, GemmaLayer, read_gemma
 from outrider.engines.openvino.metadata import count_of, number_of
 from outrider.engines.openvino.rotary import head_size_of, read_factors
+from outrider.engines.torch.decoder_shape import DecoderShape, LayerRule
 from outrider.errors import UnsupportedModelError
 from outrider.models.gguf_file import content_of, open_gguf
 
@@ -23,42 +25,8 @@ _INTERLEAVED: Final = frozenset({"llama"})
 """Architectures whose rotation turns neighbours (2i, 2i + 1); of others, halves of a head."""
 
 
-@dataclass(frozen=True, slots=True)
-class LayerRule:
-    """How one layer sees tokens."""
-
-    window: int
-    """A token sees so many: itself and those right before; 0: all before."""
-    base: float
-    """Base of rotary frequencies."""
-    factor: float
-    """Positions are divided by this."""
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderShape:
-    """Sizes and constants of a decoder."""
-
-    vocabulary_size: int
-    max_context_tokens: int
-    width: int
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    epsilon: float
-    """Added to mean squares before their root."""
-    embedding_scale: float
-    attention_scale: float
-    """Scores of attention are multiplied by it."""
-    has_gelu: bool
-    """The gate of the feed-forward part is a GELU (tanh form); else SiLU."""
-    is_interleaved: bool
-    """Rotary positions turn neighbouring values of a head, not its halves."""
-    layers: tuple[LayerRule, ...]
-
-
 class DecoderFile:
-    """A GGUF file of one of the architectures that are served."""
+    """A GGUF file of one of the architectures that are served; implements decoder.Weights."""
 
     def __init__(self, path: Path) -> None:
         """Raises ArtifactCorruptError for a file that is no GGUF, UnsupportedModelError for one of
@@ -76,7 +44,7 @@ class DecoderFile:
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
 
-    def tensor(self, name: str) -> npt.NDArray[np.float32]:
+    def tensor(self, name: str) -> Tensor:
         """[rows, columns] of a matrix, [n] of a vector, as numbers of 32 bits. Raises
         UnsupportedModelError for a type that cannot be read, and values that are no numbers."""
         tensor = self._tensors[name]
@@ -89,7 +57,7 @@ class DecoderFile:
             ) from error
         if not np.isfinite(values).all():
             raise UnsupportedModelError(f"{name} has values that are no numbers; fetch it again")
-        return values
+        return torch.from_numpy(values)
 
     def frequencies(self, rule: LayerRule) -> npt.NDArray[np.float64]:
         """[pairs] radians a position by which each pair of a head's values turns."""

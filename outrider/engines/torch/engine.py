@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from outrider.codec.kv.layout import KvDtype, uniform_layout
 from outrider.engines.base import (
@@ -31,9 +32,9 @@ from outrider.engines.fingerprint import fingerprint_of, probe_ids
 from outrider.engines.footprint import check_pool
 from outrider.engines.free_memory import FreeMemory, free_memory
 from outrider.engines.kv_budget import BlockShape
-from outrider.engines.torch.call_plan import BLOCK_TOKENS, plan_call
-from outrider.engines.torch.decoder import Decoder
-from outrider.engines.torch.decoder_file import DecoderFile
+from outrider.engines.torch.call_plan import BLOCK_TOKENS, plan_call, size_of
+from outrider.engines.torch.decoder import CallInputs, Decoder, Weights
+from outrider.engines.torch.graphs import MAX_ROWS, GraphedDecoder, graph_size
 from outrider.engines.torch.kernels import Kernels
 from outrider.engines.torch.kv_pool import KvPool
 from outrider.engines.torch.plain_kernels import PlainKernels
@@ -46,22 +47,27 @@ _PROBE_TOKENS: Final = 64
 class TorchEngine:
     """Implements base.Engine with PyTorch."""
 
-    def __init__(self, file: DecoderFile, config: EngineConfig) -> None:
-        """Load the weights and allocate the pool. Raises EngineError, ConfigError for settings that
-        do not fit the model or the device, and InsufficientMemoryError."""
-        shape = file.shape
+    def __init__(
+        self, weights: Weights, config: EngineConfig, kernels: Kernels | None = None
+    ) -> None:
+        """Load the weights and allocate the pool. Without `kernels`, those of the device.
+
+        Raises EngineError, ConfigError for settings that do not fit the model or the device, and
+        InsufficientMemoryError.
+        """
+        shape = weights.shape
         asked = config.max_context_tokens
         if asked > shape.max_context_tokens:
             raise ConfigError(
                 f"max_context_tokens is {asked}; the model has at most {shape.max_context_tokens}"
             )
-        device = _device(config.device)
+        device = self._device = device_of(config.device)
         precision = _precision(config, device)
         is_short = precision == "bf16"
         torch.set_num_threads(config.threads)
-        self._kernels = _kernels(device)
+        self._kernels = kernels or kernels_of(device)
         dtype = torch.bfloat16 if is_short else torch.float32
-        self._decoder = Decoder(file, self._kernels, dtype, device)
+        self._decoder = Decoder(weights, self._kernels, dtype, device)
         layout = uniform_layout(
             KvDtype.BF16 if is_short else KvDtype.F32,
             num_layers=len(shape.layers),
@@ -74,6 +80,9 @@ class TorchEngine:
         size = budget.decide(BlockShape(layout.block_bytes, BLOCK_TOKENS, 0), measure)
         check_pool(size.num_blocks * layout.block_bytes, measure())
         self._pool = KvPool(layout, size.num_blocks, device)
+        self._graphed: GraphedDecoder | None = None
+        if device.type == "cuda" and config.cuda_graphs:
+            self._graphed = GraphedDecoder(self._decoder, self._pool.numbers, device)
         self._info = EngineInfo(
             name="torch",
             vocabulary_size=shape.vocabulary_size,
@@ -163,23 +172,29 @@ class TorchEngine:
     def _compute(self, slices: Sequence[SequenceSlice]) -> Logits:
         begin = time.perf_counter()
         with torch.inference_mode():
-            plan = plan_call(
-                slices,
-                self._pool.spare,
-                tile_rows=self._kernels.tile_rows,
-                span_blocks=self._kernels.span_blocks,
-            )
-            logits = self._decoder.logits(plan, self._pool.numbers).cpu()
+            logits = self._logits(slices).cpu()
         self._busy_s += time.perf_counter() - begin
         return np.asarray(logits.numpy(), np.float32)
+
+    def _logits(self, slices: Sequence[SequenceSlice]) -> Tensor:
+        """[r, V] the rows asked for."""
+        kernels = self._kernels
+        size = size_of(slices, tile_rows=kernels.tile_rows, span_blocks=kernels.span_blocks)
+        if self._graphed is not None and size.num_rows <= MAX_ROWS:
+            size = graph_size(size)
+            plan = plan_call(slices, self._pool.spare, size)
+            return self._graphed.logits(plan, size)[: plan.num_logits]
+        plan = plan_call(slices, self._pool.spare, size)
+        inputs = CallInputs.of(plan, self._device)
+        return self._decoder.logits(inputs, self._pool.numbers)[: plan.num_logits]
 
     def _check_not_closed(self) -> None:
         if self._closed:
             raise EngineError("the engine is closed; create a new one")
 
 
-def _device(name: str) -> torch.device:
-    """Raises ConfigError."""
+def device_of(name: str) -> torch.device:
+    """The device that EngineConfig.device names. Raises ConfigError where there is none."""
     has_gpu = torch.cuda.is_available()
     if name == "cuda" and not has_gpu:
         raise ConfigError("device is cuda, and PyTorch finds no GPU here; set it to cpu or auto")
@@ -193,7 +208,8 @@ def _precision(config: EngineConfig, device: torch.device) -> str:
     return "bf16" if device.type == "cuda" else "f32"
 
 
-def _kernels(device: torch.device) -> Kernels:
+def kernels_of(device: torch.device) -> Kernels:
+    """Those for this kind of device."""
     if device.type == "cpu":
         return PlainKernels()
     # Imported here: PyTorch for CPUs comes without Triton.

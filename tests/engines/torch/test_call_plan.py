@@ -10,8 +10,11 @@ from outrider.engines.base import SequenceSlice
 from outrider.engines.torch.call_plan import (
     BLOCK_TOKENS,
     QUERY_ROWS,
+    CallPlan,
+    CallSize,
     SpareBlocks,
     plan_call,
+    size_of,
 )
 
 SPARE = SpareBlocks(zero=1000, waste=1001)
@@ -33,19 +36,39 @@ def slices_of(lengths: list[tuple[int, int, int]]) -> list[SequenceSlice]:
     return parts
 
 
+def planned(parts: list[SequenceSlice], tile_rows: int = 8, span_blocks: int = 8) -> CallPlan:
+    size = size_of(parts, tile_rows=tile_rows, span_blocks=span_blocks)
+    return plan_call(parts, SPARE, size)
+
+
 @given(lengths, st.sampled_from([8, 64]), st.sampled_from([1, 8, 32]))
-def test_each_row_stands_once_and_has_its_place(
+def test_a_plan_is_filled_up_to_whole_tiles(
     lengths: list[tuple[int, int, int]], tile_rows: int, span_blocks: int
 ) -> None:
     parts = slices_of(lengths)
-    plan = plan_call(parts, SPARE, tile_rows=tile_rows, span_blocks=span_blocks)
+    plan = planned(parts, tile_rows, span_blocks)
     num_rows, count = len(plan.tokens), sum(len(part.tokens) for part in parts)
     assert num_rows % tile_rows == 0 and count <= num_rows < count + tile_rows
+    assert plan.tables.shape[1] % span_blocks == 0
+    assert 0 <= len(plan.logits_rows) - plan.num_logits < tile_rows
+    assert (plan.num_blocks > 0).all()
+
+
+@given(lengths, st.tuples(*[st.integers(0, 90)] * 4))
+def test_each_row_stands_once_and_has_its_place(
+    lengths: list[tuple[int, int, int]], more: tuple[int, int, int, int]
+) -> None:
+    parts = slices_of(lengths)
+    least = size_of(parts, tile_rows=8, span_blocks=8)
+    size = CallSize(*(one + other for one, other in zip(least, more, strict=True)))
+    plan = plan_call(parts, SPARE, size)
+    assert (len(plan.tokens), len(plan.tables)) == size[:2]
+    assert (plan.tables.shape[1], len(plan.logits_rows)) == size[2:]
+    num_rows, count = len(plan.tokens), sum(len(part.tokens) for part in parts)
     assert set(plan.write_blocks[count:]) <= {SPARE.waste}
     seen = plan.query_rows[plan.query_rows < num_rows]
     assert sorted(seen) == list(range(count))
     assert (plan.query_positions[plan.query_rows == num_rows] == -1).all()
-    assert plan.tables.shape[1] % span_blocks == 0
     assert list(plan.num_blocks) == sorted(plan.num_blocks, reverse=True)
     first = 0
     for part in parts:
@@ -66,7 +89,7 @@ def test_each_row_stands_once_and_has_its_place(
 
 @given(lengths)
 def test_a_tile_holds_rows_of_one_sequence(lengths: list[tuple[int, int, int]]) -> None:
-    plan = plan_call(slices_of(lengths), SPARE, tile_rows=8, span_blocks=8)
+    plan = planned(slices_of(lengths))
     owners = plan.tokens[np.minimum(plan.query_rows, len(plan.tokens) - 1)] // 100
     for tile in range(len(plan.query_rows)):
         real = plan.query_rows[tile] < len(plan.tokens)
@@ -79,7 +102,7 @@ def test_the_rows_asked_for_are_the_last_of_each_slice(
     lengths: list[tuple[int, int, int]],
 ) -> None:
     parts = slices_of(lengths)
-    plan = plan_call(parts, SPARE, tile_rows=8, span_blocks=8)
+    plan = planned(parts)
     wanted: list[int] = []
     first = 0
     for part in parts:
@@ -87,4 +110,3 @@ def test_the_rows_asked_for_are_the_last_of_each_slice(
         wanted += range(first - part.num_rows, first)
     assert plan.num_logits == len(wanted)
     assert list(plan.logits_rows[: plan.num_logits]) == wanted
-    assert len(plan.logits_rows) % 8 == 0

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outrider.engines.base import SequenceSlice
-from outrider.engines.torch.call_plan import BLOCK_TOKENS, CallPlan, SpareBlocks, plan_call
+from outrider.engines.torch.call_plan import BLOCK_TOKENS, CallPlan, SpareBlocks, plan_call, size_of
 from outrider.engines.torch.kernels import AttentionTiles, Kernels
 from outrider.engines.torch.plain_kernels import PlainKernels
 from outrider.engines.torch.triton_kernels import TritonKernels
@@ -55,7 +55,8 @@ def slices(*lengths: tuple[int, int]) -> list[SequenceSlice]:
 
 
 def plan_of(kernels: Kernels, parts: list[SequenceSlice]) -> CallPlan:
-    return plan_call(parts, SPARE, tile_rows=kernels.tile_rows, span_blocks=kernels.span_blocks)
+    size = size_of(parts, tile_rows=kernels.tile_rows, span_blocks=kernels.span_blocks)
+    return plan_call(parts, SPARE, size)
 
 
 def attended(
