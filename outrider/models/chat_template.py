@@ -31,6 +31,7 @@ from typing import Any, Final
 from outrider.errors import ConfigError, InvalidRequestError
 from outrider.models.chat import Message, Segment, check_text
 from outrider.models.replay_forms import replay_forms
+from outrider.models.template_budget import BudgetSpentError
 from outrider.models.template_data import TemplateData
 from outrider.models.template_variables import (
     DATE,
@@ -42,7 +43,6 @@ from outrider.models.template_variables import (
 from outrider.models.templating import (
     BROKEN,
     BoundedEnvironment,
-    BudgetSpentError,
     TemplateRefusal,
     date_formatter,
 )
