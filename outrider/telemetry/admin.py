@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from http import HTTPStatus
-from ipaddress import ip_address
 from typing import Protocol
-from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from outrider import __version__
 from outrider.errors import ConfigError
+from outrider.host_names import host_of, is_loopback
 from outrider.telemetry.config import AdminConfig
 from outrider.telemetry.process import Cause, ProcessCollector, StallMonitor
 
@@ -127,8 +126,11 @@ class AdminServer:
         try:
             request = await reader.readuntil(b"\r\n\r\n")
             line, *fields = request.decode("ascii").split("\r\n")
-            method, target, _ = line.split(" ")
-            if self._is_misdirected(fields):
+            method, target, version = line.split(" ")
+            hosts = [it[5:].strip() for it in fields if it[:5].lower() == "host:"]
+            if len(hosts) > 1 or not (hosts or version == "HTTP/1.0"):
+                answer = _plain(HTTPStatus.BAD_REQUEST, "send one Host (RFC 9112, section 3.2)")
+            elif hosts and self._is_misdirected(hosts[0]):
                 answer = _plain(
                     HTTPStatus.MISDIRECTED_REQUEST,
                     "this port is for the machine it is on: ask for 127.0.0.1 or localhost",
@@ -144,14 +146,10 @@ class AdminServer:
         writer.write(_encode(answer, head=method == "HEAD"))
         await writer.drain()
 
-    def _is_misdirected(self, fields: Sequence[str]) -> bool:
-        """Whether a request to a loopback address names another host, as that of a web page does
-        whose own name was made to lead here (DNS rebinding). Elsewhere any name may be the
-        operators'."""
-        if not _is_loopback(self._config.host):
-            return False
-        hosts = [it[5:].strip() for it in fields if it[:5].lower() == "host:"]
-        return not all(_is_loopback(urlsplit(f"//{host}").hostname or "") for host in hosts)
+    def _is_misdirected(self, authority: str) -> bool:
+        """Whether a request to a loopback address names another host (see `outrider.host_names`).
+        Elsewhere any name may be the operators'."""
+        return is_loopback(self._config.host) and not is_loopback(host_of(authority))
 
     async def answer(self, method: str, path: str) -> Answer:
         """To one request."""
@@ -178,13 +176,6 @@ class AdminServer:
         return _plain(
             HTTPStatus.NOT_FOUND, "try /metrics, /health, /ready, /version or, with a file, /config"
         )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _plain(status: HTTPStatus, text: str) -> Answer:

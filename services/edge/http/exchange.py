@@ -108,12 +108,19 @@ class Exchange:
     # Who asks.
 
     def check_head(self) -> None:
-        """Raises HeadTooLargeError. Servers check this too, some of them only parts of the head."""
+        """Raises HeadTooLargeError, MisdirectedError, InvalidRequestError. Servers check the size
+        too, some of them only parts of it."""
         limit = self.frontend.config.max_header_bytes
         fields: list[tuple[bytes, bytes]] = self.scope["headers"]
         num_bytes = sum(len(name) + len(value) for name, value in fields)
         if num_bytes + len(self.scope.get("raw_path") or b"") > limit:
             raise HeadTooLargeError(f"the head of a request has at most {limit} bytes; shorten it")
+        self.frontend.hosts.check(
+            self.headers.getlist("host"),
+            server=(self.scope.get("server") or ("", 0))[0],
+            is_encrypted=self.scope.get("scheme") == "https",
+            needs_key=self.frontend.needs_key,
+        )
 
     def admit(self, user: str = "") -> Identity:
         """Identify the caller; `user` is the end user's id, given by the key's owner. Raises

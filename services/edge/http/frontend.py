@@ -9,6 +9,7 @@ from functools import cached_property
 
 from outrider.errors import DrainingError, OutriderError
 from services.edge.chat.context import EdgeContext
+from services.edge.http.allowed_hosts import AllowedHosts
 from services.edge.http.config import HttpConfig
 from services.edge.http.origins import AllowedOrigins
 from services.edge.http.proxies import TrustedProxies
@@ -45,6 +46,11 @@ class HttpFrontend:
     def origins(self) -> AllowedOrigins:
         """Of web pages that may use this edge."""
         return AllowedOrigins(self.config.allowed_origins)
+
+    @cached_property
+    def hosts(self) -> AllowedHosts:
+        """Names by which clients may ask for this edge."""
+        return AllowedHosts(self.config.allowed_hosts)
 
     @cached_property
     def left_out(self) -> LeftOutLines:

@@ -94,7 +94,7 @@ class RawRequest:
         made.send(
             f"POST {path} HTTP/1.1",
             {
-                "Host": "edge",
+                "Host": "localhost",
                 "Authorization": f"Bearer {key}",
                 "Content-Type": "application/json",
                 "Content-Length": str(len(data)),

@@ -31,7 +31,7 @@ _TIMEOUT_S = 30
 _REFUSED = "outrider_edge_refused_total"
 _GET = b"\x82\x84\x86\x41\x01a"
 """`GET http://a/` in HPACK."""
-_ANSWERED = b"GET /v1/models HTTP/1.1\r\nHost: e\r\nx-api-key: %b\r\n\r\n" % KEY.encode()
+_ANSWERED = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nx-api-key: %b\r\n\r\n" % KEY.encode()
 
 
 def frame(kind: int, payload: bytes = b"", flags: int = 0, stream: int = 0) -> bytes:
@@ -143,7 +143,7 @@ async def test_a_chat_that_is_reset_in_the_packet_that_asks_for_it_is_not_begun(
     wire.initiate_connection()
     wire.data_to_send()  # Flooder has sent it
     fields = {":method": "POST", ":path": "/v1/chat/completions", ":scheme": "http"}
-    fields |= {":authority": "e", "x-api-key": KEY, "content-type": "application/json"}
+    fields |= {":authority": "localhost", "x-api-key": KEY, "content-type": "application/json"}
     flooder = await Flooder.connected(mesh)
     for stream in range(1, 41, 2):
         wire.send_headers(stream, list(fields.items()))
@@ -255,7 +255,7 @@ async def test_large_bodies_are_admitted_whole_or_refused_at_once(
     half = len(body) // 2
     async with serving_http(words, tmp_path) as mesh:
         fields = {
-            "Host": "edge",
+            "Host": "localhost",
             "Authorization": f"Bearer {KEY}",
             "Content-Type": "application/json",
             "Content-Length": str(len(body)),
