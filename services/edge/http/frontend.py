@@ -15,6 +15,7 @@ from services.edge.http.origins import AllowedOrigins
 from services.edge.http.proxies import TrustedProxies
 from services.edge.http.stream import RunningReply
 from services.edge.http.system_lines import LeftOutLines
+from services.edge.limits.bodies import BodyMemory
 from services.edge.limits.listener import ListenerQuotas
 
 
@@ -28,6 +29,7 @@ class HttpFrontend:
     config: HttpConfig
     started_s: int = field(default_factory=lambda: int(time.time()))
     """Unix time."""
+    bodies: BodyMemory = field(default_factory=BodyMemory)
     replies: set[RunningReply] = field(default_factory=set)
     """Under way."""
     needs_key: bool = True
