@@ -74,6 +74,9 @@ class AdminServer:
         self._server: asyncio.Server | None = None
         self._process: ProcessCollector | None = None
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        """Served now."""
+        self._turned_away: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        """Told now that too many are served."""
 
     async def start(self) -> int:
         """Listen and return the bound port. Raises ConfigError when the address is taken."""
@@ -99,26 +102,30 @@ class AdminServer:
         self._stalls.stop()
         self._registry.unregister(self._process)
         self._server.close()
-        for writer in self._connections.values():
+        open_now = self._connections | self._turned_away
+        for writer in open_now.values():
             writer.transport.abort()
-        await asyncio.gather(*self._connections)
+        await asyncio.gather(*open_now)
         await self._server.wait_closed()
         self._server = None
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        if len(self._connections) >= MAX_CONNECTIONS:
+        kept, serve = self._connections, self._exchange
+        if len(kept) >= MAX_CONNECTIONS:
+            kept, serve = self._turned_away, _turn_away
+        if len(kept) >= MAX_CONNECTIONS:
             writer.transport.abort()
             return
-        self._connections[task] = writer
+        kept[task] = writer
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                await self._exchange(reader, writer)
+                await serve(reader, writer)
         except (TimeoutError, ConnectionError):
             pass  # an operator's client that stalls or leaves is no event of the service
         finally:
-            del self._connections[task]
+            del kept[task]
             writer.close()
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -176,6 +183,17 @@ class AdminServer:
         return _plain(
             HTTPStatus.NOT_FOUND, "try /metrics, /health, /ready, /version or, with a file, /config"
         )
+
+
+async def _turn_away(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Say that too many connections are open, and drop what comes: a socket closed with unread data
+    resets its connection, and the answer would be lost."""
+    writer.write(
+        _encode(_plain(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections"), head=False)
+    )
+    writer.write_eof()
+    while await reader.read(MAX_HEAD_BYTES):
+        pass
 
 
 def _plain(status: HTTPStatus, text: str) -> Answer:

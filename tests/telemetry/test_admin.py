@@ -14,7 +14,7 @@ from outrider.errors import ConfigError
 from outrider.telemetry import admin
 from outrider.telemetry.config import AdminConfig
 from outrider.telemetry.metrics import Metrics
-from outrider.testing import leak_check
+from outrider.testing import eventually, leak_check
 
 
 class Running:
@@ -141,18 +141,31 @@ async def test_a_client_that_leaves_early_is_no_event(running: Running) -> None:
     assert (await running.get("/health"))[0] == 200
 
 
-async def test_connections_are_bounded_and_stalled_ones_time_out(
+async def test_who_is_one_too_many_is_told_and_a_flood_of_them_is_not(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admin, "MAX_CONNECTIONS", 2)
-    monkeypatch.setattr(admin, "TIMEOUT_S", 0.2)
-    stalled = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(2)]
+    served = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(2)]
+    assert (await running.get("/health"))[::2] == (503, b"too many connections\n")
+    told = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(2)]
+    for reader, _ in told:
+        assert (await reader.readline()).startswith(b"HTTP/1.1 503 ")
     with pytest.raises(ConnectionResetError):
         await running.get("/health")
-    for reader, writer in stalled:
-        assert await reader.read() == b""
+    for _, writer in (*told, *served):
         writer.close()
+        await writer.wait_closed()
+    await eventually(lambda: not running.server._connections)
     assert (await running.get("/health"))[0] == 200
+
+
+async def test_stalled_connections_time_out(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin, "TIMEOUT_S", 0.2)
+    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    assert await reader.read() == b""
+    writer.close()
 
 
 async def test_a_taken_port_is_a_config_error(running: Running) -> None:
