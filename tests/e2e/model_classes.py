@@ -14,7 +14,7 @@ from outrider.models.chat import Message
 from tests.fidelity.models import Shape, weights, write
 from tests.models.sentencepieces import add_vocabulary, piece_type, trained
 from tests.models.thinking_templates import R1
-from tests.models.tool_templates import MISTRAL
+from tests.models.tool_templates import CONTROL, HARMONY, MISTRAL
 from tests.models.trained_bpe import trained as trained_bpe
 
 CONTEXT: Final = 4096
@@ -170,6 +170,13 @@ _NEMO_TOKENS: Final = _byte_level(
     eos="</s>",
     control_first=True,
 )
+_GPT_OSS_TOKENS: Final = _byte_level(
+    "gpt-4o",
+    HARMONY,
+    ("<|endoftext|>", *CONTROL[HARMONY]),
+    bos="<|startoftext|>",
+    eos="<|return|>",
+)
 CLASSES: Final = (
     ModelClass(
         "llama-2",
@@ -191,6 +198,14 @@ CLASSES: Final = (
         _NEMO_TOKENS[0],
         Shape(width=256, own_head_size=32, inner=256, base=1e6),
         _NEMO_TOKENS[1],
+        tool=WEATHER,
+    ),
+    ModelClass(
+        "gpt-oss",
+        _GPT_OSS_TOKENS[0],
+        Shape(width=256, inner=256, base=150_000.0),
+        _GPT_OSS_TOKENS[1],
+        messages=(Message("system", "Be brief."), *_TALK),
         tool=WEATHER,
     ),
 )

@@ -69,7 +69,7 @@ def truths(kind: ModelClass, file: Path, store: ModelStore) -> list[Asked]:
     vocabulary = Vocabulary.from_gguf(file)
     form = vocabulary.reply_format()
     tools = check_tools([tool_text(kind.tool)]) if kind.tool else ()
-    form = replace(form, call_syntax=form.call_syntax if tools else None)
+    form = replace(form, tool_names=("get_weather",)) if tools else form.without_calls
     long = SamplingParams(
         temperature=0.8,
         seed=7,
@@ -80,7 +80,10 @@ def truths(kind: ModelClass, file: Path, store: ModelStore) -> list[Asked]:
     asked = [long]
     grammar = None
     if tools:
-        asked.append(SamplingParams(temperature=0.8, seed=3, max_tokens=200))
+        limit = 20 if form.reasoning else -1
+        asked.append(
+            SamplingParams(temperature=0.8, seed=3, max_tokens=200, max_thinking_tokens=limit)
+        )
         lark = call_grammar(form, tools, vocabulary.find_control, parallel=False)
         grammar = Grammar(GrammarKind.LARK, lark)
     found = list[Asked]()
@@ -95,7 +98,7 @@ def truths(kind: ModelClass, file: Path, store: ModelStore) -> list[Asked]:
             whole = replace(
                 sampling,
                 special_tokens=vocabulary.needs_special_tokens(form),
-                reasoning_tags=form.reasoning if kind.max_thinking_tokens >= 0 else None,
+                reasoning_tags=form.reasoning,
                 grammar=grammar if must_call else None,
             )
             reply = reference.reply(kind.messages, whole, tools)
