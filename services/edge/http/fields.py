@@ -125,6 +125,13 @@ FIELDS: Final = (
     *_renamed(_OLLAMA, num_predict="max_tokens"),
     *_renamed(_SGLANG, max_new_tokens="max_tokens"),
     Field("think", Outcome.MAPPED, _OLLAMA, frozenset(_CHATS), to="enable_thinking"),
+    Field(
+        "reasoning_effort",
+        Outcome.MAPPED,
+        _OPENAI,
+        frozenset({Door.RESPONSES, Door.MESSAGES}),
+        to="reasoning_effort",
+    ),
     Field("max_tokens", Outcome.MAPPED, _OPENAI, frozenset({Door.RESPONSES}), to="max_tokens"),
     Field(
         "max_output_tokens",

@@ -71,7 +71,7 @@ COMPLETION: Final = Shape(
 MESSAGE: Final = Shape(
     anthropic_messages.API,
     {"model": "small", "max_tokens": 50, "messages": [USER]},
-    ("model", "max_tokens", "messages"),
+    ("max_tokens", "messages"),
     lambda event: event.get("delta", {}).get("text", ""),
     {
         "tools": [],
@@ -86,7 +86,7 @@ MESSAGE: Final = Shape(
 RESPONSE: Final = Shape(
     responses.API,
     {"model": "small", "input": "hello"},
-    ("model", "input"),
+    ("input",),
     lambda event: event["delta"] if event["type"] == "response.output_text.delta" else "",
     {
         "store": True,
