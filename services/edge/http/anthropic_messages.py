@@ -40,7 +40,7 @@ from services.edge.http.translation import (
 )
 from services.edge.session.template_options import TemplateOptions
 
-_ROLES: Final = ("user", "assistant", "system")
+_ROLES: Final = ("user", "assistant", "system", "developer")
 _THINKING: Final = ("disabled", "enabled", "adaptive", "between_tools")
 _FORMAT: Final = "output_config"
 _PART_SEPARATOR: Final = "\n"
@@ -90,7 +90,7 @@ class InputMessage(msgspec.Struct, kw_only=True, gc=False):
     """A message of the conversation."""
 
     role: str
-    content: str | list[InputBlock]
+    content: str | list[InputBlock] | None = None
 
 
 class Metadata(msgspec.Struct, kw_only=True):
@@ -302,7 +302,7 @@ def messages_of(
 
 
 def _turns(where: str, message: InputMessage) -> Iterator[Message]:
-    role, content = message.role, message.content
+    role, content = message.role, message.content or ""
     if role not in _ROLES:
         raise refused(
             f"{where}.role",

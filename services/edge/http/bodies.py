@@ -21,7 +21,7 @@ from services.edge.http.openai_errors import refused
 MAX_SCHEMA_BYTES: Final = 4 * MAX_GRAMMAR_BYTES
 """Longest schema as written in a body, with its whitespace; without it, the limit is a quarter of
 this."""
-_PATH: Final = re.compile(r" - at `\$\.?(.*)`$")
+_PATH: Final = re.compile(r" - at (?:`key` in )?`\$\.?(.*)`$")
 _MISSING: Final = re.compile(r"Object missing required field `(.*)`$")
 _Body = TypeVar("_Body")
 

@@ -149,6 +149,7 @@ FIELDS: Final = (
         to="stop",
     ),
     Field("max_completion_tokens", Outcome.MAPPED, _OPENAI, _OTHERS, to="max_tokens"),
+    Field("user", Outcome.MAPPED, _OPENAI, frozenset({Door.MESSAGES}), to="user"),
     Field("options", Outcome.MAPPED, _OLLAMA, to="its members"),
     # Sampling that is not here.
     *_refused(
@@ -235,7 +236,14 @@ FIELDS: Final = (
         set(ALL), _OPENAI, "models here only continue a text at its end", "suffix", neutral=("",)
     ),
     *_refused_on(
-        {Door.RESPONSES, Door.MESSAGES},
+        {Door.RESPONSES},
+        _OPENAI,
+        "put message.output_text.logprobs into `include`",
+        "logprobs",
+        neutral=(False,),
+    ),
+    *_refused_on(
+        {Door.MESSAGES},
         _OPENAI,
         "chat completions and responses return log probabilities",
         "logprobs",

@@ -32,6 +32,7 @@ OWN_NAMES: Final[Mapping[Door, Mapping[str, str]]] = {
     Door.MESSAGES: {
         "stop": "stop_sequences",
         "reasoning_effort": "output_config.effort",
+        "user": "metadata.user_id",
         FORMAT: "output_config.format",
     },
 }
@@ -99,7 +100,8 @@ class RequestReader(Generic[_Body]):
         for name, value in self._given(data, passed_over).items():
             field = self._listed.get(name)
             if name not in self._names:
-                passed_over.add(name)
+                if is_given(value):
+                    passed_over.add(name)
             elif field is None or field.outcome is Outcome.NO_EFFECT or not _asks(field, value):
                 continue
             elif field.outcome is Outcome.REFUSED:

@@ -196,6 +196,16 @@ def test_what_has_no_effect_is_accepted(it: Shape) -> None:
     assert chat.sampling == planned(it.api, it.body).chats[0].sampling
 
 
+@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant"])
+@pytest.mark.parametrize("message", [{"content": None}, {"content": ""}, {"content": []}, {}])
+def test_a_message_without_text_ends_no_conversation(role: str, message: dict[str, Any]) -> None:
+    messages = [USER, {"role": role, **message}, USER]
+    for it, field in ((CHAT, "messages"), (MESSAGE, "messages"), (RESPONSE, "input")):
+        (chat,) = planned(it.api, {**it.body, field: messages}).chats
+        text = "".join(said.content for said in chat.messages)
+        assert "".join(text.split()) == "hellohello"
+
+
 @over_all
 def test_fields_that_have_to_be_there(it: Shape) -> None:
     for missing in it.required:

@@ -282,12 +282,18 @@ def test_a_request_may_leave_the_model_to_the_edge(door: Door) -> None:
 
 
 @pytest.mark.parametrize("door", Door)
+def test_whose_request_it_is_by_the_name_of_chat_completions(door: Door) -> None:
+    assert (plan(door, user="u").user, plan(door, user=None).user) == ("u", "")
+
+
+@pytest.mark.parametrize("door", Door)
 def test_a_field_that_nobody_knows_is_told(door: Door) -> None:
     reply = plan(door, temprature=0, **{"a, b\n": 1})
     assert set(reply.passed_over.names) == {"temprature", "a__b_"}
     assert reply.passed_over.headers["x-outrider-passed-over"].count(", ") == 1
     many = plan(door, **{f"field{number}": 0 for number in range(200)})
     assert len(many.passed_over.names) == 32
+    assert plan(door, temprature=None).passed_over.names == (), "null asks for nothing"
 
 
 def test_small_fields_without_end_are_not_named() -> None:
