@@ -176,7 +176,7 @@ async def _ids(
 ) -> tuple[int, ...]:
     identity = _identity(exchange)
     if asked.messages is not None:
-        options = template_options(asked.chat_template_kwargs)
+        options = template_options(asked.chat_template_kwargs, {})
         messages = exchange.frontend.left_out.without(messages_of(asked.messages))
         said = Conversation(messages, tools, template_options=options)
         return await _chat_ids(model, said, identity)
