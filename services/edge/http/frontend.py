@@ -15,6 +15,7 @@ from services.edge.http.proxies import TrustedProxies
 from services.edge.http.stream import RunningReply
 from services.edge.http.system_lines import LeftOutLines
 from services.edge.limits.listener import ListenerQuotas
+from services.edge.quic.streams import EdgeStream
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class HttpFrontend:
     """Unix time."""
     replies: set[RunningReply] = field(default_factory=set)
     """Under way."""
+    streams: set[EdgeStream] = field(default_factory=set)
+    """Of the native protocol, under way over HTTP/2."""
     needs_key: bool = True
     """Whether requests without a key are refused, even if the edge otherwise serves them."""
     document: bytes = b"{}"
@@ -62,6 +65,8 @@ class HttpFrontend:
         return self.limits.hold_chat(prefix, client, now)
 
     def fail_replies(self, error: OutriderError) -> None:
-        """End all that are under way."""
+        """End all that are under way, and the streams of the native protocol."""
         for reply in list(self.replies):
             reply.fail(error)
+        for stream in list(self.streams):
+            stream.fail(error)
