@@ -56,10 +56,11 @@ def has_content(messages: Sequence[Message]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of a rendered chat: one control token, or text that holds none."""
+    """A stretch of a rendered chat: one token that the template writes (a control token, or
+    markup), or text, in which nothing is such a token."""
 
     text: str
-    is_control: bool
+    is_token: bool
     is_template: bool = field(default=False, compare=False)
     """Whether the text is the template's, the same for all messages and tools. Any other text
     belongs to its sender and is kept nowhere that others can look."""

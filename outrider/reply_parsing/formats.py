@@ -48,12 +48,17 @@ TOOL_CALLS: Final = "[TOOL_CALLS]"
 ARGS: Final = "[ARGS]"
 CALL_ID: Final = "[CALL_ID]"
 
+_RESULTS: Final = ("<tool_response>", "</tool_response>")
 _MARKERS: Final[dict[CallSyntax | None, tuple[str, ...]]] = {
     CallSyntax.HERMES: (TOOL_CALL, END_OF_TOOL_CALL),
     CallSyntax.LLAMA3_JSON: (PYTHON_TAG,),
     CallSyntax.MISTRAL: (TOOL_CALLS,),
     CallSyntax.MISTRAL_ARGS: (TOOL_CALLS, ARGS, CALL_ID),
 }
+MARKUP: Final = frozenset(
+    text for texts in (*_MARKERS.values(), *REASONING_TAGS, _RESULTS) for text in texts
+)
+"""Texts that enclose reasoning, calls and their results in the chats of any model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,8 @@ async def text_ids(
     *,
     is_prompt: bool = False,
 ) -> tuple[int, ...]:
-    """The ids of a client's text, in which texts of control tokens are these tokens. `is_prompt`:
+    """The ids of a client's text, in which control tokens' names and markup are these tokens.
+    `is_prompt`:
     with those that the model's prompts begin and end with. Raises PromptTooLongError,
     InvalidRequestError, OverloadedError."""
     ids = await _by_service(text, model, services, is_prompt=is_prompt)
@@ -56,7 +57,7 @@ async def _by_service(
         return None
     words = model.vocabulary
     segments = await asyncio.to_thread(words.raw_segments, text, is_prompt=is_prompt)
-    if [segment.text for segment in segments if not segment.is_control] != [text]:
+    if [segment.text for segment in segments if not segment.is_token] != [text]:
         return None
     vocabulary = TextVocabulary(model.limits.model, model.vocabulary_digest, model.coder)
     ids = await services.encode(text, vocabulary)
@@ -64,7 +65,7 @@ async def _by_service(
         return None
     whole = array("I")
     for segment in segments:
-        whole += array("I", [words.control_id(segment.text)]) if segment.is_control else ids
+        whole += array("I", [words.token_id(segment.text)]) if segment.is_token else ids
     most = model.limits.max_context_tokens - 1
     if len(whole) > most:
         raise PromptTooLongError.of(len(whole), most)

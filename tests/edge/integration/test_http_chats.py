@@ -209,8 +209,8 @@ async def test_completions_go_on_a_prompt_as_it_is(
 ) -> None:
     ids: list[int] = []
     for segment in words.raw_segments(COMPLETION.body["prompt"]):
-        is_control = segment.is_control
-        ids += [words.control_id(segment.text)] if is_control else words.encode(segment.text)
+        is_token = segment.is_token
+        ids += [words.token_id(segment.text)] if is_token else words.encode(segment.text)
     for prompt in (COMPLETION.body["prompt"], ids):
         await caller.post(COMPLETION.path, json={**COMPLETION.body, "prompt": prompt})
     prompts = {mesh.region.prompt(it) for it in mesh.region.opened}
@@ -222,7 +222,7 @@ async def test_completions_go_on_a_prompt_as_it_is(
 
 async def test_completions_begin_with_the_models_begin_token(tmp_path: Path) -> None:
     words = small_vocabulary(adds_bos=True)
-    begin = words.control_id("<|im_start|>")
+    begin = words.token_id("<|im_start|>")
     asked = ["a b", "<|im_start|>a b", words.encode("a b")]
     async with serving_http(words, tmp_path) as mesh, plain(mesh) as client:
         for prompt in asked:
