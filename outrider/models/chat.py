@@ -104,6 +104,23 @@ def check_messages(messages: Sequence[Message]) -> None:
         _check_message(f"messages[{number}]", message)
 
 
+def check_continued(messages: Sequence[Message]) -> None:
+    """Raises InvalidRequestError, which names the message, for a chat whose last message no reply
+    can continue."""
+    last, where = messages[-1], f"messages[{len(messages) - 1}]"
+    why = ""
+    if last.role != "assistant":
+        why = f"the role is {last.role}; only the assistant's message can be continued"
+    elif last.tool_calls:
+        why = "it calls tools; send their results"
+    elif last.content != last.content.rstrip():
+        why = "the final assistant content cannot end with trailing whitespace; leave it out"
+    elif not last.content:
+        why = "it is empty, so that nothing can be continued; leave it out"
+    if why:
+        raise InvalidRequestError(f"{where}: {why}", metadata={"param": where})
+
+
 def _check_message(where: str, message: Message) -> None:
     """Raises InvalidRequestError, which names the message and the field."""
 

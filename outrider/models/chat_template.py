@@ -30,11 +30,12 @@ from functools import cached_property
 from typing import Any, Final
 
 from outrider.errors import ConfigError, InvalidRequestError
-from outrider.models.chat import Message, Segment, check_text
+from outrider.models.chat import Message, Segment, check_continued, check_text
 from outrider.models.markup import TokenFinder
 from outrider.models.replay_forms import replay_forms
 from outrider.models.template_data import TemplateData
 from outrider.models.template_variables import (
+    CONTINUES,
     DATE,
     RESERVED,
     read_date,
@@ -57,6 +58,8 @@ _MAX_OPENINGS: Final = 64
 _QUOTED: Final = re.compile(r"'([^'\\\n]*)'|\"([^\"\\\n]*)\"")
 _A_DAY: Final = date(1, 1, 1)
 """The day of small chats that find out what a template can do."""
+_END: Final = ""
+"""Among the tokens for which characters stand: the end of a message that is continued."""
 _ASK: Final = Message("user", "a")
 _PROBE_TOOL: Final = tool_text(
     {
@@ -129,11 +132,16 @@ class ChatTemplate:
         `check_variables` returned them. What the template refuses, or does not show, of earlier
         calls and results is rendered in another form (`replay_forms`).
 
+        With the variable CONTINUES the prompt ends with the last message's content instead.
+
         Raises InvalidRequestError if the template refuses the messages in every form, if it shows
         no tools, if it has no such variable, if it shows the date and there is none, or if a
         message and the template would make a control token together.
         """
         given = read_variables(variables)
+        continues = given.pop(CONTINUES, False)
+        if continues:
+            check_continued(messages)
         for name in given:
             if name not in self.variables:
                 raise unknown_variable(name, self.variables)
@@ -149,7 +157,7 @@ class ChatTemplate:
         refusals = list[InvalidRequestError]()
         for form in replay_forms(messages, shows_calls=self.abilities.calls):
             try:
-                return self._segments(form, tools, given)
+                return self._segments(form, tools, given, continues=continues)
             except InvalidRequestError as error:
                 refusals.append(error)
                 if isinstance(error.__cause__, BudgetSpentError):
@@ -241,20 +249,25 @@ class ChatTemplate:
         messages: Sequence[Message],
         tools: Sequence[str],
         variables: dict[str, Any] | None = None,
+        *,
+        continues: bool = False,
     ) -> list[Segment]:
+        """`continues`: the prompt ends with the content of the last message."""
         given = dict(variables or {})
         day = read_date(given.pop(DATE)) if DATE in given else _A_DAY
         chat = self._data(messages, tools, given)
-        stand_ins = self._stand_ins(list(chat.texts()))
+        stand_ins = self._stand_ins(list(chat.texts()), has_end=continues)
+        end = stand_ins.get(_END, "")
         hidden = chat
         if stand_ins:
             hidden = chat.changed(
                 lambda text: _with_stand_ins(text, self._tokens, stand_ins),
                 lambda text: _with_stand_ins(text, self._control, stand_ins),
             )
-        segments = _segments_of(self._render(hidden, day), self._control)
+        segments = _segments_of(self._render(hidden, day, end), self._control)
         # On another day: a text with the date, which may be the client's choice, is no template's.
-        alone = _segments_of(self._render(chat.blanked(self._own_words), _A_DAY), self._control)
+        blanked = chat.blanked(self._own_words)
+        alone = _segments_of(self._render(blanked, _A_DAY, end), self._control)
         if _control_texts(segments) != _control_texts(alone):
             raise InvalidRequestError(
                 "a message and the chat template together would make a control token; change the "
@@ -273,14 +286,18 @@ class ChatTemplate:
         is_own_word = isinstance(value, str) and value in self._own_words
         return is_own_word or value is None or isinstance(value, bool)
 
-    def _stand_ins(self, texts: Sequence[tuple[str, bool]]) -> dict[str, str]:
+    def _stand_ins(
+        self, texts: Sequence[tuple[str, bool]], *, has_end: bool = False
+    ) -> dict[str, str]:
         """For each token in these texts (of the assistant: control token) a character that occurs
-        nowhere."""
+        nowhere, and with `has_end` one for _END."""
         found = {
             match.group()
             for text, is_reply in texts
             for match in (self._control if is_reply else self._tokens).matches(text)
         }
+        if has_end:
+            found.add(_END)
         if not found:
             return {}
         free = _unused_characters((self._source, *(text for text, _ in texts)))
@@ -300,9 +317,17 @@ class ChatTemplate:
             reasoning_field=self._reasoning_field,
         )
 
-    def _render(self, chat: TemplateData, day: date) -> str:
+    def _render(self, chat: TemplateData, day: date, end: str = "") -> str:
+        """`end`: the character that stands for the end of the prompt, behind the content of the
+        last message; "": the prompt ends with what begins the next message."""
         try:
-            return self._rendered(chat, day)
+            text = self._rendered(chat.ended(end) if end else chat, day, is_open=bool(end))
+            if end not in text:
+                raise InvalidRequestError(
+                    "the model's chat template does not show the last message, so that it cannot "
+                    "be continued; end the conversation with a user's message"
+                )
+            return text[: text.rindex(end)] if end else text
         except TemplateRefusal as error:
             raise InvalidRequestError(
                 f"the model's chat template refuses these messages: {error}"
@@ -313,14 +338,14 @@ class ChatTemplate:
                 f"({type(error).__name__}); the operator may set another one"
             ) from error
 
-    def _rendered(self, chat: TemplateData, day: date) -> str:
-        """Raises one of BROKEN."""
+    def _rendered(self, chat: TemplateData, day: date, *, is_open: bool = False) -> str:
+        """`is_open`: without what begins the next message. Raises one of BROKEN."""
         # As `apply_chat_template` has them: None, where there is nothing, is defined.
         variables = {
             "messages": chat.messages,
             "tools": chat.tools or None,
             "documents": None,
-            "add_generation_prompt": True,
+            "add_generation_prompt": not is_open,
             **chat.variables,
             **self._variables,
             DATE: date_formatter(day),

@@ -92,6 +92,12 @@ class TemplateData:
 
         return self._mapped(list(map(changed_turn, self.messages)), in_data(change))
 
+    def ended(self, end: str) -> TemplateData:
+        """With this text behind the content of the last message."""
+        last = self.messages[-1]
+        last = last | {"content": last["content"] + end}
+        return TemplateData([*self.messages[:-1], last], self.tools, self.variables)
+
     def blanked(self, own_words: Container[str]) -> TemplateData:
         """The same form with all the user's characters but spaces blanked: all that a template
         renders of it is the template's own. Texts of variables that are among `own_words`, which

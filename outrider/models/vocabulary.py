@@ -29,7 +29,7 @@ from outrider.models.markup import markup_ids
 from outrider.models.overrides import with_overrides
 from outrider.models.sentencepiece_bpe import piece_bytes
 from outrider.models.suggested_sampling import SuggestedSampling
-from outrider.models.template_variables import dated
+from outrider.models.template_variables import CONTINUES, continues, dated
 from outrider.models.tokenizer_json import ChatParts, read_tokenizer_json
 from outrider.reply_parsing.formats import (
     CallSyntax,
@@ -346,6 +346,11 @@ class Vocabulary:
         check_messages(messages)
         if not self.chat_template:
             raise InvalidRequestError("this model has no chat template; choose a chat model")
+        if self._strips_space and continues(variables):
+            raise InvalidRequestError(
+                f"{CONTINUES}: replies of this model lose the space that they begin with, so that "
+                "they cannot continue a text; end the conversation with a user's message"
+            )
         return self._template.segments(messages, tools, variables)
 
     def reply_format(self, tool_parser: str = "") -> ReplyFormat:
