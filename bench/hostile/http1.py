@@ -23,7 +23,7 @@ _HELD_S: Final = 4.0
 
 def head(line: str, *fields: bytes) -> bytes:
     """A head with these fields, ended."""
-    return b"\r\n".join((line.encode("latin-1"), b"Host: edge", *fields, b"", b""))
+    return b"\r\n".join((line.encode("latin-1"), b"Host: localhost", *fields, b"", b""))
 
 
 def post(path: str, body: bytes, target: Target) -> bytes:
