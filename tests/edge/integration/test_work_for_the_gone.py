@@ -150,7 +150,7 @@ async def _http1(mesh: Running) -> AsyncIterator[Begin]:
 
     def begin(path: str, body: bytes) -> Leave:
         fields = {
-            "Host": "edge",
+            "Host": "localhost",
             "Authorization": f"Bearer {KEY}",
             "Content-Type": "application/json",
             "Content-Length": str(len(body)),
@@ -184,7 +184,7 @@ async def _http2(mesh: Running) -> AsyncIterator[Begin]:
             ":method": "POST",
             ":path": path,
             ":scheme": "http",
-            ":authority": "edge",
+            ":authority": "localhost",
             "authorization": f"Bearer {KEY}",
             "content-type": "application/json",
             "content-length": str(len(body)),
