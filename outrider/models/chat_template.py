@@ -34,6 +34,7 @@ from outrider.errors import ConfigError, InvalidRequestError
 from outrider.models.chat import Message, Segment, check_continued, check_text
 from outrider.models.markup import TokenFinder
 from outrider.models.replay_forms import replay_forms
+from outrider.models.template_budget import BudgetSpentError
 from outrider.models.template_data import TemplateData
 from outrider.models.template_variables import (
     CONTINUES,
@@ -46,7 +47,6 @@ from outrider.models.template_variables import (
 from outrider.models.templating import (
     BROKEN,
     BoundedEnvironment,
-    BudgetSpentError,
     TemplateRefusal,
     date_formatter,
 )
@@ -76,7 +76,9 @@ _PROBE_TOOL: Final = tool_text(
 _PROBE_CALL: Final = (
     _ASK,
     # Mistral's templates want ids of nine letters and digits.
-    Message("assistant", "", (ToolCall("call00001", "probe_tool", '{"a":"probe_value"}'),)),
+    Message(
+        "assistant", "", (ToolCall("call00001", "probe_tool", '{"probe_value":"probe_city"}'),)
+    ),
     Message("tool", "probe_result", tool_call_id="call00001"),
 )
 
@@ -182,7 +184,11 @@ class ChatTemplate:
         tags = reasoning_tags_of(self._source, prompt)
         return TemplateAbilities(
             tools=_has(self._probed([_ASK], [_PROBE_TOOL]), "probe_tool", "probe_value"),
-            calls=_has(self._probed(_PROBE_CALL, []), "probe_tool", "probe_value", "probe_result"),
+            # Some templates fail without tools.
+            calls=any(
+                _has(self._probed(_PROBE_CALL, tools), "probe_tool", "probe_city", "probe_result")
+                for tools in ([], [_PROBE_TOOL])
+            ),
             reasoning=tags,
             begins_in_reasoning=tags is not None and ends_in(tags, prompt),
         )

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from email.message import Message
 from http.client import HTTPMessage
-from ipaddress import ip_address
 from pathlib import Path
 from typing import IO, NoReturn, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
+from outrider import host_names
 from outrider.backoff import Backoff
 from outrider.errors import SourceError
 from outrider.models.disk.fetch import COPY_BYTES, ByteSink
@@ -247,13 +247,7 @@ class RedirectPolicy(urllib.request.HTTPRedirectHandler):
 
 def is_loopback(url: SplitResult) -> bool:
     """Whether a URL's host is this machine, by its literal address or the name localhost."""
-    host = url.hostname or ""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return host_names.is_loopback(url.hostname or "")
 
 
 def _same_origin(one: SplitResult, other: SplitResult) -> bool:

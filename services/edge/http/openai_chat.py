@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal
 
@@ -336,18 +336,19 @@ def plan(asked: ApiRequest) -> PlannedReply:
     prediction = _prediction(body.prediction)
     options = template_options(
         body.chat_template_kwargs,
+        request.names,
         thinks=body.enable_thinking,
         effort=body.reasoning_effort,
         continues=continues_in(body.continue_final_message, body.add_generation_prompt),
     )
     sampling = replace(
-        _sampling(body, asked.default_max_tokens),
+        _sampling(body, asked.default_max_tokens, request.names),
         grammar=grammar_of(
-            body.response_format, request.format_field or FORMAT, request.passed_over
+            body.response_format, request.names.get(FORMAT, FORMAT), request.passed_over
         ),
         num_logprobs=chat_count(body.logprobs, body.top_logprobs),
     )
-    check_continues(options, sampling.grammar, request.format_field or FORMAT)
+    check_continues(options, sampling.grammar, request.names.get(FORMAT, FORMAT))
 
     def put_into(chat: ChatRequest) -> ChatRequest:
         return replace(
@@ -377,11 +378,13 @@ def plan(asked: ApiRequest) -> PlannedReply:
 API: Final = ChatApi(plan, error_body)
 
 
-def _sampling(body: ChatCompletionRequest, default_max_tokens: int) -> SamplingParams:
+def _sampling(
+    body: ChatCompletionRequest, default_max_tokens: int, names: Mapping[str, str]
+) -> SamplingParams:
     if body.max_completion_tokens is None:
-        return sampling_params(body, reply_limit(body.max_tokens, default_max_tokens))
+        return sampling_params(body, reply_limit(body.max_tokens, default_max_tokens), names)
     limit = reply_limit(body.max_completion_tokens, default_max_tokens)
-    return sampling_params(body, limit, {"max_tokens": "max_completion_tokens"})
+    return sampling_params(body, limit, {**names, "max_tokens": "max_completion_tokens"})
 
 
 def _prediction(given: Prediction | None) -> str:

@@ -66,7 +66,7 @@ class ToolCalling:
         elif request.raw_prompt is not None or reply_format.reasoning is None:
             return request
         else:
-            reply_format = replace(reply_format, call_syntax=None)
+            reply_format = reply_format.without_calls
         is_open = self._is_open(request)
         reply_format = replace(reply_format, begins_in_reasoning=is_open)
         if any(self.find_control(marker) is not None for marker in reply_format.markers):

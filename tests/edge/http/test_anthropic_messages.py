@@ -171,7 +171,6 @@ def test_a_conversation_that_ends_with_the_assistant_is_continued() -> None:
         ({"thinking": {"type": "perhaps"}}, "thinking"),
         ({"max_tokens": None}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"model": None}, "model"),
         ({"temperature": 3}, "temperature"),
         ({"stop_sequences": "a"}, "stop_sequences"),
         ({"stop_sequences": [""]}, "stop"),
