@@ -24,6 +24,7 @@ from outrider.errors import (
     RateLimitedError,
     UnknownRouteError,
 )
+from services.edge.http import native
 from services.edge.http.exchange import EXCHANGE, ClientLeft, Exchange
 from services.edge.http.frontend import HttpFrontend
 from services.edge.http.http_errors import headers_of
@@ -114,7 +115,7 @@ class _Gate:
                 exchange.route = _PREFLIGHT
                 await exchange.answer_preflight(_METHODS)
                 return
-            if scope["path"] not in _PUBLIC:
+            if scope["path"] not in _PUBLIC and not native.is_stream(exchange):
                 exchange.admit()
             await self._app(scope, receive, send)
         except OutriderError as error:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from typing import Any, Final, TypeVar
 from uuid import uuid4
 
@@ -37,8 +37,9 @@ _T = TypeVar("_T")
 
 CONNECTION: Final = "outrider-connection"
 """ASGI extension: what the server says of the connection. All of it is optional: `secret`, 16
-random bytes that its requests share; `budget`, a MemoryBudget for what it sent; `abort`, which
-ends this request at once; `push`, as Exchange.push."""
+random bytes that its requests share; `budget`, a MemoryBudget for what it sent; `streams`, a set
+that its requests share (Exchange.streams); `abort`, which ends this request at once; `push`, as
+Exchange.push."""
 EXCHANGE: Final = "outrider-exchange"
 """Key of the ASGI scope under which a request's Exchange is."""
 JSON: Final = "application/json"
@@ -82,7 +83,8 @@ class Exchange:
         self._is_read = False
         """Whether nothing more of the body will come, or is waited for."""
         connection: Mapping[str, Any] = scope.get("extensions", {}).get(CONNECTION, {})
-        self._budget: MemoryBudget = connection.get("budget", MemoryBudget(_UNBOUNDED))
+        self.budget: MemoryBudget = connection.get("budget", MemoryBudget(_UNBOUNDED))
+        """For what the connection sent."""
         self._abort: Callable[[], None] = connection.get("abort", lambda: None)
         self.push: Callable[[bytes], bool] = connection.get("push", lambda data: False)
         """Sends a piece of a body whose length was not told, in this turn of the event loop; False:
@@ -91,9 +93,12 @@ class Exchange:
         shared: bytes | None = connection.get("secret")
         if frontend.proxies.trusts(peer) or is_forwarded(self.headers):
             shared = None  # a proxy's connection is of many clients
+            connection = {**connection, "streams": set()}
         self.connection_secret: bytes = shared or secrets.token_bytes(16)
         """Random bytes that requests of one connection share; see
         RequestStream.connection_secret."""
+        self.streams: set[Any] = connection.get("streams", set())
+        """The streams of the native protocol that this client has on its connection."""
         host = frontend.proxies.client(peer, self.headers.getlist(FORWARDED_FOR))
         self.address = frontend.limits.limits.prefixes.of(host)
         """Prefix of the client's address, for quotas; see RequestStream.address."""
@@ -161,7 +166,7 @@ class Exchange:
     async def body(self) -> bytes:
         """The whole body, which must be JSON. Raises MediaTypeError, FrameTooLargeError,
         SlowRequestError, OverloadedError, and ClientLeft."""
-        self._check_media_type()
+        self.check_media_type(JSON)
         limit = self.frontend.config.max_body_bytes
         stated = self.headers.get("content-length", "")
         length = int(stated[:19]) if stated.isdecimal() else 0
@@ -174,7 +179,7 @@ class Exchange:
             with contextlib.suppress(RuntimeError):  # it has just ended by itself
                 patience.reschedule(0.0)
 
-        self._body = self.frontend.bodies.begin(self._budget, stop_waiting)
+        self._body = self.frontend.bodies.begin(self.budget, stop_waiting)
         try:
             async with patience:
                 return await self._read(limit, self._body)
@@ -185,31 +190,39 @@ class Exchange:
                 f"the body of the request did not come within {patience_s:g} s"
             ) from None
 
-    def _check_media_type(self) -> None:
-        """A web page may have a browser send anything else without asking, wherever it is from."""
-        media_type = self.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if media_type != JSON:
-            raise MediaTypeError(f"send the body as JSON, with `Content-Type: {JSON}`")
+    @property
+    def media_type(self) -> str:
+        """Of the body."""
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    def check_media_type(self, expected: str) -> None:
+        """A web page may have a browser send text and forms without asking, wherever it is from.
+        Raises MediaTypeError."""
+        if self.media_type != expected:
+            raise MediaTypeError(f"send the body with `Content-Type: {expected}`")
         if self.headers.get("content-encoding", "identity").strip().lower() != "identity":
             raise MediaTypeError("send the body as it is, without Content-Encoding")
 
     async def _read(self, limit: int, body: ArrivingBody) -> bytes:
         pieces: list[bytes] = []
         num_read = 0
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise ClientLeft
-            piece: bytes = message.get("body", b"")
+        async for piece in self.pieces():
             num_read += len(piece)
             if num_read > limit:
                 raise _too_large(limit)
             body.grow(len(piece))
             pieces.append(piece)
-            if not message.get("more_body", False):
-                self._is_read = True
-                body.arrived()
-                return b"".join(pieces)
+        body.arrived()
+        return b"".join(pieces)
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The body as it comes, without a limit. Raises ClientLeft."""
+        while not self._is_read:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientLeft
+            self._is_read = not message.get("more_body", False)
+            yield message.get("body", b"")
 
     async def discard(self) -> None:
         """Read the rest of an unwanted body, within bounds: a client that still sends when its

@@ -17,6 +17,7 @@ from services.edge.http.stream import RunningReply
 from services.edge.http.system_lines import LeftOutLines
 from services.edge.limits.bodies import BodyMemory
 from services.edge.limits.listener import ListenerQuotas
+from services.edge.quic.streams import EdgeStream
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class HttpFrontend:
     bodies: BodyMemory = field(default_factory=BodyMemory)
     replies: set[RunningReply] = field(default_factory=set)
     """Under way."""
+    streams: set[EdgeStream] = field(default_factory=set)
+    """Of the native protocol, under way over HTTP/2."""
     needs_key: bool = True
     """Whether requests without a key are refused, even if the edge otherwise serves them."""
     document: bytes = b"{}"
@@ -70,6 +73,8 @@ class HttpFrontend:
         return self.limits.hold_chat(prefix, client, now)
 
     def fail_replies(self, error: OutriderError) -> None:
-        """End all that are under way."""
+        """End all that are under way, and the streams of the native protocol."""
         for reply in list(self.replies):
             reply.fail(error)
+        for stream in list(self.streams):
+            stream.fail(error)

@@ -349,6 +349,13 @@ class ListenerQuotas:
                 held.callback(self.client_quotas.release, client, Count.CHATS)
             return held.pop_all().close
 
+    def spend(self, prefix: str, rate: Rate, amount: float, client: bytes, now: float) -> None:
+        """Charge an address prefix and a client (empty: none). Raises OverloadedError if one of
+        their quotas does not allow it."""
+        self.quotas.spend(prefix, rate, amount, now)
+        if client:
+            self.client_quotas.spend(client, rate, amount, now)
+
     def connection_ended(self, address: AddressState) -> None:
         """A connection has ended, whether its handshake was complete or not."""
         self.handshakes.connection_ended(address.prefix)

@@ -27,7 +27,7 @@ from services.edge.quic.aioquic_streams import BoundedReceiver
 from services.edge.quic.connection import EdgeConnection
 from tests.edge.integration import quic_attacks as more
 from tests.edge.integration.running import REPLY, Running, running
-from tests.edge.integration.trouble import ASK, RawStream, bystander, raw, said, uncollected
+from tests.edge.integration.trouble import ASK, RawStream, bystander, quic, raw, said, uncollected
 
 HERE = "127.0.0.1/32"
 PATIENCE_S = 60.0
@@ -275,7 +275,7 @@ async def test_pings_do_not_keep_a_place(mesh: Running) -> None:
     mesh.region.hold(2)
     async with mesh.client() as client, client.chat(ASK) as chat:
         await anext(chat)
-        connection = client._link.connection
+        connection = quic(client)
         for _ in range(15):
             connection._ping()
             await asyncio.sleep(0.1)
@@ -311,10 +311,10 @@ async def test_a_stream_that_is_over_keeps_no_place(mesh: Running) -> None:
 
 @pytest.mark.edge(idle_timeout_s=1.0)
 async def test_a_client_that_was_closed_for_it_comes_back_when_it_asks(client: Client) -> None:
-    first = client._link.connection
+    first = quic(client)
     await eventually(lambda: first.lost is not None)
     assert await said(client.chat(ASK)) == REPLY
-    assert client._link.connection is not first
+    assert quic(client) is not first
 
 
 @pytest.mark.parametrize("what", ["connection", "client", "address"])
