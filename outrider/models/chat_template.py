@@ -50,7 +50,7 @@ from outrider.models.templating import (
     TemplateRefusal,
     date_formatter,
 )
-from outrider.models.tools import ToolCall, tool_text
+from outrider.models.tools import ToolCall, described, tool_text
 from outrider.reply_parsing.formats import ReasoningTags, ends_in, reasoning_tags_of
 
 _PIECE_CHARS: Final = 4096
@@ -133,7 +133,8 @@ class ChatTemplate:
         """The prompt for `messages`, which `check_messages` passed, with the generation prompt, the
         definitions of `tools`, which `check_tools` returned, and the client's own variables, as
         `check_variables` returned them. What the template refuses, or does not show, of earlier
-        calls and results is rendered in another form (`replay_forms`).
+        calls and results is rendered in another form (`replay_forms`); templates that need a
+        description of every tool get an empty one.
 
         With the variable CONTINUES the prompt ends with the last message's content instead.
 
@@ -158,13 +159,14 @@ class ChatTemplate:
                 "call them, or send the chat without tools"
             )
         refusals = list[InvalidRequestError]()
-        for form in replay_forms(messages, shows_calls=self.abilities.calls):
-            try:
-                return self._segments(form, tools, given, continues=continues)
-            except InvalidRequestError as error:
-                refusals.append(error)
-                if isinstance(error.__cause__, BudgetSpentError):
-                    break
+        for shown in dict.fromkeys((tuple(tools), described(tools))):
+            for form in replay_forms(messages, shows_calls=self.abilities.calls):
+                try:
+                    return self._segments(form, shown, given, continues=continues)
+                except InvalidRequestError as error:
+                    refusals.append(error)
+                    if isinstance(error.__cause__, BudgetSpentError):
+                        raise refusals[0] from error
         raise refusals[0]
 
     @cached_property
