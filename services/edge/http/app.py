@@ -134,6 +134,7 @@ class _Gate:
         if exchange.has_begun:
             exchange.abort()  # whatever came of the answer, the client must not take it for whole
             return
+        exchange.release()
         await exchange.discard()
         status, body = error_answer(exchange.scope["path"], error, exchange.request_id)
         headers = headers_of(error)

@@ -9,11 +9,13 @@ from functools import cached_property
 
 from outrider.errors import DrainingError, OutriderError
 from services.edge.chat.context import EdgeContext
+from services.edge.http.allowed_hosts import AllowedHosts
 from services.edge.http.config import HttpConfig
 from services.edge.http.origins import AllowedOrigins
 from services.edge.http.proxies import TrustedProxies
 from services.edge.http.stream import RunningReply
 from services.edge.http.system_lines import LeftOutLines
+from services.edge.limits.bodies import BodyMemory
 from services.edge.limits.listener import ListenerQuotas
 from services.edge.quic.streams import EdgeStream
 
@@ -28,6 +30,7 @@ class HttpFrontend:
     config: HttpConfig
     started_s: int = field(default_factory=lambda: int(time.time()))
     """Unix time."""
+    bodies: BodyMemory = field(default_factory=BodyMemory)
     replies: set[RunningReply] = field(default_factory=set)
     """Under way."""
     streams: set[EdgeStream] = field(default_factory=set)
@@ -48,6 +51,11 @@ class HttpFrontend:
     def origins(self) -> AllowedOrigins:
         """Of web pages that may use this edge."""
         return AllowedOrigins(self.config.allowed_origins)
+
+    @cached_property
+    def hosts(self) -> AllowedHosts:
+        """Names by which clients may ask for this edge."""
+        return AllowedHosts(self.config.allowed_hosts)
 
     @cached_property
     def left_out(self) -> LeftOutLines:

@@ -11,7 +11,6 @@ from outrider.client.protocol import HTTP_FRAMES, HTTP_PATH
 from outrider.errors import InvalidRequestError, OverloadedError
 from services.edge.chat.typeahead import TypeaheadPrefill
 from services.edge.http.exchange import ClientLeft, Exchange
-from services.edge.limits.listener import MemoryBudget
 from services.edge.limits.quotas import Count, Rate, too_many
 from services.edge.quic.streams import EdgeStream, Transport
 from services.edge.session.events import ClientGone
@@ -57,7 +56,7 @@ class RequestConnection:
         self._frontend = exchange.frontend
         self.context = exchange.frontend.context
         self.limits = exchange.frontend.limits.limits
-        self.budget = exchange.budget or MemoryBudget(self.limits.max_frame_bytes)
+        self.budget = exchange.budget
         self.secret = exchange.connection_secret
         self._siblings: set[RequestConnection] = exchange.streams
         self._unsent: list[bytes] = []

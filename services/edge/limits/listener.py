@@ -194,6 +194,17 @@ class MemoryBudget:
         self.num_bytes = 0
         """Held now."""
 
+    @property
+    def parent(self) -> MemoryBudget | None:
+        """The one around it."""
+        return self._parent
+
+    def lacking(self, num_bytes: int) -> MemoryBudget | None:
+        """The innermost budget into which so many more bytes do not fit; None: they do."""
+        if self.num_bytes + num_bytes > self._max_bytes:
+            return self
+        return None if self._parent is None else self._parent.lacking(num_bytes)
+
     def take(self, num_bytes: int) -> bool:
         """Hold more bytes; False, and nothing is taken, if they do not fit."""
         if self.num_bytes + num_bytes > self._max_bytes:

@@ -277,7 +277,10 @@ class EdgeConnection(ConnectionProtocol):
         if not self._shared.admit():
             early.take()
             self.context.telemetry.refused("connections")
-            self.close_for(CloseCode.OVERLOADED, "this edge has all the connections it takes")
+            if self._shared.is_draining:
+                self.close_for(CloseCode.SHUTTING_DOWN, "this edge is shutting down")
+            else:
+                self.close_for(CloseCode.OVERLOADED, "this edge has all the connections it takes")
             return
         if service is not None:
             self._service = service.open(self)

@@ -238,6 +238,22 @@ async def test_who_is_refused_is_told_at_once(
         assert await said(client.chat(ASK)) == REPLY
 
 
+@pytest.mark.edge(drain_s=60.0)
+async def test_who_comes_while_the_edge_stops_is_told_so(mesh: Running, client: Client) -> None:
+    mesh.region.hold(2)
+    async with client.chat(ASK) as chat:
+        await eventually(lambda: mesh.edge.telemetry.num_chats == 1)
+        stopping = asyncio.create_task(mesh.edge.stop())
+        await eventually(lambda: mesh.edge.listener.is_draining)
+        outcome = await attacks.idle_connections(
+            ("127.0.0.1", mesh.ports.main), mesh.ca, num_connections=1, hold_s=60.0
+        )
+        assert outcome.closed == {"this edge is shutting down": 1}
+        mesh.region.gate.set()
+        await chat.result()
+    await stopping
+
+
 async def test_above_the_watermark_nobody_new_is_let_in(mesh: Running, client: Client) -> None:
     listener = mesh.edge.listener
     listener.shared.handshakes._limits = HandshakeLimits(max_resident_bytes=1)
