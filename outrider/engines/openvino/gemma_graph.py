@@ -26,7 +26,7 @@ from gguf import GGMLQuantizationType, dequantize
 from openvino._offline_transformations import paged_attention_transformation
 from openvino.passes import ConstantFolding, Manager
 
-from outrider.engines.openvino.gemma_file import GemmaFile, GemmaLayer, read_gemma
+from outrider.engines.gguf_decoder.gemma import GemmaFile, GemmaLayer, read_gemma
 from outrider.errors import EngineError, UnsupportedModelError
 from outrider.models.gguf_file import open_gguf
 

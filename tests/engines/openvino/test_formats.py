@@ -14,7 +14,7 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 
 from outrider.engines.config import EngineConfig
-from outrider.engines.openvino.architectures import ARCHITECTURES
+from outrider.engines.gguf_decoder.architectures import ARCHITECTURES
 from outrider.engines.openvino.convert import convert, read_converted
 from outrider.engines.openvino.engine import OpenVinoEngine
 from outrider.engines.openvino.layouts import DEFAULT_LAYOUT

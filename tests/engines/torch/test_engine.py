@@ -14,8 +14,8 @@ import torch
 from outrider.engines.base import Engine
 from outrider.engines.config import EngineConfig, Precision
 from outrider.engines.factory import create_engine, warm_up
+from outrider.engines.gguf_decoder.architectures import ARCHITECTURES
 from outrider.engines.load_stage import LoadStage
-from outrider.engines.openvino.architectures import ARCHITECTURES
 from outrider.engines.torch.decoder_file import DecoderFile
 from outrider.engines.torch.engine import TorchEngine
 from outrider.engines.torch.loading import load_engine
