@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
+from itertools import islice
 from typing import Any, Final
 
 from outrider.errors import ConfigError, InvalidRequestError
@@ -52,6 +53,8 @@ from outrider.reply_parsing.formats import ReasoningTags, ends_in, reasoning_tag
 _PIECE_CHARS: Final = 4096
 _PRIVATE_USE: Final = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 _MAX_OPENINGS: Final = 64
+_MAX_SEGMENTS: Final = 1 << 16
+"""Most control tokens and texts between them that a template may write."""
 _QUOTED: Final = re.compile(r"'([^'\\\n]*)'|\"([^\"\\\n]*)\"")
 _A_DAY: Final = date(1, 1, 1)
 """The day of small chats that find out what a template can do."""
@@ -131,6 +134,12 @@ class ChatTemplate:
         no tools, if it has no such variable, if it shows the date and there is none, or if a
         message and the template would make a control token together.
         """
+        with self._environment.job():
+            return self._in_some_form(messages, tools, variables)
+
+    def _in_some_form(
+        self, messages: Sequence[Message], tools: Sequence[str], variables: str
+    ) -> list[Segment]:
         given = read_variables(variables)
         for name in given:
             if name not in self.variables:
@@ -167,11 +176,14 @@ class ChatTemplate:
     @cached_property
     def abilities(self) -> TemplateAbilities:
         """Features that the template renders, found by rendering small chats."""
-        prompt = self._probed([_ASK], [])
+        with self._environment.job():
+            prompt = self._probed([_ASK], [])
+            with_tool = self._probed([_ASK], [_PROBE_TOOL])
+            with_call = self._probed(_PROBE_CALL, [])
         tags = reasoning_tags_of(self._source, prompt)
         return TemplateAbilities(
-            tools=_has(self._probed([_ASK], [_PROBE_TOOL]), "probe_tool", "probe_value"),
-            calls=_has(self._probed(_PROBE_CALL, []), "probe_tool", "probe_value", "probe_result"),
+            tools=_has(with_tool, "probe_tool", "probe_value"),
+            calls=_has(with_call, "probe_tool", "probe_value", "probe_result"),
             reasoning=tags,
             begins_in_reasoning=tags is not None and ends_in(tags, prompt),
         )
@@ -243,9 +255,9 @@ class ChatTemplate:
         hidden = chat
         if stand_ins:
             hidden = chat.changed(lambda text: "".join(self._with_stand_ins(text, stand_ins)))
-        segments = list(self._split(self._render(hidden, day)))
+        segments = self._written(hidden, day)
         # On another day: a text with the date, which may be the client's choice, is no template's.
-        alone = list(self._split(self._render(chat.blanked(self._own_words), _A_DAY)))
+        alone = self._written(chat.blanked(self._own_words), _A_DAY)
         if _control_texts(segments) != _control_texts(alone):
             raise InvalidRequestError(
                 "a message and the chat template together would make a control token; change the "
@@ -306,6 +318,14 @@ class ChatTemplate:
             knows_developer="developer" in self._source,
             reasoning_field=self._reasoning_field,
         )
+
+    def _written(self, chat: TemplateData, day: date) -> list[Segment]:
+        segments = list(islice(self._split(self._render(chat, day)), _MAX_SEGMENTS + 1))
+        if len(segments) > _MAX_SEGMENTS:
+            raise InvalidRequestError(
+                f"the model's chat template writes more than {_MAX_SEGMENTS // 2} control tokens"
+            )
+        return segments
 
     def _render(self, chat: TemplateData, day: date) -> str:
         try:
