@@ -245,7 +245,8 @@ def test_compiling_a_template_takes_little_memory(one: str) -> None:
 
 def test_numbers_are_as_long_as_their_digits() -> None:
     """Schemas of libraries bound integers by 2^53 - 1."""
-    schema = {"type": "integer", "minimum": -(2**53 - 1), "maximum": 2**53 - 1}
+    bounded = {"type": "integer", "minimum": -(2**53 - 1), "maximum": 2**53 - 1}
+    schema = {"type": "object", "properties": {"n": bounded}}
     tool = json.dumps({"type": "function", "function": {"name": "f", "parameters": schema}})
     template = ChatTemplate("{{ tools | tojson }}{{ messages }}", ["<s>"], {})
     (segment,) = template.segments([Message("user", "hello")], tools=[tool])

@@ -66,7 +66,7 @@ def joined(segments: list[Segment]) -> str:
 
 
 def control(segments: list[Segment]) -> list[str]:
-    return [segment.text for segment in segments if segment.is_control]
+    return [segment.text for segment in segments if segment.is_token]
 
 
 def as_openai_has_it(messages: tuple[Message, ...]) -> list[dict[str, Any]]:
@@ -126,6 +126,23 @@ def test_a_template_is_asked_what_it_shows() -> None:
         PLAIN.replace("assistant\n{% endif", "assistant\n<think>\n{% endif"), [], {}
     )
     assert forced.abilities.begins_in_reasoning
+    # As that of Hermes 3 for chats with tools, which fails without.
+    needs_tools = ChatTemplate(f"{{% for tool in tools %}}{{% endfor %}}{HERMES}", [], {})
+    assert needs_tools.abilities.tools and needs_tools.abilities.calls
+
+
+def test_a_template_that_needs_descriptions_gets_empty_ones() -> None:
+    """As gpt-oss's, which joins them to other texts."""
+    template = ChatTemplate(
+        "{% for tool in tools or [] %}{{ '// ' + tool.function.description + '\n' }}"
+        "{{ tool.function | tojson }}{% endfor %}{{ messages[0].content }}",
+        [],
+        {},
+    )
+    bare = tool_text({"name": "now", "parameters": {}})
+    assert joined(template.segments([ASK], [bare])) == (
+        '// \n{"name": "now", "description": "", "parameters": {}}' + ASK.content
+    )
 
 
 def test_a_developer_is_a_system_to_templates_that_know_none() -> None:
@@ -318,8 +335,7 @@ def test_only_what_no_user_wrote_is_the_templates(family: str) -> None:
         check_tools([tool_text({"name": "now", "description": "8"})]),
     )
     own = [
-        {s.text for s in segments if s.is_template and not s.is_control}
-        for segments in (one, other)
+        {s.text for s in segments if s.is_template and not s.is_token} for segments in (one, other)
     ]
     assert own[0] == own[1]
     for text in ("get_weather", "Zürich", "99", "42", "猫", "now"):

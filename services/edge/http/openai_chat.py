@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal
 
@@ -51,7 +51,7 @@ from services.edge.http.reply_metrics import ReplyMetrics
 from services.edge.http.reply_parts import Part, PartKind
 from services.edge.http.requests import RequestReader
 from services.edge.http.response_format import check_strict, grammar_of
-from services.edge.http.template_fields import template_options
+from services.edge.http.template_fields import check_continues, continues_in, template_options
 from services.edge.session.events import ChatRequest
 from services.edge.session.request_fields import check_prediction
 
@@ -76,6 +76,10 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     reasoning_effort: str | None = None
     """none, minimal, low, medium, high, xhigh or max: the template's variable of that name, or
     whether the model reasons."""
+    continue_final_message: bool | None = None
+    """Whether the reply continues the last message, which is the assistant's, as in vLLM."""
+    add_generation_prompt: bool | None = None
+    """The opposite of `continue_final_message`; other values are refused."""
     metadata: dict[str, str] | None = None
     """Accepted; nothing is stored."""
     safety_identifier: str | None = None
@@ -331,15 +335,20 @@ def plan(asked: ApiRequest) -> PlannedReply:
             check_strict(tool.function.parameters, f"tools[{number}].function.parameters")
     prediction = _prediction(body.prediction)
     options = template_options(
-        body.chat_template_kwargs, thinks=body.enable_thinking, effort=body.reasoning_effort
+        body.chat_template_kwargs,
+        request.names,
+        thinks=body.enable_thinking,
+        effort=body.reasoning_effort,
+        continues=continues_in(body.continue_final_message, body.add_generation_prompt),
     )
     sampling = replace(
-        _sampling(body, asked.default_max_tokens),
+        _sampling(body, asked.default_max_tokens, request.names),
         grammar=grammar_of(
-            body.response_format, request.format_field or FORMAT, request.passed_over
+            body.response_format, request.names.get(FORMAT, FORMAT), request.passed_over
         ),
         num_logprobs=chat_count(body.logprobs, body.top_logprobs),
     )
+    check_continues(options, sampling.grammar, request.names.get(FORMAT, FORMAT))
 
     def put_into(chat: ChatRequest) -> ChatRequest:
         return replace(
@@ -369,11 +378,13 @@ def plan(asked: ApiRequest) -> PlannedReply:
 API: Final = ChatApi(plan, error_body)
 
 
-def _sampling(body: ChatCompletionRequest, default_max_tokens: int) -> SamplingParams:
+def _sampling(
+    body: ChatCompletionRequest, default_max_tokens: int, names: Mapping[str, str]
+) -> SamplingParams:
     if body.max_completion_tokens is None:
-        return sampling_params(body, reply_limit(body.max_tokens, default_max_tokens))
+        return sampling_params(body, reply_limit(body.max_tokens, default_max_tokens), names)
     limit = reply_limit(body.max_completion_tokens, default_max_tokens)
-    return sampling_params(body, limit, {"max_tokens": "max_completion_tokens"})
+    return sampling_params(body, limit, {**names, "max_tokens": "max_completion_tokens"})
 
 
 def _prediction(given: Prediction | None) -> str:

@@ -14,13 +14,14 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from outrider.errors import OutriderError
-from outrider.models.chat import Message, check_messages, check_num_messages
+from outrider.models.chat import Message, check_num_messages
 from outrider.models.tools import AUTO, NONE, check_choice, check_tools
 from outrider.session.client import Accepted, Committed, Done, Provisional, Retracted
 from outrider.session.types import FinishReason, TokenLogprobs
 from services.edge.http import sse
 from services.edge.http.api import ApiRequest
-from services.edge.http.openai_messages import allowed
+from services.edge.http.fields import FORMAT
+from services.edge.http.openai_messages import allowed, check_conversation
 from services.edge.http.openai_reply import ProvisionalText
 from services.edge.http.openai_sampling import (
     SamplingFields,
@@ -105,15 +106,16 @@ def conversation(
     definitions: Sequence[str],
     tool_choice: str,
     *,
+    field: str,
     parallel: bool,
     names: Collection[str] | None = None,
     options: TemplateOptions,
 ) -> Conversation:
-    """A conversation and the tools (as outrider.models.tools.check_tools takes them) that may be
-    called in it; `names`: of those that tool_choice allows, None for all. Raises
-    InvalidRequestError."""
+    """A conversation, which stands in the request's `field`, and the tools (as
+    outrider.models.tools.check_tools takes them) that may be called in it; `names`: of those that
+    tool_choice allows, None for all. Raises InvalidRequestError."""
     check_num_messages(len(messages))
-    check_messages(messages)
+    check_conversation(messages, field)
     tools = check_tools(definitions)
     if names is not None:
         tool_choice, tools = allowed(tool_choice, names, tools)
@@ -145,13 +147,12 @@ def plan_chat(
     response_format: Mapping[str, Any],
     *,
     passed_over: PassedOver,
-    format_field: str,
     names: Mapping[str, str],
     num_logprobs: int = -1,
 ) -> PlannedChat:
     """The chat of a request. `api`: name of the API; `fields`: its sampling; `response_format`: in
-    the form of chat completions; `format_field`: the request's field for it; `names`: as
-    `sampling_params` takes them; `num_logprobs`: as in SamplingParams. Raises InvalidRequestError
+    the form of chat completions; `names`: of the request's fields, by those of chat completions,
+    where they differ; `num_logprobs`: as in SamplingParams. Raises InvalidRequestError
     and InvalidSamplingError."""
     fields = msgspec.structs.replace(
         fields,
@@ -174,7 +175,7 @@ def plan_chat(
     (had,) = read_positions(asked, 1, is_streamed=is_streamed)
     sampling = replace(
         sampling_params(fields, reply_limit(fields.max_tokens, asked.default_max_tokens), names),
-        grammar=grammar_in(response_format, format_field, passed_over),
+        grammar=grammar_in(response_format, names.get(FORMAT, FORMAT), passed_over),
         num_logprobs=num_logprobs,
     )
     digest = _digest_of(api, body)

@@ -71,7 +71,7 @@ COMPLETION: Final = Shape(
 MESSAGE: Final = Shape(
     anthropic_messages.API,
     {"model": "small", "max_tokens": 50, "messages": [USER]},
-    ("model", "max_tokens", "messages"),
+    ("max_tokens", "messages"),
     lambda event: event.get("delta", {}).get("text", ""),
     {
         "tools": [],
@@ -86,7 +86,7 @@ MESSAGE: Final = Shape(
 RESPONSE: Final = Shape(
     responses.API,
     {"model": "small", "input": "hello"},
-    ("model", "input"),
+    ("input",),
     lambda event: event["delta"] if event["type"] == "response.output_text.delta" else "",
     {
         "store": True,
@@ -134,6 +134,14 @@ over_all = pytest.mark.parametrize("it", ALL.values(), ids=ALL)
             {"reasoning": {"effort": "high"}, "chat_template_kwargs": {"a": 1}},
             TemplateOptions('{"a":1}', effort="high", effort_field="reasoning.effort"),
         ),
+        (CHAT, {"continue_final_message": True}, TemplateOptions(continues=True)),
+        (
+            CHAT,
+            {"continue_final_message": True, "add_generation_prompt": False},
+            TemplateOptions(continues=True),
+        ),
+        (CHAT, {"add_generation_prompt": True}, TemplateOptions()),
+        (CHAT, {"continue_final_message": False}, TemplateOptions()),
         (MESSAGE, {"thinking": {"type": "adaptive"}}, TemplateOptions(thinks=True)),
         (
             MESSAGE,
@@ -194,6 +202,16 @@ def test_what_no_template_can_be_asked_is_refused(
 def test_what_has_no_effect_is_accepted(it: Shape) -> None:
     (chat,) = planned(it.api, it.body | it.ignored).chats
     assert chat.sampling == planned(it.api, it.body).chats[0].sampling
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant"])
+@pytest.mark.parametrize("message", [{"content": None}, {"content": ""}, {"content": []}, {}])
+def test_a_message_without_text_ends_no_conversation(role: str, message: dict[str, Any]) -> None:
+    messages = [USER, {"role": role, **message}, USER]
+    for it, field in ((CHAT, "messages"), (MESSAGE, "messages"), (RESPONSE, "input")):
+        (chat,) = planned(it.api, {**it.body, field: messages}).chats
+        text = "".join(said.content for said in chat.messages)
+        assert "".join(text.split()) == "hellohello"
 
 
 @over_all
