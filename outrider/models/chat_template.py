@@ -31,7 +31,7 @@ from typing import Any, Final
 from outrider.errors import ConfigError, InvalidRequestError
 from outrider.models.chat import Message, Segment, check_text
 from outrider.models.replay_forms import replay_forms
-from outrider.models.template_data import TemplateData
+from outrider.models.template_data import TemplateData, is_blank
 from outrider.models.template_variables import (
     DATE,
     RESERVED,
@@ -239,7 +239,8 @@ class ChatTemplate:
         given = dict(variables or {})
         day = read_date(given.pop(DATE)) if DATE in given else _A_DAY
         chat = self._data(messages, tools, given)
-        stand_ins = self._stand_ins(list(chat.texts()))
+        texts = list(chat.texts())
+        stand_ins = self._stand_ins(texts)
         hidden = chat
         if stand_ins:
             hidden = chat.changed(lambda text: "".join(self._with_stand_ins(text, stand_ins)))
@@ -251,8 +252,9 @@ class ChatTemplate:
                 "a message and the chat template together would make a control token; change the "
                 "beginning or the end of the message"
             )
-        # Texts made with what others cannot know are no texts of the template.
-        is_common = self._are_common(chat.variables)
+        # Texts made with what others cannot know are no texts of the template. A text that looks
+        # blanked as it was sent would look like one.
+        is_common = self._are_common(chat.variables) and not any(map(is_blank, texts))
         typed = {char: text for text, char in stand_ins.items()}
         return list(_restored(segments, alone if is_common else [], typed))
 
