@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import structlog
+from prometheus_client import generate_latest
 
 from outrider.client import Accepted, Client, Message
 from outrider.client.chat import Chat
@@ -207,15 +208,26 @@ def logged() -> Iterator[StringIO]:
 
 
 @pytest.mark.edge(tenants=TENANTS, keys=KEYS)
-async def test_no_secret_is_logged(logged: StringIO, mesh: Running) -> None:
+async def test_neither_secrets_nor_texts_are_in_logs_and_metrics(
+    logged: StringIO, mesh: Running
+) -> None:
+    text = "The patient in ward seven is called Miriam."
     async with mesh.client(key=CLINIC, user="ann") as client:
-        async with client.chat(ASK, priority="low", idempotency_key="my-idempotency") as chat:
+        typing = client.typing()
+        await type_until(lambda: bool(mesh.region.opened), typing, text)
+        typing.close()
+        num_before = len(mesh.region.opened)
+        ask = [Message("user", text)]
+        async with client.chat(ask, priority="low", idempotency_key="my-idempotency") as chat:
             accepted = await anext(chat)
             await chat.result()
         assert isinstance(accepted, Accepted)
         secrets = [CLINIC, "ann", "my-idempotency", chat.resume_token]
     await eventually(lambda: "chat_ended" in logged.getvalue())
     assert accepted.request_id in logged.getvalue(), "the name that everybody may know"
-    assert accepted.request_id == mesh.region.opened[0].request_id
+    assert accepted.request_id == mesh.region.opened[num_before].request_id
+    told = logged.getvalue(), generate_latest(mesh.metrics.registry).decode()
     for secret in (*secrets, client.secret.hex()):
-        assert f'"{secret}"' not in logged.getvalue()
+        assert not any(f'"{secret}"' in page for page in told)
+    for words in ("Miriam", REPLY):
+        assert not any(words in page for page in told)
