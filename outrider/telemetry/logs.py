@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Iterator, MutableMapping
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, TextIO
 
 import structlog
@@ -110,6 +111,17 @@ def failure_text(failure: BaseException) -> str:
     """A traceback with all that led to it. It has the messages of our own errors and of the
     system's; others, such as KeyError's and those of a parser, may quote a user's text."""
     return "".join(_failure_lines(failure, set())).rstrip("\n")
+
+
+def failure_place(failure: BaseException) -> str:
+    """Its kind, and file and line where it was raised, such as `KeyError at table.py:7`."""
+    step = failure.__traceback__
+    while step is not None and step.tb_next is not None:
+        step = step.tb_next
+    if step is None:
+        return type(failure).__qualname__
+    file = Path(step.tb_frame.f_code.co_filename).name
+    return f"{type(failure).__qualname__} at {file}:{step.tb_lineno}"
 
 
 def _failure_lines(failure: BaseException, told: set[int]) -> Iterator[str]:

@@ -210,6 +210,8 @@ async def test_a_defect_is_told_with_its_traceback_once_and_ends_its_connection_
             assert (await other.get("/v1/models")).status_code == 200
     (told,) = [it for it in lines if it["event"] == "http_connection_failed"]
     assert isinstance(told["exc_info"], KeyError)
+    named = [it["error"] for it in lines if it["event"] == "refused"]
+    assert named and {it.partition(":")[0] for it in named} == {"KeyError at test_http_floods.py"}
 
 
 @pytest.mark.parametrize("before", [b"", _ANSWERED])
