@@ -22,7 +22,8 @@ class Painter:
     """
 
     def __init__(self, width: int, height: int = 24, before: str = "") -> None:
-        """`width` in columns, `height` in rows; `before` is what stands above the text."""
+        """`width` in columns, `height` in rows; `before`: the lines that stand above the text, each
+        with its end."""
         self._last_column = max(1, width - 1)
         self._height = max(2, height)
         self._before = before
@@ -38,7 +39,7 @@ class Painter:
 
     @property
     def shown(self) -> str:
-        """All text that is final, with what stood above it."""
+        """All text that is final, with the lines above it."""
         return self._before + self._committed
 
     def paint(self, committed: str, provisional: str) -> str:

@@ -69,11 +69,10 @@ def test_no_more_provisional_text_than_can_be_taken_back() -> None:
 sizes = st.tuples(st.integers(6, 60), st.integers(3, 20))
 
 
-@given(
-    st.text(alphabet="ab \n", max_size=80),
-    st.lists(st.tuples(texts, texts, sizes), min_size=1, max_size=6),
-    sizes,
-)
+lines = st.text(alphabet="ab \n", max_size=80).map(lambda text: text and text + "\n")
+
+
+@given(lines, st.lists(st.tuples(texts, texts, sizes), min_size=1, max_size=6), sizes)
 @example("", [("a\na", "", (6, 3)), ("\n\n", "\n\n", (6, 4))], (6, 3))
 def test_a_resized_terminal_shows_the_end_of_the_text_once(
     before: str, states: list[tuple[str, str, tuple[int, int]]], size: tuple[int, int]
