@@ -93,6 +93,17 @@ async def test_what_two_share(
         typing.close()
 
 
+@pytest.mark.edge(tenants=TENANTS, keys=KEYS)
+async def test_ids_of_typed_text_are_cached_for_its_group_alone(mesh: Running) -> None:
+    async with mesh.client(key=CLINIC, user="ann") as client:
+        typing, text = client.typing(), "The patient in ward seven is called Miriam."
+        await type_until(lambda: bool(mesh.region.opened), typing, text)
+        typing.close()
+    cached = mesh.model.encoder._cache._ids.items()
+    scopes = {scope for (scope, segment), _ in cached if "patient" in segment}
+    assert scopes == {mesh.region.opened[0].cache_salt}
+
+
 @pytest.mark.parametrize(("first", "second"), STRANGERS)
 @pytest.mark.edge(tenants=TENANTS, keys=KEYS)
 async def test_a_stranger_neither_reads_nor_ends_a_chat(

@@ -121,23 +121,24 @@ async def test_another_process_caches_for_the_group_alone(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(other_process, "CachingEncoder", Encoder)
     ours, theirs = multiprocessing.Pipe()
-    serving = threading.Thread(
-        target=other_process._serve, args=(theirs, vocabulary, REFERENCE, 1 << 20)
-    )
+    told = theirs, vocabulary, REFERENCE, 1 << 20
+    serving = threading.Thread(target=other_process._serve, args=told)
     serving.start()
-    assert ours.recv_bytes() == b""
-    chat = [Message("user", "hello there")]
-    num_hits = []
-    for scope in (b"one", b"one", b"two", None, None, b"three"):
-        job = TokenizationJob(
-            *(chat, print, JobClass.SHORT, Requester(), 0, asyncio.get_running_loop(), 0.0),
-            scope=scope,
-        )
-        assert other_process._ask(ours, job) == array("I", vocabulary.encode_chat(chat)).tobytes()
-        num_hits.append(made[0].lookups[ContentClass.USER].num_hits)
-    assert num_hits == [0, 1, 1, 1, 1, 1]
-    ours.close()
+    chat, num_hits = [Message("user", "hello there")], list[int]()
+    with ours:
+        assert ours.recv_bytes() == b""
+        for scope in (b"one", b"one", b"two", None, None, b"three"):
+            job = TokenizationJob(
+                *(chat, print, JobClass.SHORT, Requester(), 0, asyncio.get_running_loop(), 0.0),
+                scope=scope,
+            )
+            assert (
+                other_process._ask(ours, job) == array("I", vocabulary.encode_chat(chat)).tobytes()
+            )
+            num_hits.append(made[0].lookups[ContentClass.USER].num_hits)
     await asyncio.to_thread(serving.join, 30)
+    theirs.close()
+    assert num_hits == [0, 1, 1, 1, 1, 1]
 
 
 @pytest.mark.e2e
