@@ -15,10 +15,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 CHECKS := types lint imports protos-check
 # What `make test` leaves out; tests/conftest.py says which tests these are.
-PROMISES := not instrument and not soak and not packages
+PROMISES := not instrument and not soak and not packages and not torch
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all client-packages check collect lint types imports protos-check deploy-check trace-check bench bench-core bench-check protos docs dist format exactness clean
+.PHONY: help setup demo test test-all client-packages torch check collect lint types imports protos-check deploy-check trace-check bench bench-core bench-check protos docs dist format exactness clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -40,7 +40,10 @@ test: setup  ## Static checks and every test that guards a promise
 client-packages: setup
 	@tools/client_packages.sh
 
-test-all: setup client-packages  ## That, the tests of benchmarks, tools, deploy and pages, soaks, packages of others, and properties on new examples
+torch: setup  ## Add PyTorch and Triton to .venv (2 GB), for the tests of the engine torch
+	@tools/setup.sh torch
+
+test-all: torch client-packages  ## That, the tests of benchmarks, tools, deploy and pages, soaks, packages of others, and properties on new examples
 	@$(MAKE) --no-print-directory -j 2 collect $(CHECKS) deploy-check
 	@$(BIN)/outrider models pull $(MODEL)
 	$(PY) -m pytest -n 3

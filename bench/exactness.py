@@ -4,8 +4,8 @@ The mesh is started as users start it, the chats run through `outrider chat`; on
 drafts garbage, and the one that drafts what the reference will say, speak to the router directly.
 
 `--model` compares another model than the default one, by name, file or folder, with fewer prompts
-where it is large, and records nothing. A model whose definition names a draft is compared once that
-one drafts.
+where it is large, and `--engine` another engine against its own reference; both record nothing. A
+model whose definition names a draft is compared once that one drafts.
 """
 
 from __future__ import annotations
@@ -55,15 +55,17 @@ class ChosenModel:
     """Of its file."""
     draft: str
     """The model that edges draft with, by its definition."""
+    engine: str
+    """Of the mesh and of the reference."""
 
 
-def chosen_model(told: str) -> ChosenModel:
+def chosen_model(told: str, engine: str) -> ChosenModel:
     """Have the model in the store. Raises what model_choice.choose and ModelStore.ensure raise."""
     spec = choose(told).spec
     store = ModelStore(default_root())
     artifact = store.ensure(spec.source, sha256=spec.sha256)
     draft = "" if spec.draft == NO_DRAFT else spec.draft
-    return ChosenModel(told, load_vocabulary(spec, store), artifact.num_bytes, draft)
+    return ChosenModel(told, load_vocabulary(spec, store), artifact.num_bytes, draft, engine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,8 @@ def reference(work: Work) -> list[Answer]:
     """The truth, from a process of its own."""
     model = ("--model", work.model.told) if work.model.told else ()
     with tempfile.TemporaryDirectory() as folder:
-        done = outrider("reference", "--threads", "2", *model, *work.flags(Path(folder)))
+        flags = ("--engine", work.model.engine, *model, *work.flags(Path(folder)))
+        done = outrider("reference", "--threads", "2", *flags)
     return _answers(done.stdout)
 
 
@@ -227,7 +230,7 @@ def compare(run: Run, works: Sequence[Work], plan: Sequence[Stage]) -> bool:
     exact = True
     model = works[0].model
     for stage in plan:
-        with local_mesh(settings=stage.settings, model=model.told) as mesh:
+        with local_mesh(settings=stage.settings, engine=model.engine, model=model.told) as mesh:
             if model.draft:
                 wait_for_drafter(mesh)
             for name, variant in stage.variants:
@@ -289,16 +292,21 @@ def main() -> int:
         "--model", default="", help="another model: a name, a GGUF file or a folder; not recorded"
     )
     flags.add_argument(
+        "--engine", default="openvino", choices=("openvino", "torch"), help="torch: not recorded"
+    )
+    flags.add_argument(
         "--prompts", type=int, default=0, metavar="N", help="the first N alone; not recorded"
     )
     arguments = flags.parse_args()
     run = start("exactness", arguments)
-    run.quick |= bool(arguments.model or arguments.prompts)
-    model = chosen_model(arguments.model)
+    is_other = arguments.engine != "openvino"
+    run.quick |= bool(arguments.model or arguments.prompts or is_other)
+    model = chosen_model(arguments.model, arguments.engine)
     prompts = interleaved(load_prompts(split="held_out" if arguments.core else "all"))
     prompts = prompts[: num_prompts(arguments, model, len(prompts))]
     exact = compare(run, works(model, prompts), stages(quick=arguments.quick))
     run.figures |= {"exact": exact, "prompts": len(prompts), "model": arguments.model}
+    run.figures["engine"] = arguments.engine
     run.finish()
     return 0 if exact else 1
 

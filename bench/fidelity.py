@@ -200,8 +200,8 @@ def report(run: Run, found: Mapping[str, Measured]) -> None:
             label,
             one.num_bytes / 1e6,
             one.served.perplexity,
-            *_closeness(one.served),
-            *_closeness(one.plain),
+            *closeness(one.served),
+            *closeness(one.plain),
         )
         spans = (cell for s in one.times.values() for cell in (calls.median(s), min(s)))
         calls.add(label, len(one.times["1 row"]), *spans)
@@ -209,7 +209,7 @@ def report(run: Run, found: Mapping[str, Measured]) -> None:
             run.samples(f"{name}, {shape}", samples, unit="ms")
 
 
-def _closeness(found: Fidelity) -> tuple[str, str, float]:
+def closeness(found: Fidelity) -> tuple[str, str, float]:
     """Cells: perplexity over the reference's, KL, and percent of equal argmaxes."""
     return f"{found.ppl_ratio:.4f}", f"{found.kl:.5f}", 100 * found.argmax_agreement
 

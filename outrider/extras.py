@@ -24,6 +24,7 @@ EXTRA_OF: Final[Mapping[str, str]] = {
     "openvino_genai": "inference",
     "openvino_tokenizers": "inference",
     "llguidance": "inference",
+    "torch": "torch",
     "pyarrow": "bulk",
     "matplotlib": "bench",
     "redis": "redis",

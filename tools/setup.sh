@@ -1,6 +1,6 @@
 #!/bin/sh
-# Make .venv and install Outrider into it: `tools/setup.sh runtime` or `tools/setup.sh dev`. With `dist`
-# it gets what builds the wheel, and nothing else.
+# Make .venv and install Outrider into it: `tools/setup.sh runtime` or `tools/setup.sh dev`; `torch`
+# adds PyTorch to the latter. With `dist` it gets what builds the wheel, and nothing else.
 # Safe to run again: it does nothing while pyproject.toml and constraints.txt are unchanged.
 set -eu
 cd "$(dirname "$0")/.."
@@ -147,7 +147,8 @@ if [ "$(cat "$stamp" 2>/dev/null || true)" != "$want" ]; then
         get_promtool
         get_renderers
         ;;
-    *) fail "there is runtime, dev and dist, not $extra" ;;
+    torch) install --constraint constraints.txt --editable '.[torch-dev]' ;;
+    *) fail "there is runtime, dev, torch and dist, not $extra" ;;
     esac
     printf '%s\n' "$want" >"$stamp"
 fi

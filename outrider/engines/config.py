@@ -14,7 +14,8 @@ from outrider.errors import ConfigError
 from outrider.models.definitions import WEIGHT_BITS
 from outrider.models.definitions import Precision as Precision
 
-EngineName: TypeAlias = Literal["openvino", "tensorrt-llm", "fake"]
+Device: TypeAlias = Literal["auto", "cpu", "cuda"]
+EngineName: TypeAlias = Literal["openvino", "torch", "tensorrt-llm", "fake"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,10 @@ class EngineConfig:
     """The model store's directory; None is the machine's."""
     threads: PositiveInt = 1
     """Threads of one call."""
+    device: Device = "auto"
+    """cpu or cuda; auto: a GPU if there is one. PyTorch only."""
+    cuda_graphs: bool = True
+    """Whether calls of few rows run as CUDA graphs. PyTorch on a GPU only."""
     pin_threads: bool = True
     """Whether threads may be bound to cores: engines that share a process are all bound to the
     same ones, and wait for each other while the rest idle. OpenVINO only."""
@@ -78,6 +83,10 @@ class EngineConfig:
         if self.engine not in get_args(EngineName):
             raise ConfigError(
                 f"there is no engine {self.engine!r}; use {', '.join(get_args(EngineName))}"
+            )
+        if self.device not in get_args(Device):
+            raise ConfigError(
+                f"there is no device {self.device!r}; use {', '.join(get_args(Device))}"
             )
         if self.precision not in get_args(Precision):
             raise ConfigError(

@@ -27,14 +27,18 @@ def create_engine(config: EngineConfig, report: ReportStage = ignore_stage) -> E
     """
     if config.engine == "fake":
         return FakeEngine(config.fake)
-    # Imported here: a router or an edge has no OpenVINO, and neither needs a GPU replica.
+    # Imported here: each engine's packages are installed where it is used.
     if config.engine == "tensorrt-llm":
         from outrider.engines.tensorrt_llm import loading as tensorrt_llm
 
         return tensorrt_llm.load_engine(config)
+    store = ModelStore(config.model_store or default_root())
+    if config.engine == "torch":
+        from outrider.engines.torch import loading as torch
+
+        return torch.load_engine(lookup(config.model), store, config, report)
     from outrider.engines.openvino.loading import load_engine
 
-    store = ModelStore(config.model_store or default_root())
     return load_engine(lookup(config.model), store, config, report)
 
 

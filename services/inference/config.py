@@ -17,7 +17,7 @@ from outrider.bounds import (
     check_bounds,
 )
 from outrider.config import check_message_bytes
-from outrider.engines.config import EngineConfig, EngineName
+from outrider.engines.config import Device, EngineConfig, EngineName
 from outrider.engines.fake import FakeOptions
 from outrider.engines.tensorrt_llm.config import TensorRtLlmOptions
 from outrider.errors import ConfigError
@@ -65,8 +65,8 @@ class InferenceConfig:
     mirrors: MirrorConfig = dataclasses.field(default_factory=MirrorConfig)
     """Mirrors to fetch the model from, by its digest, if it is not in the store."""
     engine: str = "openvino"
-    """openvino; tensorrt-llm, on a GPU; or fake: deterministic text without a model, for tests of a
-    mesh."""
+    """openvino; torch, on a GPU or a CPU; tensorrt-llm, on a GPU; or fake: deterministic text
+    without a model, for tests of a mesh."""
     fake_seed: int = 0
     """Weights of the fake engine: replicas of different seeds are different models behind one
     name."""
@@ -75,6 +75,8 @@ class InferenceConfig:
     request that crashes replicas, to see what becomes of it. Below 0: none does."""
     fake_call_ms: NonNegativeFloat = 0.0
     """How long each call of the fake engine waits, in addition to computing."""
+    device: str = "auto"
+    """cpu or cuda, where the torch engine computes; auto: a GPU if there is one."""
     threads: int = 1
     """Threads of one engine call; more than cores do not pay. For embedding models: cores, each of
     which computes another call, or all of them together a single text."""
@@ -184,6 +186,7 @@ class InferenceConfig:
             engine=cast(EngineName, self.engine),
             model=self.model,
             model_store=self.model_store,
+            device=cast(Device, self.device),
             threads=self.threads,
             prepare_first=self.prepare_first,
             max_fixed_bytes=self.max_fixed_bytes,

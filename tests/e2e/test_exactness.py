@@ -24,7 +24,7 @@ def truths(reference: Reference) -> list[tuple[Work, list[Answer]]]:
     prompts = interleaved(load_prompts(split="all"))[:NUM_PROMPTS]
     shorter = [
         replace(work, sampling=replace(work.sampling, max_tokens=MAX_TOKENS))
-        for work in works(chosen_model(""), prompts)
+        for work in works(chosen_model("", "openvino"), prompts)
     ]
 
     def truth(work: Work) -> list[Answer]:

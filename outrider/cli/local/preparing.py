@@ -23,14 +23,15 @@ Table = Mapping[str, object]
 
 
 def check_packages(engine: str) -> None:
-    """Raises ConfigError that names all packages missing here of those that edges and, with the
-    engine `openvino`, replicas need."""
-    of_replicas = ("openvino", "llguidance") if engine == "openvino" else ()
-    needed = ("aioquic", "starlette", *of_replicas)
+    """Raises ConfigError that names all packages missing here of those that edges and, unless the
+    engine is `fake`, replicas need."""
+    of_replicas = {"openvino": ("openvino", "llguidance"), "torch": ("torch", "llguidance")}
+    needed = ("aioquic", "starlette", *of_replicas.get(engine, ()))
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
+        extras = ("all", "torch") if engine == "torch" else ("all",)
         raise ConfigError(
-            f"not installed: {', '.join(missing)}; a whole mesh needs: {install_command('all')}"
+            f"not installed: {', '.join(missing)}; a whole mesh needs: {install_command(*extras)}"
         )
 
 

@@ -126,7 +126,8 @@ _Threads = Annotated[
     ),
 ]
 _Engine = Annotated[
-    str, typer.Option(help="`openvino`, or `fake` (made-up text, for trying things out).")
+    str,
+    typer.Option(help="`openvino`, `torch`, or `fake` (made-up text, for trying things out)."),
 ]
 _Port = Annotated[
     int, typer.Option(min=0, max=65535, help="UDP port of the edge; 0: any free one.")

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -58,6 +58,9 @@ def reference(
     threads: Annotated[
         int, typer.Option(min=0, max=1024, help="Number of engine threads; 0: one per core.")
     ] = 0,
+    engine: Annotated[
+        str, typer.Option(help="The engine of the mesh's replicas: `openvino` or `torch`.")
+    ] = "openvino",
 ) -> None:
     """Answer prompts with the engine alone; a mesh gives the same text, byte for byte."""
     options.check_logprobs(logprobs, as_json=as_json)
@@ -73,7 +76,7 @@ def reference(
         raise InvalidRequestError("give a prompt: outrider reference --prompt 'hello'")
     known = options.read_tools(tools)
     variables = check_variables(template_variables)
-    with _loaded(model, threads, params, known, variables) as runner:
+    with _loaded(model, engine, threads, params, known, variables) as runner:
         status = 0
         for one in prompts:
             try:
@@ -139,9 +142,14 @@ class _Runner:
 
 @contextmanager
 def _loaded(
-    model: str, threads: int, sampling: SamplingParams, tools: tuple[str, ...], variables: str
+    model: str,
+    engine_name: str,
+    threads: int,
+    sampling: SamplingParams,
+    tools: tuple[str, ...],
+    variables: str,
 ) -> Iterator[_Runner]:
-    from outrider.engines.config import EngineConfig
+    from outrider.engines.config import EngineConfig, EngineName
     from outrider.engines.factory import create_engine
 
     # To standard error: standard output is the reply's.
@@ -158,7 +166,12 @@ def _loaded(
         sampling = replace(sampling, special_tokens=special, reasoning_tags=tags)
     table = _table(vocabulary, sampling)
     num_threads = threads or os.cpu_count() or 1
-    own = {"model": spec.name, "threads": num_threads, "max_fixed_rows": 1}
+    own: dict[str, Any] = {
+        "engine": cast(EngineName, engine_name),
+        "model": spec.name,
+        "threads": num_threads,
+        "max_fixed_rows": 1,
+    }
     engine = create_engine(EngineConfig(**spec.engine_settings() | own))
     try:
         yield _Runner(engine, vocabulary, sampling, table, tools, variables, reply_format)

@@ -1,0 +1,60 @@
+"""Loads the PyTorch engine through the model store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from outrider.engines.config import EngineConfig
+from outrider.engines.footprint import footprint
+from outrider.engines.free_memory import known_free_memory
+from outrider.engines.load_stage import LoadStage, ReportStage, ignore_stage
+from outrider.engines.torch.decoder_file import DecoderFile
+from outrider.engines.torch.engine import TorchEngine
+from outrider.errors import UnsupportedModelError
+from outrider.models import checkpoint_gguf
+from outrider.models.catalog import ModelSpec
+from outrider.models.checkpoint_gguf import Checkpoint
+from outrider.models.folder import holds_checkpoint, is_archive, unpacked
+from outrider.models.store import ModelStore
+
+
+def load_engine(
+    spec: ModelSpec,
+    store: ModelStore,
+    config: EngineConfig,
+    report: ReportStage = ignore_stage,
+) -> TorchEngine:
+    """Fetch the model if necessary and load it. Blocks for seconds; `report` is called where
+    weights are converted.
+
+    Raises what ModelStore.ensure raises, UnsupportedModelError for a folder of OpenVINO's or a file
+    with parts that are not known, ConfigError, EngineError, and InsufficientMemoryError.
+    """
+    report(LoadStage.CONVERT)
+    file = DecoderFile(_gguf_of(spec, store))
+    num_values = sum(file.num_values.values())
+    bytes_each = 2 if config.precision == "bf16" else 4
+    needed = footprint(num_values * bytes_each, file.shape.vocabulary_size, config.kv_bytes)
+    needed.check(known_free_memory())
+    return TorchEngine(file, config)
+
+
+def _gguf_of(spec: ModelSpec, store: ModelStore) -> Path:
+    """The model's GGUF file; a checkpoint is written as one, once."""
+    artifact = store.ensure(spec.source, sha256=spec.sha256)
+    if not is_archive(artifact.path):
+        return artifact.path
+    files = unpacked(artifact, store)
+    if not holds_checkpoint(files):
+        raise UnsupportedModelError(
+            f"{spec.name} is a folder of OpenVINO's, whose graph PyTorch cannot run; use a GGUF "
+            "file or safetensors of it, or the engine openvino"
+        )
+
+    def build(folder: Path) -> None:
+        Checkpoint(files, artifact.path).write_gguf(folder / _NAME)
+
+    return store.derived(artifact, f"gguf-checkpoint-{checkpoint_gguf.VERSION}", build) / _NAME
+
+
+_NAME = "model.gguf"
