@@ -31,6 +31,7 @@ PRIVATE_KEYS = frozenset(
         *("key", "idempotency_key", "resume_token", "client_secret", "credential", "user"),
     ]
 )
+_OWN_PACKAGES = ("outrider", "services")
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
@@ -52,7 +53,8 @@ class _StderrHandler(logging.Handler):
 
 
 def configure_logging(service: str, level: str = "info", *, stream: TextIO | None = None) -> None:
-    """Set up logging for this process; a later call replaces an earlier one.
+    """Set up logging for this process; a later call replaces an earlier one. Below the level info
+    only Outrider itself logs.
 
     Raises ConfigError for an unknown level.
     """
@@ -76,7 +78,10 @@ def configure_logging(service: str, level: str = "info", *, stream: TextIO | Non
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(level.upper())
+    # Libraries show what they read at the level debug: headers with keys, for instance.
+    root.setLevel(max(logging.INFO, logging.getLevelNamesMapping()[level.upper()]))
+    for own in _OWN_PACKAGES:
+        logging.getLogger(own).setLevel(level.upper())
 
 
 def _shared_processors(service: str) -> list[Processor]:

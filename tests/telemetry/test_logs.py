@@ -76,6 +76,14 @@ def test_the_level_filters_both_worlds(out: io.StringIO) -> None:
     assert line["service"] == "edge"
 
 
+def test_at_debug_libraries_stay_silent(out: io.StringIO) -> None:
+    configure_logging("edge", "debug", stream=out)
+    logging.getLogger("hpack.hpack").debug("Decoded authorization: Bearer secret")
+    logging.getLogger("services.edge.app").debug("ours")
+    logging.getLogger("hpack.hpack").info("theirs")
+    assert [line["event"] for line in _lines(out)] == ["ours", "theirs"]
+
+
 def test_exceptions_are_one_line(out: io.StringIO) -> None:
     try:
         raise ConfigError("boom")

@@ -26,7 +26,9 @@ from outrider.testing import eventually
 from outrider.tokenization.segment_cache import ContentClass
 from outrider.v1 import inference_pb2
 from services.edge.access.identity import TenantConfig
+from services.edge.http.config import HttpConfig
 from tests.api_keys import key_of, text_of
+from tests.edge.integration.access_matrix import DOORS, as_bearer
 from tests.edge.integration.running import REPLY, Running, running
 from tests.edge.integration.trouble import ASK, RawStream, chat_frame, raw, said, start, whole
 from tests.typed_text import type_until
@@ -242,3 +244,19 @@ async def test_neither_secrets_nor_texts_are_in_logs_and_metrics(
         assert not any(f'"{secret}"' in page for page in told)
     for words in ("Miriam", REPLY):
         assert not any(words in page for page in told)
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.edge(tenants=TENANTS, keys=KEYS, http=HttpConfig(port=0))
+async def test_no_key_and_no_text_is_logged_over_http(
+    door: str, logged: StringIO, mesh: Running
+) -> None:
+    """At the level debug, at which libraries would log what they read."""
+    body = {"model": mesh.model.limits.model, "messages": [{"role": "user", "content": "Miriam"}]}
+    async with DOORS[door](mesh) as ask:
+        answer = await ask("POST", "/v1/chat/completions", body, as_bearer(ACME))
+    assert answer.status == 200
+    await eventually(lambda: "chat_ended" in logged.getvalue())
+    told = logged.getvalue()
+    for words in (ACME, "Miriam", REPLY):
+        assert words not in told
