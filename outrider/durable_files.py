@@ -3,8 +3,8 @@ disk is full or the power fails."""
 
 from __future__ import annotations
 
+import fcntl
 import os
-import tempfile
 from pathlib import Path
 
 
@@ -29,19 +29,49 @@ def sync_file(path: Path) -> None:
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o600, is_durable: bool = True) -> None:
     """Replace `path` by `data`; a crash at any moment leaves the old bytes or the new ones. Without
     `is_durable` that holds for crashes of processes alone, and no disk is waited for. Raises
-    OSError, and leaves nothing behind then."""
+    OSError, and leaves nothing behind then; what a killed process left, the next write takes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+    descriptor, new = _claim(path)
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fchmod(file.fileno(), mode)
-            if is_durable:
-                os.fsync(file.fileno())
-        Path(name).replace(path)
+        os.ftruncate(descriptor, 0)
+        left = memoryview(data)
+        while left:
+            left = left[os.write(descriptor, left) :]
+        os.fchmod(descriptor, mode)
+        if is_durable:
+            os.fsync(descriptor)
+        new.replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        new.unlink(missing_ok=True)
         raise
+    finally:
+        os.close(descriptor)
     if is_durable:
         sync_directory(path.parent)
+
+
+def _claim(path: Path) -> tuple[int, Path]:
+    """Open a file beside `path` that no other process writes, and lock it: the first one that a
+    killed process left, or that is not there."""
+    number = -1
+    while True:
+        number += 1
+        name = path.with_name(f".new-{number}-{path.name}")
+        try:
+            descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError:
+            if not os.path.lexists(name):
+                raise
+            continue  # another user's
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # It may have got its final name since it was opened.
+            if os.path.samestat(os.fstat(descriptor), name.lstat()):
+                return descriptor, name
+        except (BlockingIOError, FileNotFoundError):
+            pass  # another process writes it, or has just done so
+        except BaseException:
+            name.unlink(missing_ok=True)
+            os.close(descriptor)
+            raise
+        os.close(descriptor)

@@ -11,6 +11,7 @@ OutriderError                    INTERNAL            500
 │   ├── BadTokenBlockError       INVALID_ARGUMENT    400
 │   ├── KeyReusedError           INVALID_ARGUMENT    422
 │   ├── MediaTypeError           INVALID_ARGUMENT    415
+│   ├── MisdirectedError         INVALID_ARGUMENT    421
 │   └── SlowRequestError         INVALID_ARGUMENT    408
 ├── UnknownRouteError            NOT_FOUND           404
 ├── MethodNotAllowedError        INVALID_ARGUMENT    405
@@ -174,6 +175,13 @@ class MediaTypeError(InvalidRequestError):
 
     http_status = 415
     reason = "MEDIA_TYPE"
+
+
+class MisdirectedError(InvalidRequestError):
+    """A request for a host that the receiver is not."""
+
+    http_status = 421
+    reason = "MISDIRECTED"
 
 
 class SlowRequestError(InvalidRequestError):

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from outrider.errors import ConfigError
 from outrider.extras import install_command
+from outrider.host_names import is_loopback
 
 MIN_KEY_CHARS: Final = 32
 """Least length of the secret that seals entries: anyone who can read the Redis can try keys
@@ -52,7 +52,7 @@ class RedisAddress:
             raise ValueError("it has options; only host, port and database are taken")
         if parts.scheme == "redis" and self.ca is not None:
             raise ValueError("a CA is set, but the URL has no TLS; use rediss://")
-        if parts.scheme == "redis" and self.password and not _is_loopback(host):
+        if parts.scheme == "redis" and self.password and not is_loopback(host):
             raise ValueError("the password would cross the network unencrypted; use rediss://")
 
     def options(self, timeout_s: float, connect_timeout_s: float) -> dict[str, Any]:
@@ -99,10 +99,3 @@ def sealing_key(value: str, file: Path | None, where: str) -> str:
 def needs_client(where: str) -> ConfigError:
     """The error for a setting that needs the Redis client, which is not installed."""
     return ConfigError(f"{where} needs the Redis client: {install_command('redis')}")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -31,6 +31,7 @@ from outrider.errors import (
     VocabularyMismatchError,
     VocabularyUnavailableError,
 )
+from outrider.fair_work.turns import ANYBODY, Requester
 from outrider.models.chat import check_text
 from outrider.peers.discovery import Discovery
 from outrider.peers.membership import DiscoveryPolicy, parse_target
@@ -38,7 +39,7 @@ from outrider.rpc import LOSSES, end_call, loss_reason, loss_text, make_channel
 from outrider.telemetry.families import Family
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
-from outrider.wire import token_block_from_proto
+from outrider.wire import requester_to_proto, token_block_from_proto
 
 LONG_TEXTS: Final = Family(
     "outrider_long_texts",
@@ -148,14 +149,17 @@ class TokenizerClient:
         """Whether a text of so many characters is long, and there is a service for it."""
         return bool(self._services) and num_chars >= self._config.min_chars
 
-    async def encode(self, text: str, vocabulary: TextVocabulary) -> array[int] | None:
-        """The ids ('I') of plain text; None: no service has tokenized it. Raises
-        InvalidRequestError for a lone surrogate."""
+    async def encode(
+        self, text: str, vocabulary: TextVocabulary, requester: Requester = ANYBODY
+    ) -> array[int] | None:
+        """The ids ('I') of plain text; None: no service has tokenized it. `requester`: with whom
+        workers are shared; by default this host. Raises InvalidRequestError for a lone
+        surrogate."""
         if not self.takes(len(text)):
             return None
         check_text(text)
         service = self._chosen()
-        ids = None if service is None else await self._tried(service, text, vocabulary)
+        ids = None if service is None else await self._tried(service, text, vocabulary, requester)
         self._record("process" if ids is None else "service")
         return ids
 
@@ -188,12 +192,12 @@ class TokenizerClient:
         return next((it for it in services if it.breaker.allows(now)), None)
 
     async def _tried(
-        self, service: _Service, text: str, vocabulary: TextVocabulary
+        self, service: _Service, text: str, vocabulary: TextVocabulary, requester: Requester
     ) -> array[int] | None:
         service.num_in_flight += 1
         try:
             async with asyncio.timeout(self._config.timeout_s):
-                ids = await service.tokenize(text, vocabulary)
+                ids = await service.tokenize(text, vocabulary, requester)
         except LOSSES as loss:
             if isinstance(loss, grpc.aio.AioRpcError) and isinstance(loss_reason(loss), _REFUSALS):
                 service.breaker.succeeded()  # others' texts may go there
@@ -249,7 +253,9 @@ class _Service:
         """End what is still under way after so long, None: at once."""
         await self._channel.close(grace_s)
 
-    async def tokenize(self, text: str, vocabulary: TextVocabulary) -> array[int]:
+    async def tokenize(
+        self, text: str, vocabulary: TextVocabulary, requester: Requester
+    ) -> array[int]:
         """The ids of a text. Raises what the service answers, VocabularyMismatchError and
         BadTokenBlockError for what is not of this vocabulary, and what gRPC raises."""
         if self._generation != self._tls.generation and self.num_in_flight == 1:
@@ -258,7 +264,7 @@ class _Service:
             await old.close()
         stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub
         stub = tokenizer_pb2_grpc.TokenizerServiceStub(self._channel)
-        call = stub.Tokenize(_requests(text, vocabulary))
+        call = stub.Tokenize(_requests(text, vocabulary, requester))
         found = array("I")
         try:
             async for answer in call:
@@ -278,7 +284,7 @@ class _Service:
 
 
 async def _requests(
-    text: str, vocabulary: TextVocabulary
+    text: str, vocabulary: TextVocabulary, requester: Requester
 ) -> AsyncIterator[tokenizer_pb2.TokenizeRequest]:
     codecs = map(common_pb2.TokenCodec.ValueType, vocabulary.coder.supported)
     yield tokenizer_pb2.TokenizeRequest(
@@ -286,6 +292,7 @@ async def _requests(
         text=text[:_PIECE_CHARS],
         codecs=codecs,
         vocabulary_digest=vocabulary.digest,
+        requester=requester_to_proto(requester),
     )
     for begin in range(_PIECE_CHARS, len(text), _PIECE_CHARS):
         yield tokenizer_pb2.TokenizeRequest(text=text[begin : begin + _PIECE_CHARS])

@@ -20,6 +20,7 @@ from outrider.errors import (
     OutriderError,
     by_reason,
 )
+from outrider.fair_work.turns import Requester
 from outrider.models.chat import Message, check_num_calls
 from outrider.models.tools import ToolCall
 from outrider.reply_parsing.formats import MAX_TAG_CHARS, ReasoningTags
@@ -238,6 +239,16 @@ def _grammar_from_proto(grammar: common_pb2.Grammar) -> Grammar:
     if kind is None:
         raise InvalidSamplingError(f"grammar kind {grammar.kind} is not known to this version")
     return Grammar(kind, grammar.text)
+
+
+def requester_to_proto(requester: Requester) -> common_pb2.Requester:
+    """Who asks, for another service."""
+    return common_pb2.Requester(origin=requester.origin, client=requester.client)
+
+
+def requester_from_proto(requester: common_pb2.Requester, peer: str) -> Requester:
+    """Who asks, as `peer` says; itself if it does not."""
+    return Requester(requester.origin or peer, requester.client)
 
 
 def check_at_once(request: embedding_pb2.EmbedAtOnceRequest) -> None:

@@ -64,3 +64,21 @@ async def test_as_many_results_are_kept_as_may_be_and_none_that_was_forgotten() 
     calls.forget(1)
     await calls.result(1, source.call)
     assert source.num_calls == 5
+
+
+async def test_a_call_that_is_for_somebody_ends_with_the_last_who_waits() -> None:
+    calls, source = SharedCalls[str, int](for_nobody=False), Source()
+    tasks = [asyncio.create_task(calls.result("a", source.call)) for _ in range(2)]
+    await asyncio.sleep(0)
+    tasks[0].cancel()
+    await asyncio.sleep(0)
+    assert not source.end.cancelled()
+    tasks[1].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert not calls.running
+    again = Source()
+    later = asyncio.create_task(calls.result("a", again.call))
+    await asyncio.sleep(0)
+    assert source.end.cancelled() and set(calls.running) == {"a"}
+    again.end.set_result(7)
+    assert await later == 7 and not calls.running

@@ -1,7 +1,7 @@
 """Lets a program that people use do one small task with a mesh of this machine, and says what it
 asked for and what it was answered:
 
-    python -m tools.client_programs codex|claude|opencode|aider [--model FILE]
+    python -m tools.client_programs codex|claude|opencode|aider|open-webui [--model FILE]
 
 The program comes from npm or PyPI, once, into .tools/programs. The mesh serves a coder model of
 0.5B parameters, which is too small to do such work well: what is looked at is the conversation.
@@ -10,6 +10,7 @@ The program comes from npm or PyPI, once, into .tools/programs. The mesh serves 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import json
 import os
@@ -34,7 +35,9 @@ _PLACE: Final = _ROOT / ".tools" / "programs"
 _NODE: Final = _ROOT / ".tools" / "clients" / "python" / "bin"
 TASK: Final = "Write a file hello.py that prints hello."
 MAX_CONTEXT_TOKENS: Final = 32_768
-_TIMEOUT_S: Final = 420
+_TIMEOUT_S: Final = 900
+_PAGE_PORT: Final = 18_998
+"""Of Open WebUI; the edge must know the page's origin when it starts."""
 _SHOWN_CHARS: Final = 2_000
 
 
@@ -81,7 +84,8 @@ def _recorder(host: str, port: int, talk: Talk) -> type[BaseHTTPRequestHandler]:
             headers = {k: v for k, v in self.headers.items() if k.lower() not in skipped}
             edge.request(self.command, self.path, body, headers)
             answer = edge.getresponse()
-            talk.requests[f"{self.command} {path} {answer.status}"] += 1
+            page = " from a page" if "origin" in self.headers else ""
+            talk.requests[f"{self.command} {path} {answer.status}{page}"] += 1
             self.send_response(answer.status)
             for name, value in answer.getheaders():
                 if name.lower().startswith("x-outrider"):
@@ -91,10 +95,12 @@ def _recorder(host: str, port: int, talk: Talk) -> type[BaseHTTPRequestHandler]:
             self.send_header("Connection", "close")
             self.end_headers()
             told = b""
-            while piece := answer.read1():
-                told += piece[:_SHOWN_CHARS]
-                self.wfile.write(piece)
-                self.wfile.flush()
+            # A program may leave before the end.
+            with contextlib.suppress(ConnectionError):
+                while piece := answer.read1():
+                    told += piece[:_SHOWN_CHARS]
+                    self.wfile.write(piece)
+                    self.wfile.flush()
             if answer.status >= 400:
                 talk.errors.append(told.decode(errors="replace")[:_SHOWN_CHARS])
             self.close_connection = True
@@ -118,6 +124,12 @@ class Program:
     command: Callable[[str], list[str]]
     """Its command line, for a model."""
     is_python: bool = False
+    requirements: str = ""
+    """Of a Python package: a file in it that is installed in place of what it depends on."""
+    beside: tuple[str, ...] = ()
+    """Python packages that its command needs."""
+    settings: tuple[str, ...] = ()
+    """Of the mesh."""
 
 
 def _codex(home: Path, url: str, key: str, model: str) -> Mapping[str, str]:
@@ -164,6 +176,23 @@ def _aider(home: Path, url: str, key: str, model: str) -> Mapping[str, str]:
     return {"OPENAI_API_BASE": f"{url}/v1", "OPENAI_API_KEY": key}
 
 
+def _open_webui(home: Path, url: str, key: str, model: str) -> Mapping[str, str]:
+    return {
+        "OPENAI_API_BASE_URL": f"{url}/v1",
+        "OPENAI_API_KEY": key,
+        "PORT": str(_PAGE_PORT),
+        "DATA_DIR": str(home),
+        "PYTHONPATH": str(_ROOT),
+        "WEBUI_AUTH": "False",
+        "WEBUI_SECRET_KEY": "of a test",
+        "OFFLINE_MODE": "true",
+        "ENABLE_OLLAMA_API": "false",
+        "ENABLE_DIRECT_CONNECTIONS": "true",
+        # What requirements-slim.txt goes with.
+        "USE_SLIM_DOCKER": "true",
+    }
+
+
 PROGRAMS: Final = {
     "codex": Program(
         "@openai/codex",
@@ -187,6 +216,15 @@ PROGRAMS: Final = {
         ],
         is_python=True,
     ),
+    "open-webui": Program(
+        "open-webui",
+        _open_webui,
+        lambda model: ["python", "-m", "tools.open_webui", TASK],
+        is_python=True,
+        requirements="requirements-slim.txt",
+        beside=("playwright",),
+        settings=(f"edge.http.allowed_origins=http://127.0.0.1:{_PAGE_PORT}",),
+    ),
 }
 
 
@@ -199,14 +237,24 @@ def installed(name: str) -> Path:
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
         if program.is_python:
-            subprocess.run([sys.executable, "-m", "venv", place], check=True)
-            subprocess.run([place / "bin/pip", "install", "-q", program.package], check=True)
+            _install_python(program, place)
         else:
             (place / "package.json").write_text('{"private": true}')
             command = ["npm", "install", "--silent", "--no-audit", "--no-fund", program.package]
             subprocess.run(command, cwd=place, env=_with_path(_NODE), check=True)
         done.touch()
     return place / ("bin" if program.is_python else "node_modules/.bin")
+
+
+def _install_python(program: Program, place: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", place], check=True)
+    install = (str(place / "bin/pip"), "install", "-q")
+    if not program.requirements:
+        subprocess.run((*install, program.package, *program.beside), check=True)
+        return
+    subprocess.run((*install, "--no-deps", program.package), check=True)
+    file = next(place.glob(f"lib/*/site-packages/{program.requirements}"))
+    subprocess.run((*install, "-r", str(file), *program.beside), check=True)
 
 
 def _with_path(folder: Path) -> dict[str, str]:
@@ -227,6 +275,7 @@ def main() -> int:
         f"inference.max_context_tokens={MAX_CONTEXT_TOKENS}",
         "edge.drafter.model=none",
         "edge.http.default_max_tokens=256",
+        *program.settings,
     )
     with (
         tempfile.TemporaryDirectory() as scratch,

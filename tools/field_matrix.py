@@ -16,10 +16,10 @@ from typing import Final
 import msgspec
 
 from services.edge.http.anthropic_messages import MessagesRequest
-from services.edge.http.fields import FIELDS, FORMAT, Door, Field, Outcome, listed
+from services.edge.http.fields import FIELDS, Door, Field, Outcome, listed
 from services.edge.http.openai_chat import ChatCompletionRequest
 from services.edge.http.openai_completions import CompletionRequest
-from services.edge.http.requests import FORMATS, OWN_NAMES
+from services.edge.http.requests import OWN_NAMES
 from services.edge.http.responses import ResponsesRequest
 
 GUIDE: Final = Path(__file__).parents[1] / "docs" / "guides" / "fields.md"
@@ -63,8 +63,6 @@ def _outcome(door: Door, name: str) -> str:
 
 
 def _target(door: Door, field: Field) -> str:
-    if field.to == FORMAT:
-        return f"`{'.'.join(it for it in FORMATS.get(door, (FORMAT,)) if it)}`"
     if " " in field.to:
         return field.to
     return f"`{OWN_NAMES.get(door, {}).get(field.to, field.to)}`"

@@ -51,7 +51,8 @@ async def attacked(
 ) -> None:
     """All attacks in every round, on one mesh, and what they did."""
     target, results = hostile_target(mesh), [AttackResult(attack) for attack in attacks]
-    async with bystanding(target, development_key.read(mesh.state_dir)) as bystanders:
+    key = development_key.read(mesh.state_dir)
+    async with bystanding(target, key, has_texts=bool(target.http_port)) as bystanders:
         native = bystanders["native"]
         assert isinstance(native, NativeBystander)
         await native.warm_up(*((5.0, 0) if fake else (20.0, FILL_TOKENS)))
@@ -62,7 +63,7 @@ async def attacked(
                 ratios = {name: round(it[-1], 2) for name, it in result.ratios.items()}
                 said = "; ".join(result.misses(judges_times=False)) or "no aim missed"
                 print(f"{turn + 1}: {result.attack.name}: p95 x {ratios}; {said}", flush=True)
-        if len({one.text for one in bystanders.values()}) > 1:
+        if len({one.text for one in bystanders.values() if one.text}) > 1:
             results[-1].findings.missed("the bystanders were told different texts")
     report(run, results)
 

@@ -3,16 +3,21 @@ valid key lets them in."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
 
-from bench.hostile.http1 import CHAT, ask, ask_each, post
+from bench.hostile.http1 import CHAT, REFUSED, answer, ask, ask_each, connection, post
 from bench.hostile.target import Findings, Target, crowd
 
 _TOKENIZE = "/tokenize"
 _LINE = "The quick brown fox jumps over the lazy dog; 42 words, one line.\n"
 _LEAVES_S = 0.5
+_NUM_BODIES = 24
+_NUM_PARTS = 16
+_BODY_S = 1.0
+"""Time in which a slow body is sent."""
 _PATIENCE_S = 20.0
 """A grammar may be compiled for a while before it is refused or its reply comes."""
 
@@ -74,16 +79,76 @@ class Bodies:
         await ask_each(target, seconds, findings, cases, timeout_s=_PATIENCE_S)
 
 
-def _text(words: str, num_bytes: int) -> bytes:
+def text_of(words: str, num_chars: int) -> str:
+    """A text that begins with these words."""
+    return (f"{words} " + _LINE * (num_chars // len(_LINE) + 1))[:num_chars]
+
+
+def _text(words: str, num_chars: int) -> bytes:
     """A body that has text tokenized, with these words first."""
-    return json.dumps({"prompt": (f"{words} " + _LINE * num_bytes)[:num_bytes]}).encode()
+    return json.dumps({"prompt": text_of(words, num_chars)}).encode()
 
 
-async def text_floods(target: Target, seconds: float, findings: Findings) -> None:
-    """64 texts of 150 KB at a time are to be tokenized, half of them for clients that leave."""
+class TextFlood:
+    """The attack that has texts tokenized, so many at a time, from so many addresses, by one
+    key."""
 
-    async def flood(number: int) -> None:
-        data = post(_TOKENIZE, _text(str(number), 150_000), target)
-        await ask(target, data, findings, _PATIENCE_S if number % 2 else _LEAVES_S)
+    def __init__(self, num_addresses: int) -> None:
+        from_where = "one address" if num_addresses == 1 else f"{num_addresses} addresses"
+        self.__doc__ = (
+            f"64 texts of 150 KB at a time, of one key from {from_where}, are to be tokenized, "
+            "half of them for clients that leave."
+        )
+        self._sources = [f"127.0.9.{9 + number}" for number in range(num_addresses)]
 
-    await crowd(seconds, flood, 64)
+    async def __call__(self, target: Target, seconds: float, findings: Findings) -> None:
+        async def flood(number: int) -> None:
+            data = post(_TOKENIZE, _text(str(number), 150_000), target)
+            patience_s = _PATIENCE_S if number % 2 else _LEAVES_S
+            source = self._sources[number // 2 % len(self._sources)]
+            await ask(target, data, findings, patience_s, source)
+
+        await crowd(seconds, flood, 64)
+
+
+async def megabyte_texts(target: Target, seconds: float, findings: Findings) -> None:
+    """24 texts of a megabyte at a time are to be tokenized, which no context has room for."""
+
+    async def send(number: int) -> None:
+        await ask(target, post(_TOKENIZE, _text(str(number), 1 << 20), target), findings, 60.0)
+
+    await crowd(seconds, send, _NUM_BODIES)
+
+
+async def slow_bodies(target: Target, seconds: float, findings: Findings) -> None:
+    """24 bodies of a megabyte come at a time, from one address and each in many parts: those that
+    there is memory for are taken whole, whatever else comes beside them."""
+    while True:
+        bodies = [_slow_body(target, number, findings) for number in range(_NUM_BODIES)]
+        taken = await asyncio.gather(*bodies)
+        findings.count("bodies taken whole", sum(taken))
+        if not sum(taken):
+            findings.missed(f"none of {_NUM_BODIES} bodies of a megabyte was taken")
+        seconds -= _BODY_S
+        if seconds <= 0:
+            return
+
+
+async def _slow_body(target: Target, number: int, findings: Findings) -> bool:
+    """Whether a body was taken, rather than refused for want of memory."""
+    data = post(_TOKENIZE, _text(f"slow {number}", 1 << 20), target)
+    step = len(data) // _NUM_PARTS + 1
+    try:
+        async with asyncio.timeout(_PATIENCE_S), connection(target) as (reader, writer):
+            for start in range(0, len(data), step):
+                writer.write(data[start : start + step])
+                await writer.drain()
+                await asyncio.sleep(_BODY_S / _NUM_PARTS)
+            status = await answer(reader, findings)
+    except TimeoutError:
+        findings.count("unanswered, connection open")
+        return False
+    except REFUSED:
+        findings.count("closed without an answer")
+        return False
+    return status not in (429, 503)

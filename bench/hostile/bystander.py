@@ -22,6 +22,8 @@ PROMPT = "Name three colours of the rainbow, and say what each reminds you of."
 NUM_TOKENS = 32
 _WORDS = ("light", "water", "stone", "green", "morning", "seven", "river", "paper")
 _PROMPT_WORDS = 3000
+_TEXT_WORDS = 6000
+_BETWEEN_TEXTS_S = 0.1
 _AFTER_ERROR_S = 0.1
 _TOGETHER_MS = 1.0
 """Words that come within so much of each other come together: there is no gap between them."""
@@ -38,6 +40,12 @@ class Waits:
     num_chats: int = 0
     errors: list[str] = field(default_factory=list)
     num_inexact: int = 0
+
+    @property
+    def judged_ms(self) -> list[float]:
+        """What an aim holds for: the time between words, or of who waits for no words the whole
+        time."""
+        return self.itl_ms or self.ttft_ms
 
     def add(self, other: Waits) -> None:
         """Those of another time too."""
@@ -159,12 +167,35 @@ class HttpBystander(Bystander):
         return text
 
 
+class TextBystander(Bystander):
+    """Has one text of 40 KB after the other tokenized, each unlike the others, and waits for its
+    ids."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__()
+        self._client = client
+        self._chance = random.Random(0)
+
+    async def ask(self, waits: Waits) -> str:
+        """As Bystander.ask; it is told ids, and no text."""
+        text = " ".join(self._chance.choices(_WORDS, k=_TEXT_WORDS))
+        began_at = time.monotonic()
+        await self._client.tokenize(text)
+        waits.ttft_ms.append((time.monotonic() - began_at) * 1e3)
+        await asyncio.sleep(_BETWEEN_TEXTS_S)
+        return ""
+
+
 @contextlib.asynccontextmanager
-async def bystanding(target: Target, http_key: str) -> AsyncIterator[dict[str, Bystander]]:
+async def bystanding(
+    target: Target, http_key: str, *, has_texts: bool = False
+) -> AsyncIterator[dict[str, Bystander]]:
     """Bystanders by name, who chat for as long as the context lasts: the native one first, and one
     over HTTP if the mesh serves that."""
     async with connect(*target.address, ca=certificate_of(target)) as client:
         found: dict[str, Bystander] = {"native": NativeBystander(client)}
+        if has_texts:
+            found["texts"] = TextBystander(client)
         if target.http_port:
             found["HTTP"] = HttpBystander(target, http_key)
         tasks = [asyncio.create_task(one.chat_on()) for one in found.values()]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from bench.hostile import bodies, http1, http2, native, quic_attacks
+from bench.hostile import bodies, http1, http2, leaving, native, quic_attacks
 from bench.hostile.quic_client import SOURCE as QUIC_SOURCE
 from bench.hostile.quic_client import Address, QuicAttackResult
 from bench.hostile.target import SOURCE, Findings, Target, certificate_of
@@ -31,6 +31,8 @@ class Attack:
     expects: str = ""
     """How what it has to be answered begins, as findings count it; "": nothing in particular."""
     what: str = ""
+    leaves: bool = False
+    """Whether nothing of it may be computed once it is over: its clients have left by then."""
 
     @property
     def sends(self) -> str:
@@ -88,7 +90,11 @@ HTTP_ATTACKS: Final = (
     Attack("h2_rapid_resets", http2.rapid_resets),
     Attack("h2_control_floods", http2.control_floods, "connections ended by the edge"),
     Attack("giant_bodies", bodies.Bodies(bodies.giant), "answered 4"),
-    Attack("text_floods", bodies.text_floods, "answered"),
+    Attack("text_floods", bodies.TextFlood(1), "answered"),
+    Attack("text_floods_from_four", bodies.TextFlood(4), "answered"),
+    Attack("megabyte_texts", bodies.megabyte_texts, "answered 4"),
+    Attack("slow_bodies", bodies.slow_bodies, "bodies taken whole"),
+    Attack("resets_everywhere", leaving.resets_everywhere, "reset", leaves=True),
     Attack("grammar_bombs", bodies.Bodies(bodies.grammars), "answered 400"),
 )
 """On the HTTP door."""

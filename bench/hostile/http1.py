@@ -15,7 +15,7 @@ CHAT: Final = "/v1/chat/completions"
 _ANSWER_S: Final = 3.0
 """How long an answer is waited for. Requests that are not whole have none by then."""
 _LIMIT_BYTES: Final = 1 << 20
-_REFUSED: Final = (OSError, EOFError, ValueError, asyncio.LimitOverrunError)
+REFUSED: Final = (OSError, EOFError, ValueError, asyncio.LimitOverrunError)
 """What ends a connection before an answer came."""
 _HELD_S: Final = 4.0
 """Longer than the edge of this bench waits for a head."""
@@ -23,7 +23,7 @@ _HELD_S: Final = 4.0
 
 def head(line: str, *fields: bytes) -> bytes:
     """A head with these fields, ended."""
-    return b"\r\n".join((line.encode("latin-1"), b"Host: edge", *fields, b"", b""))
+    return b"\r\n".join((line.encode("latin-1"), b"Host: localhost", *fields, b"", b""))
 
 
 def post(path: str, body: bytes, target: Target) -> bytes:
@@ -36,11 +36,11 @@ def post(path: str, body: bytes, target: Target) -> bytes:
 
 @contextlib.asynccontextmanager
 async def connection(
-    target: Target,
+    target: Target, source: str = SOURCE
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """One to the HTTP door, aborted in the end. Raises OSError."""
+    """One to the HTTP door from this address, aborted in the end. Raises OSError."""
     reader, writer = await asyncio.open_connection(
-        target.host, target.http_port, limit=_LIMIT_BYTES, local_addr=(SOURCE, 0)
+        target.host, target.http_port, limit=_LIMIT_BYTES, local_addr=(source, 0)
     )
     try:
         yield reader, writer
@@ -48,20 +48,23 @@ async def connection(
         writer.transport.abort()
 
 
-async def ask(target: Target, data: bytes, findings: Findings, timeout_s: float) -> None:
+async def ask(
+    target: Target, data: bytes, findings: Findings, timeout_s: float, source: str = SOURCE
+) -> None:
     """Send these bytes on a connection of their own, and note the answer, or that there is none."""
     try:
-        async with asyncio.timeout(timeout_s), connection(target) as (reader, writer):
+        async with asyncio.timeout(timeout_s), connection(target, source) as (reader, writer):
             writer.write(data)
-            await _answer(reader, findings)
+            await answer(reader, findings)
     except TimeoutError:
         findings.count("unanswered, connection open")
-    except _REFUSED:
+    except REFUSED:
         findings.count("closed without an answer")
 
 
-async def _answer(reader: asyncio.StreamReader, findings: Findings) -> None:
-    """Note the next answer. Those that only say to go on (1xx) are left out."""
+async def answer(reader: asyncio.StreamReader, findings: Findings) -> int:
+    """Note the next answer, and return its status. Those that only say to go on (1xx) are left
+    out."""
     status = 0
     while status < 200 and status != 101:
         lines = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
@@ -69,6 +72,7 @@ async def _answer(reader: asyncio.StreamReader, findings: Findings) -> None:
     fields = dict(line.lower().split(b": ", 1) for line in lines[1:] if b": " in line)
     body = await reader.readexactly(int(fields.get(b"content-length", b"0")))
     findings.answered(status, body)
+    return status
 
 
 def long_heads() -> list[bytes]:

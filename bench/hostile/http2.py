@@ -36,7 +36,7 @@ def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
 
 def section(method: str, path: str, **fields: str) -> bytes:
     """A request's header section, the same bytes however often it is sent on a connection."""
-    pseudo = {":method": method, ":scheme": "http", ":authority": "edge", ":path": path}
+    pseudo = {":method": method, ":scheme": "http", ":authority": "localhost", ":path": path}
     return bytes(Encoder().encode([*pseudo.items(), *fields.items()]))
 
 

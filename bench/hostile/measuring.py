@@ -19,12 +19,18 @@ from bench.hostile.attacker import attacked_by
 from bench.hostile.bystander import Bystander, Waits
 from bench.hostile.catalog import Attack
 from bench.hostile.target import Findings, Target
-from bench.hostile.watch import MeshWatch, calm_down, left_over, read
+from bench.hostile.watch import MeshWatch, busy_share, calm_down, left_over, read
 
 MAX_GROWTH_MB: Final = 64.0
 MAX_BLOCKED_MS: Final = 50.0
 MAX_RATIO: Final = 2.0
 """Of the bystander's p95 between two words, under attack over calm."""
+MAX_TEXT_RATIO: Final = 4.0
+"""Of the p95 of a text's tokenization: every other turn of the threads is the attacker's, and so
+may be half of the processors."""
+MAX_BUSY: Final = 0.05
+"""Of one core, by the process that computes most, in BUSY_S after an attack whose clients left."""
+BUSY_S: Final = 2.0
 
 
 @dataclass(slots=True)
@@ -44,6 +50,8 @@ class AttackResult:
     """Longest time that the thread of a process's loop computed at a stretch."""
     left: dict[str, int] = field(default_factory=dict)
     """What was still held seconds after it, by process and kind."""
+    busy: float = 0.0
+    """Processor time after it, of the process that computed most, as a share of one core."""
     num_tracebacks: int = 0
     """In the edge's log."""
     findings: Findings = field(default_factory=Findings)
@@ -53,7 +61,7 @@ class AttackResult:
         for name in calm:
             self.calm.setdefault(name, Waits()).add(calm[name])
             self.attacked.setdefault(name, Waits()).add(attacked[name])
-            gaps = attacked[name].itl_ms, calm[name].itl_ms
+            gaps = attacked[name].judged_ms, calm[name].judged_ms
             ratio = quantile(gaps[0], 0.95) / quantile(gaps[1], 0.95) if all(gaps) else float("inf")
             self.ratios.setdefault(name, []).append(ratio)
 
@@ -66,6 +74,8 @@ class AttackResult:
             found.append(f"a process grew by {self.growth_mb:.0f} MB")
         if self.blocked_ms > MAX_BLOCKED_MS:
             found.append(f"a loop was blocked for {self.blocked_ms:.0f} ms")
+        if self.attack.leaves and self.busy > MAX_BUSY:
+            found.append(f"a process computed on {self.busy:.0%} of a core for nobody")
         found += [f"left behind: {count} {what}" for what, count in self.left.items()]
         if self.num_tracebacks:
             found.append(f"the edge logged {self.num_tracebacks} tracebacks")
@@ -82,10 +92,11 @@ class AttackResult:
     def _slowed(self) -> list[str]:
         found = []
         for name in self.calm if not self.attack.is_reference else ():
-            calm, attacked = self.calm[name].itl_ms, self.attacked[name].itl_ms
+            calm, attacked = self.calm[name].judged_ms, self.attacked[name].judged_ms
+            limit = MAX_RATIO if self.calm[name].itl_ms else MAX_TEXT_RATIO
             if min(len(calm), len(attacked)) < num_needed(0.95):
-                found.append(f"no power: the {name} bystander got {len(attacked)} words")
-            elif (ratio := quantile(attacked, 0.95) / quantile(calm, 0.95)) > MAX_RATIO:
+                found.append(f"no power: the {name} bystander got {len(attacked)} answers")
+            elif (ratio := quantile(attacked, 0.95) / quantile(calm, 0.95)) > limit:
                 found.append(f"the {name} bystander's p95 was {ratio:.1f} times that in calm")
         return found
 
@@ -128,6 +139,7 @@ async def _attack(
     async with contextlib.AsyncExitStack() as stack:
         for one in bystanders.values():
             await stack.enter_async_context(one.silent())
+        result.busy = max(result.busy, await busy_share(mesh, BUSY_S))
         result.left |= await left_over(mesh, before)
     result.growth_mb = max(result.growth_mb, *watch.growth_mb.values())
     result.blocked_ms = max(result.blocked_ms, *watch.blocked_ms.values())
@@ -172,7 +184,7 @@ def report(run: Run, results: Sequence[AttackResult]) -> None:
     held = run.table(
         "A mesh under attack, by attack: what its processes hold and answer",
         *("attack", "what it sends", "memory growth, max MB", "loop blocked, max ms"),
-        *("resources left", "answers", "aims missed"),
+        *("processor after, % of a core", "resources left", "answers", "aims missed"),
     )
     broken: list[str] = []
     for result in results:
@@ -183,7 +195,8 @@ def report(run: Run, results: Sequence[AttackResult]) -> None:
         answers = ", ".join(f"{it} ({n})" for it, n in sorted(result.findings.done.items()) if n)
         held.add(
             *(name.replace("_", " "), result.attack.sends, round(result.growth_mb, 1)),
-            *(round(result.blocked_ms, 1), sum(result.left.values()), answers, len(misses)),
+            *(round(result.blocked_ms, 1), round(100 * result.busy, 1)),
+            *(sum(result.left.values()), answers, len(misses)),
         )
     waits.note(
         "TTFT: from asking to the first word; ITL: from each word to the next. Honest clients chat "
@@ -191,7 +204,8 @@ def report(run: Run, results: Sequence[AttackResult]) -> None:
     )
     held.note(
         "Memory growth: of the process that grew most. Loop blocked: the longest that an event "
-        "loop's own thread computed at a stretch. Resources: tasks, files, sessions and "
+        "loop's own thread computed at a stretch. Processor after: time in 2 s "
+        "after it, of the process that computed most. Resources: tasks, files, sessions and "
         "connections seconds after it."
     )
     run.figures["broken"] = broken

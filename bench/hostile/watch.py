@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Mapping
@@ -66,8 +67,7 @@ def _read(pid: int, admin_port: int) -> Reading | None:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{admin_port}/metrics", timeout=10) as answer:
             text = answer.read().decode()
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
-        rss_mb = sum(map(_rss_mb, [pid, *map(int, children)]))
+        rss_mb = sum(map(_rss_mb, [pid, *_children(pid)]))
     except OSError:
         return None
     held, blocked_ms = dict.fromkeys(_HELD.values(), 0), 0.0
@@ -77,6 +77,38 @@ def _read(pid: int, admin_port: int) -> Reading | None:
         elif family.name == names.LOOP_BLOCKED_MAX:
             blocked_ms = family.samples[0].value * 1e3
     return Reading(pid, rss_mb, blocked_ms, held)
+
+
+async def busy_share(mesh: LocalMesh, seconds: float) -> float:
+    """Processor time within the next seconds of the process that computes most, its children
+    counted with it, as a share of one core."""
+    before = _cpu_s(mesh)
+    await asyncio.sleep(seconds)
+    after = _cpu_s(mesh)
+    return max((after[pid] - before[pid] for pid in before.keys() & after.keys()), default=0) / (
+        seconds
+    )
+
+
+def _cpu_s(mesh: LocalMesh) -> dict[int, float]:
+    state = running_mesh(mesh.state_dir)
+    found = dict[int, float]()
+    for row in [] if state is None else state.services:
+        pid = row["pid"]
+        with contextlib.suppress(OSError):
+            found[pid] = sum(map(_own_cpu_s, [pid, *_children(pid)]))
+    return found
+
+
+def _own_cpu_s(pid: int) -> float:
+    """proc(5): utime and stime, the 14th and 15th field."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _children(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
+    return [*map(int, text.split())]
 
 
 def _rss_mb(pid: int) -> float:

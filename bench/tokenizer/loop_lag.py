@@ -12,12 +12,12 @@ import uvloop
 
 from bench.harness import Run, quantile
 from bench.tokenizer.texts import text_of
+from outrider.fair_work.turns import Requester
 from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.backends.fallback import FallbackBackend
 from outrider.tokenization.cut_proofs import rule_of
 from outrider.tokenization.encoder import CachingEncoder
-from outrider.tokenization.pool.job_queue import Requester
 from outrider.tokenization.pool.pool import PoolPolicy, TokenizationPool, TokenizationResult
 
 LONG_BYTES = 318_000

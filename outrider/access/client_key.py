@@ -7,11 +7,11 @@ import json
 import os
 import tomllib
 from collections.abc import Mapping
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
 from outrider.errors import ConfigError, InvalidRequestError
+from outrider.host_names import is_loopback
 
 KEY_VARIABLE: Final = "OUTRIDER_API_KEY"
 DEVELOPMENT_KEY: Final = "development.key"
@@ -76,7 +76,7 @@ def read_key_file(file: Path) -> str:
 def development_key(folder: Path, host: str, port: int) -> str:
     """The key of the mesh in a folder, if its edge is the one at this address; "": none. It goes to
     no other edge, and to no other machine."""
-    if not _is_loopback(host):
+    if not is_loopback(host):
         return ""
     try:
         mesh = json.loads(_text(folder / _MESH))
@@ -94,10 +94,3 @@ def found_key(host: str, port: int, environ: Mapping[str, str] = os.environ) -> 
 def _text(path: Path) -> str:
     with path.open("rb") as file:
         return file.read(_MAX_BYTES).decode("utf-8")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

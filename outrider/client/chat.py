@@ -11,12 +11,12 @@ from typing import Final
 from uuid import uuid4
 
 from outrider.client import wire
-from outrider.client.connection import ClientConnection
 from outrider.client.events import ChatResult, Event, Interrupted, Resumed
 from outrider.client.link import Link, spread
 from outrider.client.protocol import process_name
 from outrider.client.recovery import Recovery, RecoveryState
 from outrider.client.stopwatch import Stopwatch
+from outrider.client.streams import Connection
 from outrider.client.transcript import Transcript
 from outrider.codec.frames import FrameDecoder
 from outrider.errors import (
@@ -70,7 +70,7 @@ class Chat(AsyncIterator[Event]):
         self._recovery = Recovery(link.policy)
         self._retry: asyncio.Task[None] | None = None
         self._limit: asyncio.Timeout | None = None
-        self._connection: ClientConnection | None = None
+        self._connection: Connection | None = None
         self._is_accepted = self._is_cancelled = False
         self._decoder = FrameDecoder()
         self._events: deque[Event] = deque()
@@ -191,7 +191,7 @@ class Chat(AsyncIterator[Event]):
         """Called by the connection when the stream is cut off."""
         self._failed(error, cut_off=True)
 
-    def _send(self, connection: ClientConnection) -> None:
+    def _send(self, connection: Connection) -> None:
         """Send the request, from where the chat has got to if it was sent before."""
         self._decoder = FrameDecoder()
         self._stream_id = connection.open(self, self._frame())
@@ -261,7 +261,7 @@ class Chat(AsyncIterator[Event]):
         finally:
             self._limit = None
 
-    def _send_again(self, connection: ClientConnection) -> None:
+    def _send_again(self, connection: Connection) -> None:
         try:
             self._send(connection)
         except OutriderError as error:

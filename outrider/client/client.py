@@ -11,16 +11,17 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from outrider.access.client_key import configured_key, found_key
+from outrider.client.address import EdgeAddress
 from outrider.client.chat import Chat
-from outrider.client.connection import ClientConnection
 from outrider.client.events import EdgeInfo, TextIds
-from outrider.client.link import EdgeAddress, Link, open_link
+from outrider.client.link import Link, open_link
 from outrider.client.messages import read_messages
 from outrider.client.protocol import DEFAULT_PORT
 from outrider.client.recovery import ReconnectPolicy
+from outrider.client.streams import Connection
 from outrider.client.tickets import SessionTickets
 from outrider.client.wire import (
     DESCRIBE,
@@ -58,6 +59,12 @@ class Client:
         """Identifies this client to its edges. Pass it to `connect` after a restart to continue the
         client's chats. Whoever has it can do so: keep it secret."""
         return self._credential.client_secret
+
+    @property
+    def way(self) -> str:
+        """Over what the present connection goes: "QUIC", or "TCP" on networks that let no QUIC
+        through. A lost connection may be replaced over the other."""
+        return self._link.connection.way.value
 
     def chat(
         self,
@@ -185,7 +192,11 @@ async def connect(
 ) -> AsyncIterator[Client]:
     """Connect to the edge at `host`: a name, an address, or `quic://host:port`.
 
-    - `others`: edges to use when the first cannot be reached, each `quic://host:port`. They need
+    Where QUIC is not answered within 250 ms, TCP is tried beside it (HTTP/2 over TLS), and the one
+    that is complete first is used. The TCP port is the same number, or that of
+    `quic://host:port?tcp=443`.
+
+    - `others`: edges to use when the first cannot be reached, each written like `host`. They need
       not know the chats.
     - `ca`: PEM file to trust, where `~` is the home directory. `insecure`: trust any certificate.
       `server_name`: the name in the certificate, if it is not the host. All three hold for
@@ -250,7 +261,7 @@ class Typing:
         self._model = model
         self._before = before
         self._credential = credential
-        self._connection: ClientConnection | None = None
+        self._connection: Connection | None = None
         self._stream_id = -1
 
     def update(self, text: str) -> None:
@@ -308,20 +319,27 @@ class _Question(Generic[T]):
 def _address(
     host: str, port: int | None, ca: Path | str | None, insecure: bool, server_name: str | None
 ) -> EdgeAddress:
+    http_port = None
     if "://" in host:
         try:
             url = urlsplit(host)
             parts = (url.scheme, url.hostname, url.port)
+            query = dict(parse_qsl(url.query, strict_parsing=True) if url.query else ())
+            http_port = int(query.pop("tcp")) if "tcp" in query else None
         except ValueError as error:
             raise ConfigError(f"{host!r} is no address: {error}") from error
         scheme, name, url_port = parts
-        if scheme != "quic" or not name:
-            raise ConfigError(f"{host!r} is no address of an edge; write quic://host:port")
+        if scheme != "quic" or not name or query:
+            raise ConfigError(
+                f"{host!r} is no address of an edge; write quic://host:port, or "
+                "quic://host:port?tcp=443 if its TCP port is another"
+            )
         host, port = name, url_port if port is None else port
     port = DEFAULT_PORT if port is None else port
-    if not 0 < port < 1 << 16:
-        raise ConfigError(f"port {port} of {host} is none; an edge has one of 1 to 65535")
+    for number in (port, port if http_port is None else http_port):
+        if not 0 < number < 1 << 16:
+            raise ConfigError(f"port {number} of {host} is none; an edge has one of 1 to 65535")
     if ca is not None and not isinstance(ca, str | Path):
         raise ConfigError(f"ca is the path of a PEM file, not {ca!r:.50}")
     trusted = None if ca is None else Path(ca).expanduser()
-    return EdgeAddress(host, port, trusted, insecure, server_name)
+    return EdgeAddress(host, port, trusted, insecure, server_name, http_port)

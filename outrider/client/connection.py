@@ -7,7 +7,7 @@ import contextlib
 import hmac
 import itertools
 import logging
-from typing import Any, Final, Protocol, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 from aioquic.asyncio.protocol import QuicConnectionProtocol
 from aioquic.quic.connection import NetworkAddress, QuicConnection
@@ -22,11 +22,13 @@ from aioquic.quic.packet_builder import QuicDeliveryState
 from aioquic.quic.recovery import QuicPacketSpace
 
 from outrider.client.failures import connection_error, stream_error
-from outrider.client.liveness import LinkAction, Liveness, LivenessLimits
+from outrider.client.life_signs import LifeSigns
+from outrider.client.liveness import LinkAction
 from outrider.client.protocol import ACK_DELAY_S, CloseCode
+from outrider.client.streams import StreamReader
+from outrider.client.ways import Way
 from outrider.errors import OutriderError, UnavailableError
 
-LIVENESS: Final = LivenessLimits()
 _LONG_HEADER: Final = 0x80
 _MIN_RESET_BYTES: Final = 21
 Peer: TypeAlias = tuple[Any, ...]
@@ -35,18 +37,6 @@ Peer: TypeAlias = tuple[Any, ...]
 # What goes wrong with a connection is told by the errors raised; a program that wants aioquic's
 # lines too sets up logging.
 logging.getLogger("quic").addHandler(logging.NullHandler())
-
-
-class StreamReader(Protocol):
-    """Receiver of a stream's bytes."""
-
-    def received(self, data: bytes, end_stream: bool) -> None:
-        """Bytes from the edge; `end_stream`: no more will follow."""
-        ...
-
-    def failed(self, error: OutriderError) -> None:
-        """The stream was cut off."""
-        ...
 
 
 class _Socket(asyncio.DatagramProtocol):
@@ -90,8 +80,13 @@ class ClientConnection(QuicConnectionProtocol):
         self._established: asyncio.Future[None] = self._loop.create_future()
         self._established.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._pings = itertools.count()
-        self._liveness = Liveness(LIVENESS, self._loop.time())
-        self._watch_timer: asyncio.TimerHandle | None = None
+        self._life = LifeSigns(lambda: bool(self._readers), self._act)
+        self._patience: asyncio.TimerHandle | None = None
+        """Ends a handshake that takes too long."""
+        self.heard_at: float | None = None
+        """Loop time of the last packet that only the edge can have sent; None: none came."""
+        self.was_refused = False
+        """Whether the handshake ended because one side did not want the other."""
         self._moving: asyncio.Task[None] | None = None
         self.num_migrations = 0
         self.lost: OutriderError | None = None
@@ -100,6 +95,11 @@ class ClientConnection(QuicConnectionProtocol):
         (protocol.process_name); empty: unknown."""
         self.is_leaving = False
         """Its edge is being stopped: chats under way may end here, others go another way."""
+
+    @property
+    def way(self) -> Way:
+        """QUIC."""
+        return Way.QUIC
 
     @property
     def is_idle(self) -> bool:
@@ -125,7 +125,7 @@ class ClientConnection(QuicConnectionProtocol):
         """Begin the handshake; data sent in this turn of the loop goes with it."""
         self.connect(cast(Any, self._peer), transmit=False)
         self._transmit_soon()
-        self._watch_timer = self._loop.call_later(timeout_s, self._unanswered, timeout_s)
+        self._patience = self._loop.call_later(timeout_s, self._unanswered, timeout_s)
 
     async def established(self) -> None:
         """Return once the handshake is complete. Raises UnavailableError, OverloadedError."""
@@ -152,7 +152,7 @@ class ClientConnection(QuicConnectionProtocol):
         if old is not None:
             old.close()
         self.num_migrations += 1
-        self._liveness.moved(self._loop.time())
+        self._life.moved()
         self._quic.change_connection_id()  # section 9.5: or both ways could be told to be one
         self._ping()
         self._watch()
@@ -181,12 +181,12 @@ class ClientConnection(QuicConnectionProtocol):
             self._quic.stop_stream(stream_id, CloseCode.CLIENT_CANCELLED)
             self.transmit()
 
-    def shut(self, code: CloseCode = CloseCode.DONE) -> None:
-        """Close. One datagram informs the edge; the drain time of RFC 9000, section 10.2, is
-        skipped because the socket closes with the connection."""
-        self._lose(UnavailableError("the client is closed"))
+    def shut(self, code: CloseCode = CloseCode.DONE, error: OutriderError | None = None) -> None:
+        """See Connection.shut. One datagram informs the edge; the drain time of RFC 9000, section
+        10.2, is skipped because the socket closes with the connection."""
+        self._lose(error or UnavailableError("the client is closed"))
         self.close(code)
-        for handle in (self._watch_timer, self._timer, self._transmit_task, self._moving):
+        for handle in (self._patience, self._timer, self._transmit_task, self._moving):
             if handle is not None:
                 handle.cancel()
         if self._transport is not None:
@@ -221,7 +221,9 @@ class ClientConnection(QuicConnectionProtocol):
 
     def quic_event_received(self, event: QuicEvent) -> None:
         """Called by aioquic for each event, in order."""
-        self._liveness.heard(self._loop.time())
+        self._life.heard()
+        if not isinstance(event, ConnectionTerminated):
+            self.heard_at = self._loop.time()
         match event:
             case StreamDataReceived(data, end_stream, stream_id):
                 self._received(stream_id, data, end_stream)
@@ -231,8 +233,10 @@ class ClientConnection(QuicConnectionProtocol):
             case HandshakeCompleted():
                 if not self._established.done():
                     self._established.set_result(None)
+                self._stop_patience()
                 self._watch()
             case ConnectionTerminated():
+                self.was_refused = not self._established.done()
                 self._lose(connection_error(event, self._edge))
 
     def socket_failed(self, transport: asyncio.BaseTransport | None, error: Exception) -> None:
@@ -274,6 +278,8 @@ class ClientConnection(QuicConnectionProtocol):
         if self.lost is not None:
             return
         self.lost = error
+        self._life.stop()
+        self._stop_patience()
         if not self._established.done():
             self._established.set_exception(error)
         readers, self._readers = self._readers, {}
@@ -298,18 +304,17 @@ class ClientConnection(QuicConnectionProtocol):
             )
         )
 
-    def _watch(self) -> None:
-        """Arm the timer of the life signs, once the handshake has had its own."""
-        at = self._liveness.next_check(bool(self._readers))
-        if self.lost is not None or at is None or not self._established.done():
-            return
-        if self._watch_timer is not None:
-            self._watch_timer.cancel()
-        self._watch_timer = self._loop.call_at(at, self._check, max(at, self._loop.time()))
+    def _stop_patience(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
 
-    def _check(self, due: float) -> None:
-        now = self._loop.time()
-        match self._liveness.check(now, bool(self._readers), now - due):
+    def _watch(self) -> None:
+        """Set the timer of the life signs, once the handshake has had its own."""
+        if self.lost is None and self._established.done():
+            self._life.watch()
+
+    def _act(self, action: LinkAction) -> None:
+        match action:
             case LinkAction.PING:
                 self._ping()
             case LinkAction.MIGRATE:
@@ -320,7 +325,6 @@ class ClientConnection(QuicConnectionProtocol):
                 self._lose(error)
             case LinkAction.WAIT:
                 pass
-        self._watch()
 
     def _ping(self) -> None:
         self._quic.send_ping(next(self._pings))

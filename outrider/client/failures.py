@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from aioquic.quic.events import ConnectionTerminated
@@ -36,3 +37,17 @@ def connection_error(event: ConnectionTerminated, edge: str) -> OutriderError:
             "(--ca FILE), or the name it is for as `server_name`"
         )
     return UnavailableError(f"the connection to {edge} ended: {reason}; connect again")
+
+
+def http_error(fields: Mapping[str, str], edge: str) -> OutriderError:
+    """What answered over TCP with these header fields does not serve the stream."""
+    status, delay = fields[":status"], fields.get("retry-after-ms", "")
+    if status in ("429", "503"):
+        return OverloadedError(
+            f"{edge} has no room over TCP (HTTP {status})",
+            retry_delay_ms=int(delay) if delay.isdecimal() else 1000,
+        )
+    return UnavailableError(
+        f"{edge} serves no chats over TCP (HTTP {status}); check the port, and that UDP gets "
+        "through"
+    )

@@ -3,153 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import logging
 import random
-import socket
-import ssl
 from collections.abc import Sequence
-from dataclasses import dataclass
-from hashlib import sha256
-from pathlib import Path
+from typing import Final
 
-from aioquic.quic.configuration import QuicConfiguration
-from aioquic.quic.connection import QuicConnection
-
-from outrider.client.connection import ClientConnection, Peer
-from outrider.client.protocol import ALPN, CloseCode
+from outrider.client.address import EdgeAddress
+from outrider.client.dialling import LIMITS, Dialled, QuicAttempt, dial
+from outrider.client.protocol import CloseCode
 from outrider.client.recovery import Attempts, ReconnectPolicy
+from outrider.client.streams import Connection
 from outrider.client.tickets import SessionTickets
-from outrider.errors import ConfigError, DrainingError, OutriderError, UnavailableError
+from outrider.client.ways import Way
+from outrider.errors import DrainingError, OutriderError, UnavailableError
 
-_IDLE_TIMEOUT_S = 60.0
+log = logging.getLogger("outrider.client")
+log.addHandler(logging.NullHandler())
 
-
-@dataclass(frozen=True, slots=True)
-class EdgeAddress:
-    """Address of an edge, and how to verify its certificate."""
-
-    host: str
-    port: int
-    ca: Path | None = None
-    """PEM file of the certificates to trust; None: the usual authorities."""
-    insecure: bool = False
-    """Accept any certificate."""
-    server_name: str | None = None
-    """The name in the certificate, if it is not `host`."""
-
-    def __str__(self) -> str:
-        return f"quic://{self.host}:{self.port}"
-
-
-async def dial(
-    address: EdgeAddress,
-    timeout_s: float,
-    tickets: SessionTickets | None = None,
-    *,
-    early: bool = False,
-    process_name: bytes = b"",
-) -> ClientConnection:
-    """Connect to the first of the host's addresses that answers. `process_name`: the edge's process
-    to reach, if the edge has several and this one runs. Raises UnavailableError, OverloadedError,
-    ConfigError.
-
-    With `early`, and a ticket of an earlier connection, it returns before an answer has come: data
-    sent at once goes in 0-RTT, and the connection is lost if the handshake fails.
-    """
-    configuration = _configuration(address)
-    failure: OutriderError = UnavailableError(f"{address.host} has no address")
-    tickets = tickets or SessionTickets()
-    for peer in await _resolve(address):
-        try:
-            connection = await _connect(address, configuration, peer, tickets, process_name)
-            await _shake_hands(connection, timeout_s, early=early)
-            return connection
-        except OutriderError as error:
-            failure = error
-    raise failure
-
-
-async def _resolve(address: EdgeAddress) -> list[Peer]:
-    loop = asyncio.get_running_loop()
-    try:
-        found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_DGRAM)
-    except OSError as error:
-        raise UnavailableError(f"{address.host} cannot be resolved ({error}); check it") from error
-    except UnicodeError as error:  # of IDNA, before anybody is asked
-        raise ConfigError(f"{address.host!r} is no host's name ({error}); check it") from error
-    return [peer for *_, peer in found]
-
-
-async def _connect(
-    address: EdgeAddress,
-    configuration: QuicConfiguration,
-    peer: Peer,
-    tickets: SessionTickets,
-    process_name: bytes,
-) -> ClientConnection:
-    quic = _with_tickets(address, configuration, tickets)
-    connection = ClientConnection(quic, str(address), peer, process_name)
-    try:
-        await connection.bind()
-    except OSError as error:
-        raise UnavailableError(f"{address} cannot be reached ({error})") from error
-    return connection
-
-
-def _with_tickets(
-    address: EdgeAddress, configuration: QuicConfiguration, tickets: SessionTickets
-) -> QuicConnection:
-    """A QUIC connection that uses the tickets. With a ticket an edge need not show its certificate
-    again (RFC 8446, section 2.2), so a ticket is used only with the same trust settings as on the
-    connection that issued it. Insecure connections neither take nor show tickets."""
-    if address.insecure:
-        return QuicConnection(configuration=configuration)
-    trusts = configuration.cafile
-    digest = "" if trusts is None else sha256(Path(trusts).read_bytes()).hexdigest()
-    name = f"{address}/{configuration.server_name}/{digest}"
-    configuration.session_ticket = tickets.take(name)
-    return QuicConnection(
-        configuration=configuration,
-        session_ticket_handler=lambda ticket: tickets.put(name, ticket),
-    )
-
-
-async def _shake_hands(connection: ClientConnection, timeout_s: float, *, early: bool) -> None:
-    try:
-        connection.begin(timeout_s)
-        if not (early and connection.has_ticket):
-            await connection.established()
-    except BaseException:
-        connection.shut()
-        raise
-
-
-def _configuration(address: EdgeAddress) -> QuicConfiguration:
-    configuration = QuicConfiguration(
-        is_client=True,
-        alpn_protocols=[ALPN],
-        idle_timeout=_IDLE_TIMEOUT_S,
-        server_name=address.server_name or address.host,
-    )
-    if address.insecure:
-        configuration.verify_mode = ssl.CERT_NONE
-    elif address.ca is not None:
-        if not address.ca.is_file():
-            raise ConfigError(f"there is no certificate file {address.ca}; start the edge first?")
-        _check_readable(address.ca)
-        configuration.load_verify_locations(cafile=str(address.ca))
-    return configuration
-
-
-def _check_readable(ca: Path) -> None:
-    """Fail early: aioquic fails in the handshake, without a message."""
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=ca)
-    except OSError as error:
-        raise ConfigError(f"{ca} holds no certificate in PEM to trust: {error}") from error
-
-
-_LEAST_SPREAD = 0.5
+_LEAST_SPREAD: Final = 0.5
 
 
 def spread() -> float:
@@ -166,33 +39,42 @@ class Link:
         self,
         addresses: Sequence[EdgeAddress],
         at: int,
-        connection: ClientConnection,
+        dialled: Dialled,
         tickets: SessionTickets,
         policy: ReconnectPolicy | None,
     ) -> None:
         self._addresses = addresses
         self._at = at
         """Which of them the present connection is to."""
-        self._connection = connection
         self._tickets = tickets
-        self._left: list[ClientConnection] = []
+        self._left: list[Connection] = []
         """Earlier connections, on which chats may still run."""
-        self._redialling: asyncio.Task[ClientConnection] | None = None
+        self._redialling: asyncio.Task[Connection] | None = None
+        self._better: asyncio.Task[Connection] | None = None
+        """Of a connection that nobody has answered yet: the one to use instead (Dialled.better)."""
+        self._trying_quic: asyncio.Task[None] | None = None
+        self._quic_due_at = 0.0
+        """Loop time from which QUIC is tried again beside a connection over TCP."""
+        self._has_told = False
+        """Whether it was logged that UDP does not get through."""
         self.policy = policy
         """How lost connections are replaced; None: they are not."""
         self.is_closed = False
+        self._connection = dialled.connection
+        self._use(dialled)
 
     @property
-    def connection(self) -> ClientConnection:
+    def connection(self) -> Connection:
         """The present connection; it may be lost."""
         return self._connection
 
-    async def usable(self) -> ClientConnection:
+    async def usable(self) -> Connection:
         """The present connection, or another one if it is lost or leaving. Raises OutriderError if
         none can be made."""
         if self.is_closed:
             raise UnavailableError("the client is closed")
         if self._connection.lost is None and not self._connection.is_leaving:
+            self._try_quic_again()
             return self._connection
         if self.policy is None:
             raise self._connection.lost or DrainingError("the edge is being stopped; connect again")
@@ -215,12 +97,71 @@ class Link:
     def close(self) -> None:
         """Close all connections; their chats end."""
         self.is_closed = True
-        if self._redialling is not None:
-            self._redialling.cancel()
+        for task in (self._redialling, self._better, self._trying_quic):
+            if task is not None:
+                task.cancel()
         for connection in (self._connection, *self._left):
             connection.shut()
 
-    async def _redial(self, policy: ReconnectPolicy) -> ClientConnection:
+    def _use(self, dialled: Dialled) -> None:
+        """Make a connection the present one."""
+        self._connection = dialled.connection
+        self._better = dialled.better
+        if self._better is not None:
+            self._better.add_done_callback(self._settled)
+        elif self._connection.way is Way.TCP:
+            self._quic_due_at = asyncio.get_running_loop().time() + LIMITS.remembered_s
+            self._tell_way()
+
+    def _settled(self, search: asyncio.Task[Connection]) -> None:
+        """It is known which way leads to the edge of a connection that was used before. If that is
+        another connection, the first one is lost, and its chats come back for this one."""
+        if search is self._better:
+            self._better = None
+        if search.cancelled() or search.exception() is not None:
+            return
+        found = search.result()
+        if found is self._connection:
+            return
+        if self.is_closed:
+            found.shut(CloseCode.COMING_BACK)
+        else:
+            self._use(Dialled(found))
+
+    def _tell_way(self) -> None:
+        if not self._has_told:
+            self._has_told = True
+            log.info(
+                "QUIC does not get through to %s; chats go over TCP",
+                self._addresses[self._at % len(self._addresses)],
+            )
+
+    def _try_quic_again(self) -> None:
+        """Beside chats over TCP, now and then."""
+        now = asyncio.get_running_loop().time()
+        if self._connection.way is Way.TCP and self.policy is not None and now >= self._quic_due_at:
+            self._quic_due_at = now + LIMITS.remembered_s
+            self._trying_quic = asyncio.create_task(self._move_to_quic(self.policy))
+
+    async def _move_to_quic(self, policy: ReconnectPolicy) -> None:
+        before, at = self._connection, self._at
+        address = self._addresses[at % len(self._addresses)]
+        try:
+            found = await QuicAttempt(address, policy.attempt_timeout_s, self._tickets).run()
+        except OutriderError:
+            return  # not now
+        if before is not self._connection or before.lost is not None:
+            found.shut(CloseCode.COMING_BACK)  # another one was found meanwhile
+            return
+        self._leave(before)
+        self._use(Dialled(found))
+
+    async def _redial(self, policy: ReconnectPolicy) -> Connection:
+        if self._better is not None:  # it has been searched for since before
+            with contextlib.suppress(OutriderError):
+                await asyncio.shield(self._better)
+            if self._connection.lost is None:
+                return self._connection
         attempts = Attempts(policy)
         loop = asyncio.get_running_loop()
         if self._connection.is_leaving or not self._connection.was_established:
@@ -230,13 +171,14 @@ class Link:
         for number in itertools.count(1):
             address = self._addresses[self._at % len(self._addresses)]
             try:
-                self._connection = await dial(
+                dialled = await dial(
                     address,
                     policy.attempt_timeout_s,
                     self._tickets,
                     early=True,
                     process_name=process_name if self._at == before else b"",
                 )
+                self._use(dialled)
                 break
             except OutriderError as error:
                 self._at += 1
@@ -248,7 +190,7 @@ class Link:
                 await asyncio.sleep(delay_s)
         return self._connection
 
-    def _leave(self, connection: ClientConnection) -> None:
+    def _leave(self, connection: Connection) -> None:
         if connection not in self._left:
             self._left.append(connection)
         for left in self._left:
@@ -269,8 +211,8 @@ async def open_link(
     """Connect for the first time, to the first of the edges that answers. Raises as `dial` does."""
     for at, address in enumerate(addresses):
         try:
-            connection = await dial(address, timeout_s, tickets, early=early)
-            return Link(addresses, at, connection, tickets, policy)
+            dialled = await dial(address, timeout_s, tickets, early=early)
+            return Link(addresses, at, dialled, tickets, policy)
         except OutriderError:
             if at + 1 == len(addresses):
                 raise

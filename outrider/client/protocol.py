@@ -1,4 +1,5 @@
-"""Numbers of the QUIC protocol between client and edge (protos/outrider/v1/edge.proto)."""
+"""Names and numbers of the native protocol between client and edge, over QUIC and HTTP/2
+(protos/outrider/v1/edge.proto)."""
 
 from __future__ import annotations
 
@@ -7,6 +8,11 @@ from typing import Final
 
 ALPN: Final = "outrider/1"
 DEFAULT_PORT: Final = 4433
+HTTP_PATH: Final = "/outrider/v1/stream"
+"""Over HTTP/2 a stream is a POST of this path: frames of the client in the request's body, frames
+of the edge in the answer's, both at the same time."""
+HTTP_FRAMES: Final = "application/vnd.outrider.frames"
+"""Media type of both bodies. A web page may not send it to another origin without being allowed."""
 ACK_DELAY_S: Final = 0.02
 """How long an acknowledgement may be delayed, to be sent with others. Below the max_ack_delay of
 25 ms that aioquic announces (RFC 9000, section 13.2.1). Its own value of 1 ms answers nearly every

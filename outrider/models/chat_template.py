@@ -31,6 +31,7 @@ from typing import Any, Final
 from outrider.errors import ConfigError, InvalidRequestError
 from outrider.models.chat import Message, Segment, check_text
 from outrider.models.replay_forms import replay_forms
+from outrider.models.template_budget import BudgetSpentError
 from outrider.models.template_data import TemplateData, is_blank
 from outrider.models.template_variables import (
     DATE,
@@ -42,7 +43,6 @@ from outrider.models.template_variables import (
 from outrider.models.templating import (
     BROKEN,
     BoundedEnvironment,
-    BudgetSpentError,
     TemplateRefusal,
     date_formatter,
 )
@@ -70,7 +70,9 @@ _PROBE_TOOL: Final = tool_text(
 _PROBE_CALL: Final = (
     _ASK,
     # Mistral's templates want ids of nine letters and digits.
-    Message("assistant", "", (ToolCall("call00001", "probe_tool", '{"a":"probe_value"}'),)),
+    Message(
+        "assistant", "", (ToolCall("call00001", "probe_tool", '{"probe_value":"probe_city"}'),)
+    ),
     Message("tool", "probe_result", tool_call_id="call00001"),
 )
 
@@ -171,7 +173,11 @@ class ChatTemplate:
         tags = reasoning_tags_of(self._source, prompt)
         return TemplateAbilities(
             tools=_has(self._probed([_ASK], [_PROBE_TOOL]), "probe_tool", "probe_value"),
-            calls=_has(self._probed(_PROBE_CALL, []), "probe_tool", "probe_value", "probe_result"),
+            # Some templates fail without tools.
+            calls=any(
+                _has(self._probed(_PROBE_CALL, tools), "probe_tool", "probe_city", "probe_result")
+                for tools in ([], [_PROBE_TOOL])
+            ),
             reasoning=tags,
             begins_in_reasoning=tags is not None and ends_in(tags, prompt),
         )

@@ -12,11 +12,12 @@ replies the first space is left out.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Final
 
 from outrider.errors import InvalidRequestError
 
+_SLICE_IDS: Final = 8192
 _Decoder = codecs.getincrementaldecoder("utf-8")
 
 
@@ -117,6 +118,15 @@ class Detokenizer:
         except IndexError:
             raise self._outside(max(token_ids)) from None
         return self._decoder.decode(found)
+
+    def slices(self, token_ids: Sequence[int]) -> Generator[int, None, str]:
+        """Like `push_all`, in slices of about a millisecond; yields the ids done."""
+        pieces = list[str]()
+        for start in range(0, len(token_ids), _SLICE_IDS):
+            if start:
+                yield start
+            pieces.append(self.push_all(token_ids[start : start + _SLICE_IDS]))
+        return "".join(pieces)
 
     def finish(self) -> str:
         """Text for an incomplete character at the end; resets the detokenizer."""

@@ -1,12 +1,11 @@
 """Jinja in bounds: a chat template comes with a model file, and the file may be anybody's.
 
 Jinja's sandbox protects the process that a template runs in, not its time and memory. Here every
-iteration of a loop and every call costs a step, and an operation on long texts costs steps by
-their length. The size of a result is computed and checked before the result is made. A container
-counts with everything inside it, once per occurrence: a few lists that hold one another can stand
-for a text without end. Real templates stay far below the bounds.
-
-Filters that are random, or take more than linear time, are removed.
+iteration of a loop, call, filter, test, operator and piece of output goes through a budget
+(template_budget.py): what it takes is computed before it runs, and what it made is counted as long
+as the template can reach it. Filters give whole lists in place of generators, so that nothing is
+made out of sight. Only those methods of Python's types can be called whose costs are known
+(template_costs.py). Real templates stay far below the bounds.
 """
 
 from __future__ import annotations
@@ -14,71 +13,35 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
 from datetime import date, datetime, time
 from typing import Any, Final, NoReturn
 
-from jinja2 import Template, TemplateError, TemplateRuntimeError, meta, nodes
+from jinja2 import Template, TemplateError, TemplateRuntimeError, TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
+from jinja2.lexer import Token, TokenStream
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
+from outrider.models import template_costs as costs
+from outrider.models.template_budget import MAX_RENDER_S, MAX_STEPS, RenderBudget, bits, char_bytes
 from outrider.models.tools import UnreadArguments
 
 MAX_SOURCE_CHARS: Final = 1 << 18
-MAX_STEPS: Final = 1 << 19
-MAX_CHARS: Final = 1 << 23
-"""Most characters of a rendering and of every text made on the way; also the most items of a
-list."""
-MAX_RENDER_S: Final = 2.0
-"""Most computing time of one rendering in its thread, whatever its number of steps."""
-_STEP_CHARS: Final = 1 << 10
-"""Characters produced that cost one step."""
-_STEP_ITEMS: Final = 1 << 6
-"""Items of a list that is made which cost one step: each takes eight bytes."""
-_MAX_WORK: Final = 1 << 26
-"""Greatest product of the two greatest sizes that one call works on."""
-_MAX_BITS: Final = 1 << 12
-"""Most bits of an integer."""
+MAX_TOKENS: Final = 12_000
+"""Most words and signs of a template; compiling takes some 3 KB for each."""
+MAX_OUTPUT_BYTES: Final = 12 << 20
+"""Most memory of a rendering."""
 _MAX_FORMAT_CHARS: Final = 1 << 12
-_WIDE: Final = re.compile(r"\d{5}|\*|\{[^{}]*\{")
-"""In a format: a width of five digits, or one that comes from elsewhere."""
 _DATE_FORMAT: Final = re.compile(r"(?:[^%]|%[-_0^#]?[A-Za-rt-z%])*")
 """Without widths, which make a text as long as they say, and without %s, seconds that depend on the
 time zone of the machine."""
-_CLOCK_CHECK_STEPS: Final = 256
-"""Steps between two readings of the clock."""
-_MAX_INDENT: Final = 16
-"""Most spaces of JSON indentation per level."""
-_MAX_SEPARATOR_CHARS: Final = 16
-_MULTIPLYING: Final = frozenset({"replace", "join", "expandtabs", "translate", "center", "indent"})
-"""Filters, and methods of texts, that may make a product of their arguments."""
-_TEXTUAL: Final = frozenset(
-    {"string", "join", "tojson", "format", "escape", "e", "forceescape", "urlencode", "truncate"}
-    | {"upper", "lower", "trim", "title", "capitalize", "wordcount", "replace", "center", "indent"}
-)
-"""Filters that turn any value into text."""
-_LOOKING_AT_NO_ITEM: Final = frozenset(
-    {"length", "count", "first", "last", "default", "d", "attr", "items", "safe", "abs", "int"}
-    | {"float", "round", "filesizeformat"}
-)
-"""Filters whose work does not grow with their argument. Of what is in neither set, each item is an
-object that may be made anew."""
-_SPLITTING: Final = frozenset({"title", "wordcount", "indent", "urlencode"})
-"""Filters that make a list of a text's words or lines on the way."""
-_LEFT_OUT: Final = frozenset(
-    {"random", "urlize", "wordwrap", "pprint", "striptags", "xmlattr"}
-    | {"sum"}  # of lists it copies what it has for each of them
-)
+_MAX_REASON_CHARS: Final = 1 << 12
 _ASKING: Final = ("defined", "undefined", "default", "d")
 """Tests and filters for variables that may not be given."""
-_SIZED: Final = (str, bytes, list, tuple, dict, set, range)
-_NESTING: Final = (list, tuple, dict, set, Namespace)
 
 BROKEN: Final = (
     TemplateError,
@@ -92,32 +55,22 @@ BROKEN: Final = (
 )
 """Exceptions that a faulty template may raise."""
 
-
-class BudgetSpentError(TemplateRuntimeError):
-    """A rendering took too many steps or too long."""
-
-
-@dataclass(slots=True)
-class RenderBudget:
-    """Steps and time that one rendering has left."""
-
-    clock: Callable[[], float]
-    ends_at: float
-    steps: int = MAX_STEPS
-
-    def spend(self, steps: int = 1) -> None:
-        """Raises BudgetSpentError when it is used up."""
-        before = self.steps
-        self.steps = before - steps
-        if self.steps < 0:
-            raise BudgetSpentError(f"it takes more than {MAX_STEPS} steps")
-        is_check_due = before // _CLOCK_CHECK_STEPS != self.steps // _CLOCK_CHECK_STEPS
-        if is_check_due and self.clock() > self.ends_at:
-            raise BudgetSpentError(f"it takes more than {MAX_RENDER_S:g} s of computing")
-
-
 _RUNNING: Final[ContextVar[RenderBudget]] = ContextVar("running")
 """The budget of the rendering under way in this thread."""
+
+
+class _Counted(Extension):
+    """Refuses a template of too many words before it is parsed."""
+
+    def filter_stream(self, stream: TokenStream) -> TokenStream:
+        return TokenStream(self._counted(stream), stream.name, stream.filename)
+
+    @staticmethod
+    def _counted(stream: TokenStream) -> Iterator[Token]:
+        for number, token in enumerate(stream):
+            if number >= MAX_TOKENS:
+                raise TemplateSyntaxError(f"it has more than {MAX_TOKENS} words", token.lineno)
+            yield token
 
 
 class _Generation(Extension):
@@ -136,7 +89,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     """Templates as Hugging Face `transformers` sets them up (trimmed blocks, loop controls,
     generation blocks, raise_exception), in bounds."""
 
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    intercepted_binops = frozenset({"+", "-", "*", "/", "//", "**", "%"})
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """`clock`, in seconds of the calling thread's computing time, ends a rendering that takes
@@ -148,13 +101,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             autoescape=False,
             optimized=False,
             finalize=self._printed,
-            extensions=[loopcontrols, _Generation],
+            extensions=[loopcontrols, _Generation, _Counted],
         )
         self._clock = clock
         filters = {**self.filters, "tojson": _to_json}
-        self.filters = {
-            name: self._guarded(name, it) for name, it in filters.items() if name not in _LEFT_OUT
-        }
+        self.filters = {name: self._bounded_filter(name, filters[name]) for name in costs.FILTERS}
+        tests: dict[str, Any] = self.tests
+        self.tests = {name: self._bounded_test(name, it) for name, it in tests.items()}
         self.globals.pop("lipsum")
         self.globals["raise_exception"] = _refuse
 
@@ -182,14 +135,26 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def rendered(self, template: Template, variables: Mapping[str, Any]) -> tuple[str, int]:
         """The rendered text and the number of steps it took. Raises one of BROKEN."""
         budget = self._begin()
-        pieces, num_chars = [], 0
-        for piece in template.generate(variables):
+        try:
+            return self._joined(template.generate(variables)), MAX_STEPS - budget.steps
+        except BROKEN as error:
+            _forget_frames(error)
+            raise
+        finally:
+            budget.release()
+
+    def _joined(self, rendering: Iterator[str]) -> str:
+        budget, pieces, num_chars, width = self._budget, list[str](), 0, 1
+        for piece in rendering:
             num_chars += len(piece)
-            budget.spend(1 + len(piece) // _STEP_CHARS)
-            if num_chars > MAX_CHARS:
-                raise TemplateRuntimeError(f"it makes more than {MAX_CHARS} characters")
+            width = max(width, char_bytes(piece))
+            if num_chars * width > MAX_OUTPUT_BYTES:
+                raise TemplateRuntimeError(f"it makes more than {MAX_OUTPUT_BYTES >> 20} MiB")
+            budget.hold(piece)
+            budget.room(num_chars * width)
+            budget.spend(1 + len(piece) // costs.STEP_CHARS)
             pieces.append(piece)
-        return "".join(pieces), MAX_STEPS - budget.steps
+        return "".join(pieces)
 
     # What compiled templates call, by way of Jinja.
 
@@ -198,57 +163,79 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self._budget.spend()
         return ""
 
+    def handle_exception(self, source: str | None = None) -> NoReturn:
+        """Called where a template fails. Jinja's own writes frames of the template into the
+        traceback, which hold one another and all that was made."""
+        if source is None:
+            raise
+        super().handle_exception(source)
+
+    def concat(self, pieces: Iterable[str]) -> str:
+        """The output of a macro, a call or a block."""
+        return self.concatenated(*pieces)
+
     def concatenated(self, *parts: Any) -> str:
         """The operator `~`."""
-        self._made(sum(map(self._extent, parts)))
-        return "".join(map(str, parts))
+        self._budget.need(self._budget.extent(*parts).text_bytes())
+        made: str = self._made("".join(map(str, parts)))
+        return made
 
     def collected(self, items: Any) -> Any:
         """A list, tuple or dictionary as it is written in the template, and a slice."""
-        self._extent(items)
-        if isinstance(items, str | bytes):
-            self._made(len(items))
-        return items
+        return self._made(items)
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Calls other than filters: checked before and measured after."""
-        own = getattr(__obj, "__self__", None)
-        if isinstance(own, str | bytes):
-            operands = (own, *args, *kwargs.values())
-            __self._check_work(operands, multiplies=__obj.__name__ in _MULTIPLYING)
-            __self._budget.spend(_num_pieces(own, __obj.__name__, args))
-        else:
-            __self._check_work((*args, *kwargs.values()), multiplies=False)
-        result = super().call(__context, __obj, *args, **kwargs)
-        __self._extent(result)
+    def keyed(self, key: Any) -> Any:
+        """A key of a dictionary that is written in the template."""
+        costs.check_key(self._budget, key)
+        return key
+
+    def compared(self, left: Any, *rest: Any) -> Any:
+        """Comparisons: an operator and a value by turns."""
+        result: Any = True
+        for operator, right in zip(rest[::2], rest[1::2], strict=True):
+            costs.check_compared(self._budget, operator, left, right)
+            result = result and costs.COMPARISONS[operator](left, right)
+            left = right
         return result
 
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        costs.check_key(self._budget, argument)
+        return super().getitem(obj, argument)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        return costs.is_known(obj, attr) and super().is_safe_attribute(obj, attr, value)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """Calls other than filters: computed before and measured after."""
+        own = getattr(__obj, "__self__", None)
+        if own is __self:
+            return __obj(*args)
+        budget = __self._budget
+        budget.need(16 * (len(args) + len(kwargs)))
+        if isinstance(own, str):
+            args = tuple(__self._whole(it) for it in args)
+            given = {name: it for name, it in kwargs.items() if not name.startswith("_")}
+            costs.METHODS_OF_TEXT[__obj.__name__](budget, own, *args, **given)
+        elif not isinstance(__obj, Macro):
+            costs.check_call(budget, __obj, args)
+        return __self._made(super().call(__context, __obj, *args, **kwargs))
+
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """The operators that can make much of little."""
-        if operator == "%" and isinstance(left, str):
-            _check_format(left)
-        elif operator == "**":
-            if not isinstance(right, int | float) or abs(right) > _MAX_BITS:
-                raise TemplateRuntimeError("a power is too high")
-            self._check_bits(_bits(left) * max(1, int(abs(right))))
-        elif operator == "*":
-            self._check_bits(_bits(left) + _bits(right))
-            for one, other in ((left, right), (right, left)):
-                if isinstance(one, _SIZED) and isinstance(other, int):
-                    self._made(self._extent(one) * max(0, other))
-                    self._listed(len(one) * max(0, other), one)
-        elif isinstance(left, _SIZED) and isinstance(right, _SIZED):
-            self._made(self._extent(left) + self._extent(right))
-            self._listed(len(left) + len(right), left)
-        self._budget.spend()
-        return super().call_binop(context, operator, left, right)
+        costs.check_operator(self._budget, operator, left, right)
+        return self._made(super().call_binop(context, operator, left, right))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """`str.format`, which Jinja wraps for its own reasons."""
         wrapped = super().wrap_str_format(value)
-        if wrapped is not None:
-            _check_format(value.__self__)
-        return wrapped
+        if wrapped is None:
+            return None
+        text = value.__self__
+
+        def formatted(*args: Any, **kwargs: Any) -> str:
+            costs.check_format(self._budget, text, (*args, *kwargs.values()))
+            return wrapped(*args, **kwargs)
+
+        return formatted
 
     # Accounting.
 
@@ -261,81 +248,64 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         _RUNNING.set(budget)
         return budget
 
-    def _printed(self, value: Any) -> Any:
-        self._extent(value)
+    def _made(self, value: Any) -> Any:
+        if isinstance(value, int):
+            costs.check_bits(bits(value))
+        else:
+            self._budget.hold(value)
+        self._budget.spend()
         return value
 
-    def _guarded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _whole(self, value: Any) -> Any:
+        """A list of an iterator's items, so that it can be measured; other values as they are."""
+        return self._listed(value) if isinstance(value, Iterator) else value
+
+    def _listed(self, items: Iterable[Any]) -> list[Any]:
+        made = list[Any]()
+        for item in items:
+            self._budget.room(0, len(made) + 1)
+            made.append(self._made(item))
+        self._made(made)
+        return made
+
+    def _printed(self, value: Any) -> Any:
+        return value if isinstance(value, str) else self._text(value)
+
+    def _text(self, value: Any) -> str:
+        """Any value as text, as filters see it."""
+        if isinstance(value, str):
+            return value
+        self._budget.need(self._budget.extent(value).text_bytes())
+        made: str = self._made(str(value))
+        return made
+
+    def _bounded_filter(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        cost = costs.FILTERS[name]
+        num_passed = 1 if hasattr(function, "jinja_pass_arg") else 0
+
         @functools.wraps(function)
-        def guarded(*args: Any, **kwargs: Any) -> Any:
-            operands = [_listed(it) if name in _TEXTUAL else it for it in args]
-            if name == "format" and isinstance(args[0], str):
-                _check_format(args[0])
-            self._check_work(
-                (*operands, *kwargs.values()),
-                multiplies=name in _MULTIPLYING,
-                is_textual=name in _TEXTUAL,
-            )
-            if name in _SPLITTING:
-                self._budget.spend(_size(operands[0]) // 2)
-            elif name not in _TEXTUAL | _LOOKING_AT_NO_ITEM:
-                self._budget.spend(sum(map(_size, (*operands, *kwargs.values()))))
-            result = function(*operands, **kwargs)
-            if isinstance(result, str):
-                self._made(len(result))
-            return result
-
-        return guarded
-
-    def _check_work(
-        self, operands: tuple[Any, ...], *, multiplies: bool, is_textual: bool = False
-    ) -> None:
-        """Raises TemplateRuntimeError for a call that could take long, or make much."""
-        self._budget.spend()
-        measure = self._extent if is_textual or multiplies else _size
-        sizes = sorted(map(measure, operands), reverse=True)
-        if sizes and sizes[0] > MAX_CHARS:
-            raise TemplateRuntimeError("an argument is too large")
-        if multiplies and max(1, sizes[0]) * max(1, *sizes[1:], 1) > _MAX_WORK:
-            raise TemplateRuntimeError("a call makes too much of its arguments")
-        self._budget.spend(sum(sizes) // _STEP_CHARS)
-
-    def _extent(self, value: Any) -> int:
-        """Characters and items in all that is in a value, as often as it is. Raises
-        TemplateRuntimeError for one that has too many."""
-        if not isinstance(value, _NESTING):
-            return _size(value)
-        total, left = 0, [value]
-        while left:
-            one = left.pop()
-            # A number inside is as long as its digits: schemas have bounds such as 2^53 - 1.
-            total += 1 + (len(one) if isinstance(one, _SIZED) else _bits(one) // 3)
-            if total > MAX_CHARS:
-                raise TemplateRuntimeError(f"something has more than {MAX_CHARS} items")
-            if isinstance(one, Namespace):
-                one = one._Namespace__attrs
-            if isinstance(one, dict):
-                left += [*one.keys(), *one.values()]
-            elif isinstance(one, list | tuple | set):
-                left += one
+        def bounded(*args: Any, **kwargs: Any) -> Any:
+            value = args[num_passed]
+            value = self._text(value) if name in costs.TEXTUAL else self._whole(value)
+            further = [self._whole(it) for it in args[num_passed + 1 :]]
             self._budget.spend()
-        return total
+            cost(self._budget, value, *further, **kwargs)
+            result = function(*args[:num_passed], value, *further, **kwargs)
+            return (
+                iter(self._listed(result)) if isinstance(result, Iterator) else self._made(result)
+            )
 
-    def _made(self, size: int) -> None:
-        """Something of this size is made, or is about to be. Raises TemplateRuntimeError."""
-        if size > MAX_CHARS:
-            raise TemplateRuntimeError(f"something has more than {MAX_CHARS} characters or items")
-        self._budget.spend(size // _STEP_CHARS)
+        return bounded
 
-    def _listed(self, num_items: int, kind: object) -> None:
-        """A list of so many items is about to be made, if `kind` is one."""
-        if isinstance(kind, list | tuple):
-            self._budget.spend(num_items // _STEP_ITEMS)
+    def _bounded_test(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        num_passed = 1 if hasattr(function, "jinja_pass_arg") else 0
 
-    @staticmethod
-    def _check_bits(bits: int) -> None:
-        if bits > _MAX_BITS:
-            raise TemplateRuntimeError("a number is too large")
+        @functools.wraps(function)
+        def bounded(*args: Any) -> Any:
+            costs.check_test(self._budget, name, args[num_passed:])
+            return function(*args)
+
+        return bounded
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         parsed: nodes.Template = _Bounds().visit(super()._parse(source, name, filename))
@@ -343,8 +313,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _Bounds(NodeTransformer):
-    """Adds a tick to every loop, and routes list literals, slices and `~` through the
-    environment."""
+    """Adds a tick to every loop, and routes literals of containers, slices, comparisons and `~`
+    through the environment."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
@@ -358,7 +328,12 @@ class _Bounds(NodeTransformer):
         self.generic_visit(node)
         return _own("collected", [node])
 
-    visit_Dict = visit_List
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
+        self.generic_visit(node)
+        for pair in node.items:
+            if not isinstance(pair.key, nodes.Const):
+                pair.key = _own("keyed", [pair.key])
+        return _own("collected", [node])
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
         self.generic_visit(node)
@@ -369,9 +344,24 @@ class _Bounds(NodeTransformer):
         is_slice = isinstance(node.arg, nodes.Slice) and node.ctx == "load"
         return _own("collected", [node]) if is_slice else node
 
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        self.generic_visit(node)
+        rest = [part for it in node.ops for part in (nodes.Const(it.op), it.expr)]
+        return _own("compared", [node.expr, *rest])
+
+    def visit_ScopedEvalContextModifier(self, node: nodes.Node) -> nodes.Node:
+        raise TemplateSyntaxError("there is no autoescape", node.lineno)
+
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
         return _own("concatenated", node.nodes)
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Let go of what a template had made when it failed: frames hold it, and an error them."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 def _own(name: str, arguments: list[nodes.Expr]) -> nodes.Call:
@@ -389,11 +379,6 @@ def _to_json(
     no model was trained on. Arguments that are no JSON stay as they are."""
     if isinstance(value, UnreadArguments):
         return str(value)
-    num_spaces = len(indent) if isinstance(indent, str) else indent or 0
-    if num_spaces > _MAX_INDENT or any(len(it) > _MAX_SEPARATOR_CHARS for it in separators or ()):
-        raise TemplateRuntimeError("JSON is written with too much space")
-    if num_spaces and _indented_chars(value, num_spaces) > MAX_CHARS:
-        raise TemplateRuntimeError("JSON is written with too much space")
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -403,24 +388,12 @@ def _to_json(
     )
 
 
-def _indented_chars(value: Any, num_spaces: int) -> int:
-    """About the spaces before the lines of JSON, at most."""
-    total, left = 0, [(value, 1)]
-    while left and total <= MAX_CHARS:
-        one, depth = left.pop()
-        inner = list(one.values()) if isinstance(one, dict) else one
-        if isinstance(inner, list | tuple):
-            total += (len(inner) + 1) * depth * num_spaces
-            left += [(it, depth + 1) for it in inner]
-    return total
-
-
 class TemplateRefusal(TemplateError):
     """A template's own `raise_exception`: it is whole, and takes no such chat."""
 
 
 def _refuse(reason: str) -> NoReturn:
-    raise TemplateRefusal(reason)
+    raise TemplateRefusal(str(reason)[:_MAX_REASON_CHARS])
 
 
 def date_formatter(day: date) -> Callable[[str], str]:
@@ -433,35 +406,3 @@ def date_formatter(day: date) -> Callable[[str], str]:
         return begins.strftime(form)
 
     return strftime_now
-
-
-def _listed(value: Any) -> Any:
-    """A list of an iterator's items, so that it can be measured; other values as they are."""
-    return list(value) if isinstance(value, Iterator) else value
-
-
-def _size(operand: Any) -> int:
-    if isinstance(operand, _SIZED):
-        return len(operand)
-    return abs(operand) if isinstance(operand, int) else 0
-
-
-def _num_pieces(text: str | bytes, method: str, args: tuple[Any, ...]) -> int:
-    """Most pieces that a method makes of a text."""
-    if method == "splitlines":
-        return len(text) if isinstance(text, bytes) else text.count("\n") + text.count("\r") + 1
-    if method not in ("split", "rsplit"):
-        return 0
-    separator = args[0] if args else None
-    if isinstance(text, str) and isinstance(separator, str) and separator:
-        return text.count(separator) + 1
-    return len(text) // 2 + 1
-
-
-def _bits(number: Any) -> int:
-    return number.bit_length() if isinstance(number, int) else 0
-
-
-def _check_format(text: str) -> None:
-    if len(text) > _MAX_FORMAT_CHARS or _WIDE.search(text):
-        raise TemplateRuntimeError("a format is too long, or too wide")

@@ -328,9 +328,8 @@ class Vocabulary:
             return ReplyFormat()
         syntax = CallSyntax(tool_parser) if tool_parser else call_syntax_of(template)
         abilities = self._template.abilities
-        return ReplyFormat(
-            syntax if abilities.tools else None, abilities.reasoning, abilities.begins_in_reasoning
-        )
+        found = ReplyFormat(syntax, abilities.reasoning, abilities.begins_in_reasoning)
+        return found if abilities.tools else found.without_calls
 
     def needs_special_tokens(self, reply_format: ReplyFormat) -> bool:
         """Whether the markers in replies are control tokens, which have text only with

@@ -33,6 +33,7 @@ from outrider.reply_parsing.formats import (
     TOOL_CALLS,
     CallSyntax,
 )
+from outrider.reply_parsing.harmony import HarmonyParser
 from outrider.reply_parsing.json_scanner import JsonScanner, Progress
 
 MAX_SPACES: Final = 64
@@ -378,8 +379,10 @@ _PARSERS: Final[dict[CallSyntax, type[CallParser]]] = {
 
 def call_parser(
     syntax: CallSyntax, seed: str, names: Collection[str], max_calls: int
-) -> CallParser:
+) -> CallParser | HarmonyParser:
     """The parser of a syntax, for one reply."""
+    if syntax is CallSyntax.HARMONY:
+        return HarmonyParser(lambda index: call_id_of(seed, index), names, max_calls)
     return _PARSERS[syntax](seed, names, max_calls)
 
 

@@ -4,13 +4,15 @@ hermes        <tool_call>{"name": "f", "arguments": {...}}</tool_call>   Qwen 2.
 llama3_json   {"name": "f", "parameters": {...}}, perhaps behind <|python_tag|>   Llama 3.1 to 3.3
 mistral       [TOOL_CALLS] [{"name": "f", "arguments": {...}}, ...]   Mistral up to 2024
 mistral_args  [TOOL_CALLS]f[ARGS]{...}   Mistral since
+harmony       <|channel|>commentary to=functions.f<|message|>{...}<|call|>   gpt-oss: all of a reply
+              is in such messages, its reasoning and its answer too (harmony.py)
 
 Reasoning stands at the beginning of a reply, between two tags (REASONING_TAGS).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -22,6 +24,7 @@ class CallSyntax(StrEnum):
     LLAMA3_JSON = "llama3_json"
     MISTRAL = "mistral"
     MISTRAL_ARGS = "mistral_args"
+    HARMONY = "harmony"
 
 
 class ReasoningTags(NamedTuple):
@@ -39,6 +42,14 @@ REASONING_TAGS: Final = (
     ReasoningTags("◁think▷", "◁/think▷"),  # Kimi-VL-Thinking
     ReasoningTags("<thought>", "</thought>"),  # EXAONE Deep
 )
+START: Final = "<|start|>"
+CHANNEL: Final = "<|channel|>"
+CONSTRAIN: Final = "<|constrain|>"
+MESSAGE: Final = "<|message|>"
+HARMONY_ENDS: Final = ("<|end|>", "<|call|>", "<|return|>")
+"""Each ends a message; the last two also end the reply."""
+HARMONY_TAGS: Final = ReasoningTags(f"{CHANNEL}analysis{MESSAGE}", HARMONY_ENDS[0])
+"""Between these gpt-oss thinks at the beginning; others have the second for other purposes."""
 MAX_TAG_CHARS: Final = 64
 """Longest tag that a peer may name."""
 TOOL_CALL: Final = "<tool_call>"
@@ -53,6 +64,7 @@ _MARKERS: Final[dict[CallSyntax | None, tuple[str, ...]]] = {
     CallSyntax.LLAMA3_JSON: (PYTHON_TAG,),
     CallSyntax.MISTRAL: (TOOL_CALLS,),
     CallSyntax.MISTRAL_ARGS: (TOOL_CALLS, ARGS, CALL_ID),
+    CallSyntax.HARMONY: (START, CHANNEL, CONSTRAIN, MESSAGE, *HARMONY_ENDS),
 }
 
 
@@ -61,7 +73,7 @@ class ReplyFormat:
     """How to parse a model's replies."""
 
     call_syntax: CallSyntax | None = None
-    """None: the reply has no tool calls."""
+    """None: the reply has no tool calls. HARMONY also without tools: it is the form of replies."""
     reasoning: ReasoningTags | None = None
     """Tags of the reasoning at the beginning; None: there is none."""
     begins_in_reasoning: bool = False
@@ -77,10 +89,18 @@ class ReplyFormat:
         text has to have the names of those."""
         return (*_MARKERS.get(self.call_syntax, ()), *(self.reasoning or ()))
 
+    @property
+    def without_calls(self) -> ReplyFormat:
+        """Of the replies to chats without tools."""
+        is_form = self.call_syntax is CallSyntax.HARMONY
+        return replace(self, call_syntax=self.call_syntax if is_form else None, tool_names=())
+
 
 def call_syntax_of(template: str) -> CallSyntax | None:
     """How the model of a chat template (Jinja source) writes tool calls; None if in a way that is
     not known."""
+    if _is_harmony(template):
+        return CallSyntax.HARMONY
     if TOOL_CALLS in template:
         return CallSyntax.MISTRAL_ARGS if ARGS in template else CallSyntax.MISTRAL
     if TOOL_CALL in template:
@@ -94,10 +114,16 @@ def call_syntax_of(template: str) -> CallSyntax | None:
 def reasoning_tags_of(template: str, prompt: str = "") -> ReasoningTags | None:
     """The tags between which the model of a chat template (Jinja source) thinks: those that the
     template handles, or that a `prompt` of it ends in. None: it does not think."""
+    if _is_harmony(template):
+        return HARMONY_TAGS
     for tags in REASONING_TAGS:
         if tags.end in template or ends_in(tags, prompt):
             return tags
     return None
+
+
+def _is_harmony(template: str) -> bool:
+    return START in template and CHANNEL in template and MESSAGE in template
 
 
 def ends_in(tags: ReasoningTags, prompt: str) -> bool:

@@ -14,7 +14,11 @@ from typing import Any, Final
 
 from outrider.reply_parsing.formats import (
     ARGS,
+    CHANNEL,
+    CONSTRAIN,
     END_OF_TOOL_CALL,
+    MESSAGE,
+    START,
     TOOL_CALL,
     TOOL_CALLS,
     CallSyntax,
@@ -58,7 +62,17 @@ def call_grammar(
         return json.dumps(text) if token is None else f"<[{token}]>"
 
     rules: list[str] = []
-    if syntax is CallSyntax.HERMES:
+    before_answer = ""
+    if syntax is CallSyntax.HARMONY:
+        # The prompt ends behind the first message's role; one call ends the reply.
+        opened = f'({marker(START)} "assistant")? {marker(CHANNEL)}'
+        before_answer = f'{opened} "final" {marker(MESSAGE)} '
+        calls = " | ".join(f"call{number}" for number in range(len(definitions)))
+        for number, tool in enumerate(definitions):
+            to = json.dumps(f"commentary to=functions.{tool['name']} ")
+            begin = f'{opened} {to} {marker(CONSTRAIN)} "json" {marker(MESSAGE)}'
+            rules.append(f"call{number}: {begin} %json {_arguments(tool)}")
+    elif syntax is CallSyntax.HERMES:
         calls = 'call ("\\n" call)*' if parallel else "call"
         rules.append(f'call: {marker(TOOL_CALL)} "\\n" body "\\n" {marker(END_OF_TOOL_CALL)}')
         rules.append(_body(definitions, "arguments"))
@@ -75,10 +89,12 @@ def call_grammar(
         rules.append(f"call: {names}")
         for number, tool in enumerate(definitions):
             begin = f"{marker(TOOL_CALLS)} {json.dumps(tool['name'])} {marker(ARGS)}"
-            schema = _with_guidance(_parameters(tool, "#"))
-            rules.append(f"call{number}: {begin} %json {schema}")
+            rules.append(f"call{number}: {begin} %json {_arguments(tool)}")
     if answer:
-        rules += [f"calls: {calls}", f"answer: %json {_with_guidance(json.loads(answer))}"]
+        rules += [
+            f"calls: {calls}",
+            f"answer: {before_answer}%json {_with_guidance(json.loads(answer))}",
+        ]
         calls = "(calls | answer)"
     return "\n".join([f"start: {calls}", *rules, ""])
 
@@ -99,6 +115,11 @@ def _call(tool: dict[str, Any], key: str, place: str) -> dict[str, Any]:
         "required": ["name", key],
         "additionalProperties": False,
     }
+
+
+def _arguments(tool: dict[str, Any]) -> str:
+    """The schema of arguments that stand by themselves."""
+    return _with_guidance(_parameters(tool, "#"))
 
 
 def _parameters(tool: dict[str, Any], place: str) -> Any:

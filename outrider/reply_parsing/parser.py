@@ -16,6 +16,7 @@ from outrider.reply_parsing.events import (
     ToolCallEnded,
 )
 from outrider.reply_parsing.formats import ReplyFormat
+from outrider.reply_parsing.harmony import HarmonyParser
 from outrider.reply_parsing.reasoning import ReasoningSplitter
 
 MAX_CALLS: Final = 128
@@ -36,7 +37,7 @@ class ReplyParser:
             self._thoughts = ReasoningSplitter(
                 reply_format.reasoning, begins_in_reasoning=reply_format.begins_in_reasoning
             )
-        self._calls: CallParser | None = None
+        self._calls: CallParser | HarmonyParser | None = None
         if reply_format.call_syntax is not None:
             self._calls = call_parser(
                 reply_format.call_syntax,

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from http import HTTPStatus
-from ipaddress import ip_address
 from typing import Protocol
-from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from outrider import __version__
 from outrider.errors import ConfigError
+from outrider.host_names import host_of, is_loopback
 from outrider.telemetry.config import AdminConfig
 from outrider.telemetry.process import Cause, ProcessCollector, StallMonitor
 
@@ -75,6 +74,9 @@ class AdminServer:
         self._server: asyncio.Server | None = None
         self._process: ProcessCollector | None = None
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        """Served now."""
+        self._turned_away: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        """Told now that too many are served."""
 
     async def start(self) -> int:
         """Listen and return the bound port. Raises ConfigError when the address is taken."""
@@ -100,26 +102,30 @@ class AdminServer:
         self._stalls.stop()
         self._registry.unregister(self._process)
         self._server.close()
-        for writer in self._connections.values():
+        open_now = self._connections | self._turned_away
+        for writer in open_now.values():
             writer.transport.abort()
-        await asyncio.gather(*self._connections)
+        await asyncio.gather(*open_now)
         await self._server.wait_closed()
         self._server = None
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        if len(self._connections) >= MAX_CONNECTIONS:
+        kept, serve = self._connections, self._exchange
+        if len(kept) >= MAX_CONNECTIONS:
+            kept, serve = self._turned_away, _turn_away
+        if len(kept) >= MAX_CONNECTIONS:
             writer.transport.abort()
             return
-        self._connections[task] = writer
+        kept[task] = writer
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                await self._exchange(reader, writer)
+                await serve(reader, writer)
         except (TimeoutError, ConnectionError):
             pass  # an operator's client that stalls or leaves is no event of the service
         finally:
-            del self._connections[task]
+            del kept[task]
             writer.close()
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -127,8 +133,11 @@ class AdminServer:
         try:
             request = await reader.readuntil(b"\r\n\r\n")
             line, *fields = request.decode("ascii").split("\r\n")
-            method, target, _ = line.split(" ")
-            if self._is_misdirected(fields):
+            method, target, version = line.split(" ")
+            hosts = [it[5:].strip() for it in fields if it[:5].lower() == "host:"]
+            if len(hosts) > 1 or not (hosts or version == "HTTP/1.0"):
+                answer = _plain(HTTPStatus.BAD_REQUEST, "send one Host (RFC 9112, section 3.2)")
+            elif hosts and self._is_misdirected(hosts[0]):
                 answer = _plain(
                     HTTPStatus.MISDIRECTED_REQUEST,
                     "this port is for the machine it is on: ask for 127.0.0.1 or localhost",
@@ -144,14 +153,10 @@ class AdminServer:
         writer.write(_encode(answer, head=method == "HEAD"))
         await writer.drain()
 
-    def _is_misdirected(self, fields: Sequence[str]) -> bool:
-        """Whether a request to a loopback address names another host, as that of a web page does
-        whose own name was made to lead here (DNS rebinding). Elsewhere any name may be the
-        operators'."""
-        if not _is_loopback(self._config.host):
-            return False
-        hosts = [it[5:].strip() for it in fields if it[:5].lower() == "host:"]
-        return not all(_is_loopback(urlsplit(f"//{host}").hostname or "") for host in hosts)
+    def _is_misdirected(self, authority: str) -> bool:
+        """Whether a request to a loopback address names another host (see `outrider.host_names`).
+        Elsewhere any name may be the operators'."""
+        return is_loopback(self._config.host) and not is_loopback(host_of(authority))
 
     async def answer(self, method: str, path: str) -> Answer:
         """To one request."""
@@ -180,11 +185,15 @@ class AdminServer:
         )
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
+async def _turn_away(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Say that too many connections are open, and drop what comes: a socket closed with unread data
+    resets its connection, and the answer would be lost."""
+    writer.write(
+        _encode(_plain(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections"), head=False)
+    )
+    writer.write_eof()
+    while await reader.read(MAX_HEAD_BYTES):
+        pass
 
 
 def _plain(status: HTTPStatus, text: str) -> Answer:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from outrider import host_names
 from outrider.errors import ConfigError
 
 _DOMAIN: Final = re.compile(
@@ -59,9 +59,4 @@ class TlsConfig:
 
 def is_loopback(host: str) -> bool:
     """Whether only processes of this machine are found at a host, as it is written."""
-    if host == "localhost" or host.startswith("unix:"):
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
+    return host.startswith("unix:") or host_names.is_loopback(host.strip("[]"))

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from outrider.errors import FrameTooLargeError
+from outrider.fair_work.job_queue import SLICE_SIZE
 
-SLICE_CHARS: Final = 32_768
+SLICE_CHARS: Final = SLICE_SIZE
 """Characters of a long text that are tokenized at a time: 14 ms of the reference backend."""
 WORD: Final = r"[^\W_]"
 """A letter or a number of any script, by Python's tables."""

@@ -94,11 +94,18 @@ class CachingEncoder:
         self, text: str, content: ContentClass = ContentClass.USER, scope: CacheScope = None
     ) -> array[int]:
         """The ids of plain text. Raises InvalidRequestError for a lone surrogate."""
+        return completed(self.text_slices(text, content, scope))
+
+    def text_slices(
+        self, text: str, content: ContentClass = ContentClass.USER, scope: CacheScope = None
+    ) -> Generator[int, None, array[int]]:
+        """Like `encode`, in slices as `in_slices` makes them."""
         ids = self._find(text, content, scope)
         if ids is not None:
             return ids
         check_text(text)
-        return self.finish(PartialPrompt(scope, [(text, content)], len(text)))
+        prompt = PartialPrompt(scope, [(text, content)], len(text))
+        return (yield from self.in_slices(prompt))
 
     def encode_chat(
         self,

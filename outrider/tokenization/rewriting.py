@@ -8,7 +8,7 @@ counted, never estimated.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
@@ -113,16 +113,16 @@ class Rewriter:
         messages: Sequence[Message],
         num_tokens: int,
         max_tokens: int,
-        encode: Callable[[Sequence[Message]], array[int]],
+        encode: Callable[[Sequence[Message]], Generator[int, None, array[int]]],
         *,
         num_fixed_chars: int = 0,
-    ) -> array[int]:
+    ) -> Generator[int, None, array[int]]:
         """The ids of the chat, shortened from `num_tokens` so that `min_reply_tokens` remain of
         the context, which is one longer than `max_tokens`. `num_fixed_chars`: of its tools, which
         stay as they are.
 
-        `encode` gives the ids of shorter and shorter chats. Raises PromptTooLongError if the policy
-        allows none that fits, and what `encode` raises.
+        `encode` gives the ids of shorter and shorter chats, in slices, as this does. Raises
+        PromptTooLongError if the policy allows none that fits, and what `encode` raises.
         """
         room = max_tokens + 1 - self._policy.min_reply_tokens
         num_chars, count = num_chars_of(messages) + num_fixed_chars, num_tokens
@@ -131,7 +131,7 @@ class Rewriter:
             found = self._shorter(messages, max_chars - num_fixed_chars)
             if found is None:
                 break
-            ids = encode(found)
+            ids = yield from encode(found)
             if len(ids) <= room:
                 return ids
             num_chars, count = num_chars_of(found) + num_fixed_chars, len(ids)

@@ -674,3 +674,32 @@ class ToolCall(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ToolCall: _TypeAlias = ToolCall  # noqa: Y015
+
+@_typing.final
+class Requester(_message.Message):
+    """For whom something is computed. Threads are shared equally between origins, and what an origin
+    gets between its clients. A caller that is trusted with texts says it; without it, its own host is
+    the origin.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ORIGIN_FIELD_NUMBER: _builtins.int
+    CLIENT_FIELD_NUMBER: _builtins.int
+    origin: _builtins.str
+    """The tenant, or something that stands for the address prefix of clients without one."""
+    client: _builtins.str
+    """Stands for one client, or a user of the tenant; empty: none in particular."""
+    def __init__(
+        self,
+        *,
+        origin: _builtins.str = ...,
+        client: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "origin", b"origin"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Requester: _TypeAlias = Requester  # noqa: Y015

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from outrider.v1 import common_pb2 as outrider_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1boutrider/v1/embedding.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\"j\n\x0c\x45mbedRequest\x12&\n\x04open\x18\x01 \x01(\x0b\x32\x16.outrider.v1.OpenEmbedH\x00\x12*\n\x06inputs\x18\x02 \x01(\x0b\x32\x18.outrider.v1.EmbedInputsH\x00\x42\x06\n\x04kind\"\xbf\x01\n\rEmbedResponse\x12\'\n\x07vectors\x18\x01 \x01(\x0b\x32\x14.outrider.v1.VectorsH\x00\x12*\n\x06\x66\x61iled\x18\x02 \x01(\x0b\x32\x18.outrider.v1.InputFailedH\x00\x12&\n\x04\x64one\x18\x03 \x01(\x0b\x32\x16.outrider.v1.EmbedDoneH\x00\x12)\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x18.outrider.v1.ErrorDetailH\x00\x42\x06\n\x04kind\"c\n\x12\x45mbedAtOnceRequest\x12$\n\x04open\x18\x01 \x01(\x0b\x32\x16.outrider.v1.OpenEmbed\x12\'\n\x06inputs\x18\x02 \x03(\x0b\x32\x17.outrider.v1.EmbedInput\"B\n\x13\x45mbedAtOnceResponse\x12+\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x1a.outrider.v1.EmbedResponse\"\x92\x02\n\tOpenEmbed\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\'\n\x08priority\x18\x03 \x01(\x0e\x32\x15.outrider.v1.Priority\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x04 \x01(\r\x12)\n\x06\x66ormat\x18\x05 \x01(\x0e\x32\x19.outrider.v1.VectorFormat\x12\x12\n\ndimensions\x18\x06 \x01(\r\x12\x10\n\x08truncate\x18\x07 \x01(\x08\x12\x0e\n\x06tenant\x18\x08 \x01(\t\x12\x11\n\tresidency\x18\t \x03(\t\x12\x16\n\x0emodel_identity\x18\n \x01(\x0c\x12\x18\n\x10\x65stimated_tokens\x18\x0b \x01(\r\"6\n\x0b\x45mbedInputs\x12\'\n\x06inputs\x18\x01 \x03(\x0b\x32\x17.outrider.v1.EmbedInput\"B\n\nEmbedInput\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\r\n\x03ids\x18\x03 \x01(\x0cH\x00\x42\t\n\x07\x63ontent\"\x8f\x01\n\x07Vectors\x12\x0f\n\x03ids\x18\x01 \x03(\rB\x02\x10\x01\x12\x16\n\nnum_tokens\x18\x02 \x03(\rB\x02\x10\x01\x12\x12\n\ndimensions\x18\x03 \x01(\r\x12)\n\x06\x66ormat\x18\x04 \x01(\x0e\x32\x19.outrider.v1.VectorFormat\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\x12\x0e\n\x06scales\x18\x06 \x01(\x0c\"B\n\x0bInputFailed\x12\n\n\x02id\x18\x01 \x01(\r\x12\'\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x18.outrider.v1.ErrorDetail\"U\n\tEmbedDone\x12\r\n\x05model\x18\x01 \x01(\t\x12!\n\x05usage\x18\x02 \x01(\x0b\x32\x12.outrider.v1.Usage\x12\x16\n\x0emodel_identity\x18\x03 \x01(\x0c*q\n\x0cVectorFormat\x12\x1d\n\x19VECTOR_FORMAT_UNSPECIFIED\x10\x00\x12\x15\n\x11VECTOR_FORMAT_F32\x10\x01\x12\x15\n\x11VECTOR_FORMAT_F16\x10\x02\x12\x14\n\x10VECTOR_FORMAT_I8\x10\x03\x32\xa8\x01\n\x10\x45mbeddingService\x12\x42\n\x05\x45mbed\x12\x19.outrider.v1.EmbedRequest\x1a\x1a.outrider.v1.EmbedResponse(\x01\x30\x01\x12P\n\x0b\x45mbedAtOnce\x12\x1f.outrider.v1.EmbedAtOnceRequest\x1a .outrider.v1.EmbedAtOnceResponse2\xae\x01\n\x16\x45mbeddingRouterService\x12\x42\n\x05\x45mbed\x12\x19.outrider.v1.EmbedRequest\x1a\x1a.outrider.v1.EmbedResponse(\x01\x30\x01\x12P\n\x0b\x45mbedAtOnce\x12\x1f.outrider.v1.EmbedAtOnceRequest\x1a .outrider.v1.EmbedAtOnceResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1boutrider/v1/embedding.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\"j\n\x0c\x45mbedRequest\x12&\n\x04open\x18\x01 \x01(\x0b\x32\x16.outrider.v1.OpenEmbedH\x00\x12*\n\x06inputs\x18\x02 \x01(\x0b\x32\x18.outrider.v1.EmbedInputsH\x00\x42\x06\n\x04kind\"\xbf\x01\n\rEmbedResponse\x12\'\n\x07vectors\x18\x01 \x01(\x0b\x32\x14.outrider.v1.VectorsH\x00\x12*\n\x06\x66\x61iled\x18\x02 \x01(\x0b\x32\x18.outrider.v1.InputFailedH\x00\x12&\n\x04\x64one\x18\x03 \x01(\x0b\x32\x16.outrider.v1.EmbedDoneH\x00\x12)\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x18.outrider.v1.ErrorDetailH\x00\x42\x06\n\x04kind\"c\n\x12\x45mbedAtOnceRequest\x12$\n\x04open\x18\x01 \x01(\x0b\x32\x16.outrider.v1.OpenEmbed\x12\'\n\x06inputs\x18\x02 \x03(\x0b\x32\x17.outrider.v1.EmbedInput\"B\n\x13\x45mbedAtOnceResponse\x12+\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x1a.outrider.v1.EmbedResponse\"\xbd\x02\n\tOpenEmbed\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\'\n\x08priority\x18\x03 \x01(\x0e\x32\x15.outrider.v1.Priority\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x04 \x01(\r\x12)\n\x06\x66ormat\x18\x05 \x01(\x0e\x32\x19.outrider.v1.VectorFormat\x12\x12\n\ndimensions\x18\x06 \x01(\r\x12\x10\n\x08truncate\x18\x07 \x01(\x08\x12\x0e\n\x06tenant\x18\x08 \x01(\t\x12\x11\n\tresidency\x18\t \x03(\t\x12\x16\n\x0emodel_identity\x18\n \x01(\x0c\x12\x18\n\x10\x65stimated_tokens\x18\x0b \x01(\r\x12)\n\trequester\x18\x0c \x01(\x0b\x32\x16.outrider.v1.Requester\"6\n\x0b\x45mbedInputs\x12\'\n\x06inputs\x18\x01 \x03(\x0b\x32\x17.outrider.v1.EmbedInput\"B\n\nEmbedInput\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\r\n\x03ids\x18\x03 \x01(\x0cH\x00\x42\t\n\x07\x63ontent\"\x8f\x01\n\x07Vectors\x12\x0f\n\x03ids\x18\x01 \x03(\rB\x02\x10\x01\x12\x16\n\nnum_tokens\x18\x02 \x03(\rB\x02\x10\x01\x12\x12\n\ndimensions\x18\x03 \x01(\r\x12)\n\x06\x66ormat\x18\x04 \x01(\x0e\x32\x19.outrider.v1.VectorFormat\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\x12\x0e\n\x06scales\x18\x06 \x01(\x0c\"B\n\x0bInputFailed\x12\n\n\x02id\x18\x01 \x01(\r\x12\'\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x18.outrider.v1.ErrorDetail\"U\n\tEmbedDone\x12\r\n\x05model\x18\x01 \x01(\t\x12!\n\x05usage\x18\x02 \x01(\x0b\x32\x12.outrider.v1.Usage\x12\x16\n\x0emodel_identity\x18\x03 \x01(\x0c*q\n\x0cVectorFormat\x12\x1d\n\x19VECTOR_FORMAT_UNSPECIFIED\x10\x00\x12\x15\n\x11VECTOR_FORMAT_F32\x10\x01\x12\x15\n\x11VECTOR_FORMAT_F16\x10\x02\x12\x14\n\x10VECTOR_FORMAT_I8\x10\x03\x32\xa8\x01\n\x10\x45mbeddingService\x12\x42\n\x05\x45mbed\x12\x19.outrider.v1.EmbedRequest\x1a\x1a.outrider.v1.EmbedResponse(\x01\x30\x01\x12P\n\x0b\x45mbedAtOnce\x12\x1f.outrider.v1.EmbedAtOnceRequest\x1a .outrider.v1.EmbedAtOnceResponse2\xae\x01\n\x16\x45mbeddingRouterService\x12\x42\n\x05\x45mbed\x12\x19.outrider.v1.EmbedRequest\x1a\x1a.outrider.v1.EmbedResponse(\x01\x30\x01\x12P\n\x0b\x45mbedAtOnce\x12\x1f.outrider.v1.EmbedAtOnceRequest\x1a .outrider.v1.EmbedAtOnceResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,8 +36,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_VECTORS'].fields_by_name['ids']._serialized_options = b'\020\001'
   _globals['_VECTORS'].fields_by_name['num_tokens']._loaded_options = None
   _globals['_VECTORS'].fields_by_name['num_tokens']._serialized_options = b'\020\001'
-  _globals['_VECTORFORMAT']._serialized_start=1243
-  _globals['_VECTORFORMAT']._serialized_end=1356
+  _globals['_VECTORFORMAT']._serialized_start=1286
+  _globals['_VECTORFORMAT']._serialized_end=1399
   _globals['_EMBEDREQUEST']._serialized_start=70
   _globals['_EMBEDREQUEST']._serialized_end=176
   _globals['_EMBEDRESPONSE']._serialized_start=179
@@ -47,19 +47,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EMBEDATONCERESPONSE']._serialized_start=473
   _globals['_EMBEDATONCERESPONSE']._serialized_end=539
   _globals['_OPENEMBED']._serialized_start=542
-  _globals['_OPENEMBED']._serialized_end=816
-  _globals['_EMBEDINPUTS']._serialized_start=818
-  _globals['_EMBEDINPUTS']._serialized_end=872
-  _globals['_EMBEDINPUT']._serialized_start=874
-  _globals['_EMBEDINPUT']._serialized_end=940
-  _globals['_VECTORS']._serialized_start=943
-  _globals['_VECTORS']._serialized_end=1086
-  _globals['_INPUTFAILED']._serialized_start=1088
-  _globals['_INPUTFAILED']._serialized_end=1154
-  _globals['_EMBEDDONE']._serialized_start=1156
-  _globals['_EMBEDDONE']._serialized_end=1241
-  _globals['_EMBEDDINGSERVICE']._serialized_start=1359
-  _globals['_EMBEDDINGSERVICE']._serialized_end=1527
-  _globals['_EMBEDDINGROUTERSERVICE']._serialized_start=1530
-  _globals['_EMBEDDINGROUTERSERVICE']._serialized_end=1704
+  _globals['_OPENEMBED']._serialized_end=859
+  _globals['_EMBEDINPUTS']._serialized_start=861
+  _globals['_EMBEDINPUTS']._serialized_end=915
+  _globals['_EMBEDINPUT']._serialized_start=917
+  _globals['_EMBEDINPUT']._serialized_end=983
+  _globals['_VECTORS']._serialized_start=986
+  _globals['_VECTORS']._serialized_end=1129
+  _globals['_INPUTFAILED']._serialized_start=1131
+  _globals['_INPUTFAILED']._serialized_end=1197
+  _globals['_EMBEDDONE']._serialized_start=1199
+  _globals['_EMBEDDONE']._serialized_end=1284
+  _globals['_EMBEDDINGSERVICE']._serialized_start=1402
+  _globals['_EMBEDDINGSERVICE']._serialized_end=1570
+  _globals['_EMBEDDINGROUTERSERVICE']._serialized_start=1573
+  _globals['_EMBEDDINGROUTERSERVICE']._serialized_end=1747
 # @@protoc_insertion_point(module_scope)

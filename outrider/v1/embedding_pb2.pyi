@@ -177,6 +177,7 @@ class OpenEmbed(_message.Message):
     RESIDENCY_FIELD_NUMBER: _builtins.int
     MODEL_IDENTITY_FIELD_NUMBER: _builtins.int
     ESTIMATED_TOKENS_FIELD_NUMBER: _builtins.int
+    REQUESTER_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model: _builtins.str
     """Empty: the mesh's only model that embeds."""
@@ -198,6 +199,10 @@ class OpenEmbed(_message.Message):
     def residency(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Regions that may hold the inputs; empty: any."""
 
+    @_builtins.property
+    def requester(self) -> _common_pb2.Requester:
+        """By whom it was asked for: inputs take turns between these within a class. Unset: the tenant."""
+
     def __init__(
         self,
         *,
@@ -212,10 +217,11 @@ class OpenEmbed(_message.Message):
         residency: _abc.Iterable[_builtins.str] | None = ...,
         model_identity: _builtins.bytes = ...,
         estimated_tokens: _builtins.int = ...,
+        requester: _common_pb2.Requester | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["requester", b"requester"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "dimensions", b"dimensions", "estimated_tokens", b"estimated_tokens", "format", b"format", "model", b"model", "model_identity", b"model_identity", "priority", b"priority", "request_id", b"request_id", "residency", b"residency", "tenant", b"tenant", "truncate", b"truncate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "dimensions", b"dimensions", "estimated_tokens", b"estimated_tokens", "format", b"format", "model", b"model", "model_identity", b"model_identity", "priority", b"priority", "request_id", b"request_id", "requester", b"requester", "residency", b"residency", "tenant", b"tenant", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

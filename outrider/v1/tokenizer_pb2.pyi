@@ -32,6 +32,8 @@ class EncodeRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     VOCABULARY_DIGEST_FIELD_NUMBER: _builtins.int
     MAX_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    REQUESTER_FIELD_NUMBER: _builtins.int
+    WITHDRAWN_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     model: _builtins.str
     """Empty: the default model."""
@@ -45,6 +47,10 @@ class EncodeRequest(_message.Message):
     """Most tokens that the prompt of a conversation may have. A longer one is made shorter, or refused
     as PROMPT_TOO_LONG, by the tokenizer's settings; 0: unlimited.
     """
+    withdrawn: _builtins.bool
+    """Nobody waits for the request of this number any more: it is given up and not answered. All other
+    fields are ignored.
+    """
     @_builtins.property
     def conversation(self) -> Global___Conversation:
         """A conversation: the chat template is applied and its control tokens are real."""
@@ -55,6 +61,8 @@ class EncodeRequest(_message.Message):
 
     @_builtins.property
     def trace(self) -> _common_pb2.TraceContext: ...
+    @_builtins.property
+    def requester(self) -> _common_pb2.Requester: ...
     def __init__(
         self,
         *,
@@ -67,10 +75,12 @@ class EncodeRequest(_message.Message):
         cache_salt: _builtins.bytes = ...,
         vocabulary_digest: _builtins.bytes = ...,
         max_prompt_tokens: _builtins.int = ...,
+        requester: _common_pb2.Requester | None = ...,
+        withdrawn: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "input", b"input", "text", b"text", "trace", b"trace"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "input", b"input", "requester", b"requester", "text", b"text", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "codecs", b"codecs", "conversation", b"conversation", "input", b"input", "max_prompt_tokens", b"max_prompt_tokens", "model", b"model", "number", b"number", "text", b"text", "trace", b"trace", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "codecs", b"codecs", "conversation", b"conversation", "input", b"input", "max_prompt_tokens", b"max_prompt_tokens", "model", b"model", "number", b"number", "requester", b"requester", "text", b"text", "trace", b"trace", "vocabulary_digest", b"vocabulary_digest", "withdrawn", b"withdrawn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["text", "conversation"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
@@ -154,6 +164,7 @@ class DecodeRequest(_message.Message):
     VOCABULARY_DIGEST_FIELD_NUMBER: _builtins.int
     KEEP_SPECIAL_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
+    REQUESTER_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     model: _builtins.str
     vocabulary_digest: _builtins.bytes
@@ -162,6 +173,8 @@ class DecodeRequest(_message.Message):
     def ids(self) -> _common_pb2.TokenBlock: ...
     @_builtins.property
     def trace(self) -> _common_pb2.TraceContext: ...
+    @_builtins.property
+    def requester(self) -> _common_pb2.Requester: ...
     def __init__(
         self,
         *,
@@ -171,10 +184,11 @@ class DecodeRequest(_message.Message):
         vocabulary_digest: _builtins.bytes = ...,
         keep_special: _builtins.bool = ...,
         trace: _common_pb2.TraceContext | None = ...,
+        requester: _common_pb2.Requester | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "trace", b"trace"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "requester", b"requester", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "keep_special", b"keep_special", "model", b"model", "number", b"number", "trace", b"trace", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "keep_special", b"keep_special", "model", b"model", "number", b"number", "requester", b"requester", "trace", b"trace", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -319,6 +333,7 @@ class TokenizeRequest(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     CODECS_FIELD_NUMBER: _builtins.int
     VOCABULARY_DIGEST_FIELD_NUMBER: _builtins.int
+    REQUESTER_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Of the first message: empty is the default model."""
     text: _builtins.str
@@ -329,6 +344,10 @@ class TokenizeRequest(_message.Message):
     def codecs(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.TokenCodec.ValueType]:
         """Of the first message: codecs the caller can read, best first."""
 
+    @_builtins.property
+    def requester(self) -> _common_pb2.Requester:
+        """Of the first message."""
+
     def __init__(
         self,
         *,
@@ -336,10 +355,11 @@ class TokenizeRequest(_message.Message):
         text: _builtins.str = ...,
         codecs: _abc.Iterable[_common_pb2.TokenCodec.ValueType] | None = ...,
         vocabulary_digest: _builtins.bytes = ...,
+        requester: _common_pb2.Requester | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["requester", b"requester"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codecs", b"codecs", "model", b"model", "text", b"text", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codecs", b"codecs", "model", b"model", "requester", b"requester", "text", b"text", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -375,20 +395,24 @@ class CountRequest(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     VOCABULARY_DIGEST_FIELD_NUMBER: _builtins.int
+    REQUESTER_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """As in TokenizeRequest."""
     text: _builtins.str
     vocabulary_digest: _builtins.bytes
+    @_builtins.property
+    def requester(self) -> _common_pb2.Requester: ...
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
         text: _builtins.str = ...,
         vocabulary_digest: _builtins.bytes = ...,
+        requester: _common_pb2.Requester | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["requester", b"requester"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "text", b"text", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "requester", b"requester", "text", b"text", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -424,12 +448,15 @@ class DetokenizeRequest(_message.Message):
     IDS_FIELD_NUMBER: _builtins.int
     VOCABULARY_DIGEST_FIELD_NUMBER: _builtins.int
     KEEP_SPECIAL_FIELD_NUMBER: _builtins.int
+    REQUESTER_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Of the first message, as vocabulary_digest and keep_special."""
+    """Of the first message, as vocabulary_digest, keep_special and requester."""
     vocabulary_digest: _builtins.bytes
     keep_special: _builtins.bool
     @_builtins.property
     def ids(self) -> _common_pb2.TokenBlock: ...
+    @_builtins.property
+    def requester(self) -> _common_pb2.Requester: ...
     def __init__(
         self,
         *,
@@ -437,10 +464,11 @@ class DetokenizeRequest(_message.Message):
         ids: _common_pb2.TokenBlock | None = ...,
         vocabulary_digest: _builtins.bytes = ...,
         keep_special: _builtins.bool = ...,
+        requester: _common_pb2.Requester | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "requester", b"requester"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "keep_special", b"keep_special", "model", b"model", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "keep_special", b"keep_special", "model", b"model", "requester", b"requester", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -18,6 +18,8 @@ import structlog
 from outrider import __version__
 from outrider.access.api_keys import KeyTable
 from outrider.config_following import ConfigSource, Update, following
+from outrider.fair_work.calls import FairThreads
+from outrider.fair_work.places import FairPlaces
 from outrider.models.catalog import current
 from outrider.models.definitions import ModelCatalog
 from outrider.peers.stall_free_clock import StallFreeClock
@@ -49,12 +51,18 @@ from services.edge.processes.process import EdgeProcess
 from services.edge.quic import certificate
 from services.edge.quic.listener import Listener
 from services.edge.telemetry.edge import EdgeTelemetry
-from services.edge.upstream.embedding import TenantCallQueue
+from services.edge.upstream.embedding import MAX_CALLS, MAX_CALLS_IN_ALL
 from services.edge.upstream.metrics import RouterMetrics
 from services.edge.upstream.pool import RouterPool
 
 if TYPE_CHECKING:
     from services.edge.http.listener import HttpListener
+
+_NUM_THREADS: Final = 2
+_MAX_PENDING: Final = 1024
+_MAX_PENDING_BYTES: Final = 64 << 20
+"""Requests, and their bytes, that wait for the threads for other work than tokenizing, or have
+one."""
 
 log = structlog.get_logger()
 
@@ -131,6 +139,7 @@ class Edge:
         self._process = EdgeProcess(config, worker)
         self._config = config = self._process.config
         self.telemetry = EdgeTelemetry(metrics)
+        self._threads = FairThreads(_NUM_THREADS, _MAX_PENDING, _MAX_PENDING_BYTES)
         self._long_texts = TokenizerClient(
             config.long_texts,
             tls=tls,
@@ -162,7 +171,8 @@ class Edge:
             keyed_chats=self._keyed_chats,
             models=self.models,
             upstream=self.upstream,
-            embedding_queue=TenantCallQueue(),
+            embedding_calls=FairPlaces(MAX_CALLS, MAX_CALLS_IN_ALL),
+            threads=self._threads,
             long_texts=self._long_texts,
             telemetry=self.telemetry,
             resumable=resumable,
@@ -277,6 +287,7 @@ class Edge:
         await self.upstream.stop()
         await self._long_texts.close()
         await self.models.stop()
+        await asyncio.to_thread(self._threads.close)
         await self._admin.stop()
         if self._shared_limits is not None:
             await self._shared_limits.close()

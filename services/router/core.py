@@ -45,7 +45,7 @@ class RouterCore:
         *,
         timer: Callable[[], float],
         default_model: Callable[[], str],
-        tokenize: Callable[[RelayedSession], None],
+        tokenize: Callable[[RelayedSession], Callable[[], object]],
         tokenize_s: float,
         schedule_retry: Callable[[], None],
     ) -> None:

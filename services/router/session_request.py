@@ -38,7 +38,7 @@ class SessionRequest:
     """Longest reply that it may have."""
     tenant: str = ""
     flow: str = ""
-    """Key of its flow in fair queues (`flow_of`)."""
+    """Key of its flow in fair queues (`Requester.of`)."""
     address_hash: bytes = b""
     """Hash of the address prefix of a client without a key; empty: the client has a key."""
     deadline_at: float | None = None
@@ -70,9 +70,3 @@ class SessionRequest:
         """Whether a replica that computes this may have it with the tokens that it has."""
         is_free = self.identity is None or self.allows_inexact
         return is_free or same_model(self.identity or b"", identity)
-
-
-def flow_of(tenant: str, address_hash: bytes, cache_salt: bytes) -> str:
-    """A tenant is one flow. Sessions without a tenant are of one flow if they come from one address
-    prefix, or, with a key, from one trust group. No tenant's name begins with a NUL."""
-    return tenant or f"\0{(address_hash or cache_salt).hex()}"

@@ -12,6 +12,7 @@ from typing import Final
 import structlog
 
 from outrider.config_following import ConfigSource, Update, following
+from outrider.fair_work.calls import FairThreads
 from outrider.mirrors.opening import open_mirrors
 from outrider.models.catalog import ModelCatalog, current
 from outrider.models.store import ModelStore, default_root
@@ -23,6 +24,7 @@ from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.tls import Role, Tls
 from outrider.tokenization.pool.metrics import ModelEncoder, TokenizationMetrics
+from outrider.tokenization.pool.pool import THE_TOKENIZER
 from outrider.tokenization.rewriting import Rewriter
 from outrider.tokenization.segment_cache import CachePolicy
 from outrider.v1 import tokenizer_pb2, tokenizer_pb2_grpc
@@ -33,7 +35,6 @@ from services.tokenizer.requests import RequestHandler
 from services.tokenizer.served_models import ServedModels, StoreLoader, tokenized
 from services.tokenizer.service import RequestMetrics, TokenizerService
 from services.tokenizer.shared_cache import shared_cache
-from services.tokenizer.threads import RequestThreads
 from services.tokenizer.vocabularies import CacheSettings, MakeSharedCache, ServedVocabulary
 
 SERVICE: Final = tokenizer_pb2.DESCRIPTOR.services_by_name["TokenizerService"].full_name
@@ -55,7 +56,7 @@ class _Parts:
     config: TokenizerConfig
     tls: Tls
     metrics: Metrics
-    threads: RequestThreads
+    threads: FairThreads
     loader: StoreLoader
     models: ServedModels
     tokenization: TokenizationMetrics
@@ -106,7 +107,11 @@ async def _parts(
         metrics = Metrics("tokenizer")
         stack.callback(metrics.close)
         make_shared = stack.enter_context(shared_cache(config, metrics.registry))
-        threads = RequestThreads(config.threads, config.max_pending, config.max_pending_bytes)
+        threads = FairThreads(
+            *(config.threads, config.max_pending, config.max_pending_bytes),
+            name="tokenize",
+            what=THE_TOKENIZER,
+        )
         stack.callback(threads.close)
         loader = _loader(config, catalog, tls, make_shared)
         if vocabularies is None:

@@ -8,12 +8,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any, Final, Generic, TypeVar
 
 import grpc.aio
 import structlog
 
 from outrider.errors import OutriderError, OverloadedError
+from outrider.fair_work.calls import FairThreads
 from outrider.rpc import Outbox, incoming
 from outrider.telemetry import names
 from outrider.telemetry.families import Family
@@ -22,11 +24,10 @@ from outrider.telemetry.tracing import span
 from outrider.tokenization.pool.metrics import TokenizationMetrics
 from outrider.tokenization.pool.pool import Tier
 from outrider.v1 import tokenizer_pb2, tokenizer_pb2_grpc
-from outrider.wire import error_to_proto
+from outrider.wire import error_to_proto, requester_from_proto
 from services.tokenizer.long_texts.texts import LongDetokenizer, LongTexts
-from services.tokenizer.requests import RequestHandler, job_class_of
+from services.tokenizer.requests import RequestHandler, Slices, job_class_of
 from services.tokenizer.served_models import ServedModels
-from services.tokenizer.threads import RequestThreads
 from services.tokenizer.vocabularies import ServedVocabulary
 from services.tokenizer.vocabulary_sending import send_vocabulary
 
@@ -64,7 +65,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self,
         models: ServedModels,
         handler: RequestHandler,
-        threads: RequestThreads,
+        threads: FairThreads,
         long_texts: LongTexts,
         detokenizer: LongDetokenizer,
         metrics: RequestMetrics,
@@ -86,7 +87,9 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
     ) -> AsyncIterator[tokenizer_pb2.EncodeResponse]:
         """Texts to ids."""
         encode = partial(self._encode, _host(context))
-        stream = AnswerStream(request_iterator, encode, max_in_flight=self._max_in_flight)
+        stream = AnswerStream(
+            request_iterator, encode, max_in_flight=self._max_in_flight, withdrawn=_withdrawn
+        )
         async with aclosing(stream.answers()) as answers:
             async for answer in answers:
                 yield answer
@@ -115,7 +118,8 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self, request_iterator: AsyncIterator[tokenizer_pb2.TokenizeRequest], context: Context
     ) -> AsyncIterator[tokenizer_pb2.TokenizeResponse]:
         """One text of any size. Failures are the call's status, here and in the methods below."""
-        async with aclosing(self._long_texts.blocks(request_iterator)) as blocks:
+        peer = _host(context)
+        async with aclosing(self._long_texts.blocks(request_iterator, peer)) as blocks:
             async for served, block in blocks:
                 self._metrics.tokens("tokenize", block.count)
                 digest = served.vocabulary.digest
@@ -126,7 +130,8 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
     ) -> tokenizer_pb2.CountResponse:
         """The number of one text's ids."""
         count, digest = 0, b""
-        async with aclosing(self._long_texts.blocks(_as_texts(request_iterator))) as blocks:
+        texts, peer = _as_texts(request_iterator), _host(context)
+        async with aclosing(self._long_texts.blocks(texts, peer)) as blocks:
             async for served, block in blocks:
                 count += block.count
                 digest = served.vocabulary.digest
@@ -167,7 +172,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self,
         operation: str,
         peer: str,
-        work: Callable[[ServedVocabulary, RequestT], AnswerT],
+        work: Callable[[ServedVocabulary, RequestT], Slices[AnswerT]],
         request: RequestT,
         response_type: Callable[..., AnswerT],
     ) -> AnswerT:
@@ -178,13 +183,11 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
                 async with self._models.using(request.model, request.vocabulary_digest) as served:
                     # Not the client's own word: it must not become a label.
                     labels["model"] = served.model
-                    job_class = job_class_of(request)
-                    return await self._threads.run(
-                        partial(work, served),
-                        request,
-                        job_class,
+                    return await self._threads.run_slices(
+                        work(served, request),
+                        requester_from_proto(request.requester, peer),
                         num_bytes=request.ByteSize(),
-                        peer=peer,
+                        job_class=job_class_of(request),
                     )
         except OutriderError as error:
             labels[names.ERROR_TYPE] = error.reason
@@ -209,8 +212,15 @@ async def _as_texts(
 ) -> AsyncIterator[tokenizer_pb2.TokenizeRequest]:
     async for request in requests:
         yield tokenizer_pb2.TokenizeRequest(
-            model=request.model, text=request.text, vocabulary_digest=request.vocabulary_digest
+            model=request.model,
+            text=request.text,
+            vocabulary_digest=request.vocabulary_digest,
+            requester=request.requester,
         )
+
+
+def _withdrawn(request: tokenizer_pb2.EncodeRequest) -> int | None:
+    return request.number if request.withdrawn else None
 
 
 class AnswerStream(Generic[InT, OutT]):
@@ -226,13 +236,19 @@ class AnswerStream(Generic[InT, OutT]):
         answer: Callable[[InT], Awaitable[OutT]],
         *,
         max_in_flight: int,
+        number: Callable[[InT], int] = attrgetter("number"),
+        withdrawn: Callable[[InT], int | None] = lambda request: None,
     ) -> None:
-        """`answer` reports a request's failure in its answer and does not raise."""
+        """`answer` reports a request's failure in its answer and does not raise. `number`: of a
+        request. `withdrawn`: the number of the request that a message gives up; None: it asks."""
         self._requests = requests
         self._answer = answer
+        self._number = number
+        self._withdrawn = withdrawn
         self._slots = asyncio.Semaphore(max_in_flight)
         self._outbox: Outbox[OutT] = Outbox(max_in_flight)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], int] = {}
+        """Requests under way, by their numbers."""
         self._is_read = False
 
     async def answers(self) -> AsyncGenerator[OutT, None]:
@@ -251,19 +267,29 @@ class AnswerStream(Generic[InT, OutT]):
     async def _read(self) -> None:
         try:
             async for request in incoming(self._requests):
+                if (number := self._withdrawn(request)) is not None:
+                    self._give_up(number)
+                    continue
                 await self._slots.acquire()
                 task = asyncio.create_task(self._answer_one(request))
-                self._tasks.add(task)
+                self._tasks[task] = self._number(request)
                 task.add_done_callback(self._finish)
         finally:
             self._is_read = True
             self._close_if_done()
 
+    def _give_up(self, number: int) -> None:
+        for task, its_number in self._tasks.items():
+            if its_number == number:
+                task.cancel()
+
     async def _answer_one(self, request: InT) -> None:
         self._outbox.put_nowait(await self._answer(request))
 
     def _finish(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        del self._tasks[task]
+        if task.cancelled():
+            self._slots.release()  # by its answer otherwise
         self._close_if_done()
 
     def _close_if_done(self) -> None:

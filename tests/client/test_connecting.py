@@ -11,11 +11,11 @@ import pytest
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 
-from outrider.client import Client, connect, failures, link
+from outrider.client import Client, connect, dialling, failures
 from outrider.errors import ConfigError, OutriderError, UnavailableError
 from outrider.testing import eventually, free_udp_port, leak_check
 from tests.edge.integration.running import REPLY, Running
-from tests.edge.integration.trouble import ASK, said
+from tests.edge.integration.trouble import ASK, quic, said
 
 
 async def ask(mesh: Running, host: str, **options: object) -> str:
@@ -65,10 +65,10 @@ async def test_messages_may_be_mappings(client: Client) -> None:
 async def test_a_question_that_nobody_waits_for_is_given_up(client: Client) -> None:
     asking = asyncio.create_task(client.describe())
     await asyncio.sleep(0)
-    assert client._link.connection._readers
+    assert quic(client)._readers
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
-    assert not client._link.connection._readers, "the connection would be watched as if busy"
+    assert not quic(client)._readers, "the connection would be watched as if busy"
     assert (await client.describe()).name == "edge"
 
 
@@ -114,7 +114,7 @@ async def test_an_unknown_alpn_is_refused_by_the_handshake(
     monkeypatch: pytest.MonkeyPatch, alpn: str, mesh: Running
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(link, "ALPN", alpn)
+        patch.setattr(dialling, "ALPN", alpn)
         patch.setattr(failures, "ALPN", alpn)
         error = await failure("127.0.0.1", port=mesh.ports.main, ca=mesh.ca)
     assert isinstance(error, UnavailableError)
@@ -146,7 +146,7 @@ async def test_a_file_without_a_certificate(content: str, tmp_path: Path) -> Non
 
 async def test_leaving_does_not_wait_for_the_drain(mesh: Running) -> None:
     async with mesh.client() as client:
-        connection = client._link.connection
+        connection = quic(client)
     # The drain takes three probe timeouts (RFC 9000, section 10.2); only then is it closed.
     assert not connection._closed.is_set()
     await eventually(lambda: mesh.edge.telemetry.num_connections == 0)
@@ -172,7 +172,7 @@ async def test_acknowledgements_wait_no_longer_than_the_edge_was_told(
     assert fresh._ack_delay == 0.001, "aioquic has another delay now: is ours still needed?"
     assert await said(client.chat(ASK)) == REPLY
     (connection,) = mesh.edge.listener.connections
-    assert client._link.connection._quic._ack_delay < connection._quic._loss.max_ack_delay
+    assert quic(client)._quic._ack_delay < connection._quic._loss.max_ack_delay
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.engines.base import Engine
@@ -22,12 +23,20 @@ class Reference:
     engine: Engine
     vocabulary: Vocabulary
 
-    def reply(self, prompt: str, sampling: SamplingParams) -> ReferenceReply:
-        ids = self.vocabulary.encode_chat([Message("user", prompt)])
+    def reply(
+        self,
+        prompt: str | Sequence[Message],
+        sampling: SamplingParams,
+        tools: Sequence[str] = (),
+    ) -> ReferenceReply:
+        """Of a prompt or of whole messages; `tools` as `check_tools` returns them."""
+        messages = [Message("user", prompt)] if isinstance(prompt, str) else prompt
+        ids = self.vocabulary.encode_chat(messages, tools)
         constraint = None
         if sampling.is_constrained:
             constraint = constraint_of(TokenTable(self.vocabulary), sampling, ids)
         return generate(self.engine, ids, sampling, self._new_reply, constraint=constraint)
 
     def _new_reply(self, sampling: SamplingParams) -> ReplyText:
-        return ReplyText(sampling, self.vocabulary.stop_ids, self.vocabulary.detokenizer())
+        detokenizer = self.vocabulary.detokenizer(keep_special=sampling.special_tokens)
+        return ReplyText(sampling, self.vocabulary.stop_ids, detokenizer)

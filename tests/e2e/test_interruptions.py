@@ -18,19 +18,16 @@ import pytest
 from openai import AsyncOpenAI
 
 from bench.harness.local_mesh import LocalMesh, local_mesh, outrider
-from outrider.cli import operator
 from outrider.cli.local import development_key
 from outrider.cli.local.certificates import of_process
 from outrider.cli.local.mesh import ProcessSpec, completed, to_toml
 from outrider.client import SamplingParams
 from outrider.process import read_ports
-from outrider.rpc import make_channel
 from outrider.sampling.grammar import json_schema
 from outrider.testing import free_udp_port
-from outrider.tls import Role
-from outrider.v1 import router_pb2, router_pb2_grpc
 from tests.cli.prompting.terminal import terminal
 from tests.e2e.reference import Reference
+from tests.e2e.router import Router
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -142,40 +139,6 @@ async def test_a_reply_by_a_schema_goes_on_at_another_replica(
         jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(said))
         assert await router.latest_replica() != killed, "it went on elsewhere"
         await router.is_whole()  # for those who use the mesh next
-
-
-class Router:
-    """A mesh's router, asked by an operator."""
-
-    def __init__(self, mesh: LocalMesh) -> None:
-        tls = operator.of_mesh(mesh.state_dir)
-        self._channel = make_channel(mesh.address("router"), tls=tls, role=Role.ROUTER)
-        self._stub: router_pb2_grpc.RouterServiceAsyncStub = router_pb2_grpc.RouterServiceStub(
-            self._channel
-        )
-
-    async def __aenter__(self) -> Router:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._channel.close()
-
-    async def latest_replica(self) -> str:
-        """Where it sent the latest session."""
-        answer = await self._stub.Explain(router_pb2.ExplainRequest(max_placements=1))
-        return answer.placements[0].chosen.replica
-
-    async def is_whole(self) -> None:
-        """Return when all replicas serve."""
-
-        async def are_ready() -> bool:
-            listed = await self._stub.ListReplicas(router_pb2.ListReplicasRequest())
-            states = {row.state for row in listed.replicas}
-            return states == {router_pb2.REPLICA_STATE_READY}
-
-        async with asyncio.timeout(LIMIT_S):
-            while not await are_ready():
-                await asyncio.sleep(0.02)
 
 
 # No drafter in the mesh's own edge: it would take seconds to start, and has no part in this.

@@ -27,6 +27,7 @@ from outrider.errors import OutriderError, UnavailableError
 from outrider.testing import eventually
 from outrider.workers.steering import process_of
 from outrider.workers.worker import VARIABLE
+from tests.edge.integration.trouble import quic
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(600)]
 
@@ -171,9 +172,9 @@ async def test_a_client_whose_address_changes_keeps_its_connection(
     mesh: LocalMesh, references: list[ReferenceChat]
 ) -> None:
     async with connected(mesh) as client:
-        connection = client._link.connection
+        connection = quic(client)
         # A machine that is slow for two seconds would have it dial anew, which is not asked here.
-        connection._liveness = Liveness(PATIENT, asyncio.get_running_loop().time())
+        connection._life.liveness = Liveness(PATIENT, asyncio.get_running_loop().time())
         chat, events = await halfway(client, references[0])
         for _ in range(6):  # another port each time: the kernel's own hash would err half the time
             await client.migrate()
@@ -181,7 +182,7 @@ async def test_a_client_whose_address_changes_keeps_its_connection(
             while not any(isinstance(event, Committed) for event in events[have:]):
                 events.append(await anext(chat))
         events = await finish(chat, events, references[0])
-        assert client._link.connection is connection and connection.num_migrations == 6
+        assert quic(client) is connection and connection.num_migrations == 6
     assert not any(isinstance(event, Interrupted) for event in events)
 
 
@@ -253,7 +254,7 @@ async def test_a_chat_comes_back_to_its_process_by_its_token(
         for reference in references[:2]:
             chat, events = await halfway(client, reference)
             served = chat.resume_token[:8]
-            connection = client._link.connection
+            connection = quic(client)
             connection._lose(UnavailableError("the way was lost"))
             events = await finish(chat, events, reference)
             assert any(isinstance(event, Resumed) for event in events)

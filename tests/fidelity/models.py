@@ -52,10 +52,12 @@ class Shape:
     """Tokens of prompt and reply together."""
     factor: float = 2.0
     """By which positions are divided in gemma3's other layers."""
+    own_head_size: int = 0
+    """Values of a head; 0: the width, divided among the heads."""
 
     @property
     def head_size(self) -> int:
-        return self.width // self.heads
+        return self.own_head_size or self.width // self.heads
 
     @property
     def own_norms(self) -> dict[str, int]:
@@ -77,14 +79,15 @@ def weights(
     """Random tensors by their names, [rows, columns] or [columns], matrices of this RMS."""
     rng = np.random.default_rng(7)
     width, kv_width = shape.width, shape.kv_heads * shape.head_size
+    query_width = shape.heads * shape.head_size
     sizes: dict[str, tuple[int, ...]] = {"token_embd.weight": (shape.vocabulary, width)}
     sizes |= {} if tied else {"output.weight": (shape.vocabulary, width)}
     for layer in range(shape.layers):
         for name, rows, columns in (
-            ("attn_q", width, width),
+            ("attn_q", query_width, width),
             ("attn_k", kv_width, width),
             ("attn_v", kv_width, width),
-            ("attn_output", width, width),
+            ("attn_output", width, query_width),
             ("ffn_gate", shape.inner, width),
             ("ffn_up", shape.inner, width),
             ("ffn_down", width, shape.inner),
@@ -127,7 +130,7 @@ def write(
     writer.add_head_count(shape.heads)
     writer.add_head_count_kv(shape.kv_heads)
     writer.add_rope_freq_base(shape.base)
-    if shape.architecture in ("qwen3", "gemma3"):
+    if shape.own_head_size or shape.architecture in ("qwen3", "gemma3"):
         writer.add_key_length(shape.head_size)
         writer.add_value_length(shape.head_size)
     if shape.architecture == "gemma3":

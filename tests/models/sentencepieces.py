@@ -50,7 +50,7 @@ def trained(
     return sentencepiece.SentencePieceProcessor(model_proto=out.getvalue())
 
 
-def _type_of(model: sentencepiece.SentencePieceProcessor, index: int) -> TokenType:
+def piece_type(model: sentencepiece.SentencePieceProcessor, index: int) -> TokenType:
     """ggml numbers the types as SentencePiece does."""
     return TokenType(_proto(model.serialized_model_proto()).pieces[index].type)
 
@@ -91,7 +91,7 @@ def add_vocabulary(
         "model": "llama",
         "tokens": [pieces.id_to_piece(i) for i in range(size)],
         "scores": [pieces.get_score(i) for i in range(size)],
-        "types": [_type_of(pieces, i) for i in range(size)],
+        "types": [piece_type(pieces, i) for i in range(size)],
         "prefix": prefix,
         "template": TEMPLATE,
     } | changes

@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from jinja2 import nodes
+from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Macro
@@ -21,7 +21,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from outrider.errors import ConfigError, InvalidRequestError
 from outrider.models.chat import Message
 from outrider.models.chat_template import ChatTemplate
-from outrider.models.templating import MAX_SOURCE_CHARS, MAX_STEPS, BoundedEnvironment
+from outrider.models.template_budget import MAX_STEPS
+from outrider.models.templating import BROKEN, MAX_SOURCE_CHARS, MAX_TOKENS, BoundedEnvironment
 
 DOUBLING = (
     "{%% set ns = namespace(x=%s) %%}"
@@ -96,6 +97,24 @@ HOSTILE = {
     "doubled text in a generation": (
         "{% generation %}" + DOUBLING % ("'a'", "ns.x ~ ns.x", "") + "{% endgeneration %}"
     ),
+    "a joined block": (
+        "{% set a = 'a' * 8000000 %}"
+        "{% set b %}{% for i in range(999) %}{{ a }}{% endfor %}{% endset %}"
+    ),
+    "a format with its text often": "{{ ('{0}' * 1000).format('a' * 8000000) }}",
+    "a test that is a format": "{{ '%9999999999d' is odd }}",
+    "a rounding that repeats": "{{ ('a' * 99)|round(9, 'ceil') }}",
+    "a rounding that is a power": "{{ 1|round(8000000, 'ceil') }}",
+    "a number of hexadecimal digits": "{{ ('f' * 8000000)|int(base=16) // 3 }}",
+    "a number of bytes": "{{ (1).from_bytes([255] * 100000, 'big') }}",
+    "much compared with much": "{{ ['a' * 999999] * 99999 == ['a' * 999999] * 99999 }}",
+    "comments stripped one by one": "{{ (('<!---->' * 1000000)|safe).striptags() }}",
+    "an encoding": "{{ ('\u00fc' * 1000000).encode('punycode') }}",
+    "sets": "{% set a = range(9) %}{{ ({}.keys() - a)|list }}",
+    "values of dictionaries": DOUBLING
+    % ("{'a': 1}", "{'a': ns.x.items(), 'b': ns.x.items()}", "{{ ns.x.items() }}"),
+    "a search from behind": "{{ ('a' * 8000000).rfind('a' * 4000000 ~ 'b' ~ 'a' * 99999) }}",
+    "reasons without end": "{{ raise_exception(['a' * 8000000] * 1000) }}",
     "division": "{{ 1 / 0 }}",
     "nothing": "{{ a.b.c }}",
     "forbidden": "{{ ''.__class__.__mro__ }}",
@@ -109,7 +128,16 @@ def test_a_hostile_template_refuses_and_takes_few_steps(source: str) -> None:
         template.segments([Message("user", "hello")])
 
 
-MANY = ("'a' * 8000000", "'ab ' * 900000", "[0] * 2000000", "range(8000000)", "[[1] * 999] * 999")
+MANY = (
+    "'a' * 8000000",
+    "'ab ' * 900000",
+    "[0] * 100000",
+    "'\U0001f600' * 130000",
+    "[0] * 2000000",
+    "range(8000000)",
+    "range(100000)",
+    "[[1] * 999] * 99",
+)
 STEPS = (
     *("list", "batch(1)", "batch(2, 'x')", "slice(3)", "slice(400000)", "map('string')", "sort"),
     *("map('upper')", "unique", "reverse", "select", "reject('none')", "groupby(0)", "tojson"),
@@ -119,14 +147,45 @@ STEPS = (
 
 
 @settings(max_examples=15)
+@example("[0] * 2000000", ["trim", "trim", "sort", "batch(2, 'x')", "list"])
+@example("[0] * 100000", ["sort", "batch(2, 'x')", "map('batch', 1)", "map('list')", "list"])
+@example("('a\\n' * 60000).splitlines()", ["batch(1)", "list", "map('list')", "sort"])
 @given(st.sampled_from(MANY), st.lists(st.sampled_from(STEPS), min_size=1, max_size=6))
 def test_whatever_filters_are_chained_little_memory_is_taken(much: str, steps: list[str]) -> None:
     source = "{% set a = (" + much + ")" + "".join(f" | {step}" for step in steps) + " %}{{ a }}"
-    template = ChatTemplate(source, ["<s>"], {})
+    bounded = BoundedEnvironment(lambda: 0.0)
+    template = bounded.compiled(source)
     tracemalloc.start()
     try:
-        with contextlib.suppress(InvalidRequestError):
-            template.segments([Message("user", "hello")])
+        with contextlib.suppress(*BROKEN):
+            bounded.rendered(template, {})
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_rendering_that_failed_leaves_no_memory_taken() -> None:
+    bounded = BoundedEnvironment(lambda: 0.0)
+    template = bounded.compiled("{% set a = ('\U0001f600' * 99999) | list %}{{ a.b.c }}")
+    tracemalloc.start()
+    try:
+        with pytest.raises(TemplateError) as caught:
+            bounded.rendered(template, {})
+        assert tracemalloc.get_traced_memory()[1] > 8 << 20
+        assert tracemalloc.get_traced_memory()[0] < 1 << 20
+        assert str(caught.value)
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("one", ["{{a}}", "{% set a = b, b, b %}", "{% for a in b %}{% endfor %}"])
+def test_compiling_a_template_takes_little_memory(one: str) -> None:
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(ConfigError):
+            ChatTemplate(one * (MAX_SOURCE_CHARS // len(one)), ["<s>"], {})
+        with contextlib.suppress(ConfigError):
+            ChatTemplate(one * (MAX_TOKENS // len(one.split())), ["<s>"], {})
         assert tracemalloc.get_traced_memory()[1] < 64 << 20
     finally:
         tracemalloc.stop()

@@ -126,6 +126,9 @@ def test_a_template_is_asked_what_it_shows() -> None:
         PLAIN.replace("assistant\n{% endif", "assistant\n<think>\n{% endif"), [], {}
     )
     assert forced.abilities.begins_in_reasoning
+    # As that of Hermes 3 for chats with tools, which fails without.
+    needs_tools = ChatTemplate(f"{{% for tool in tools %}}{{% endfor %}}{HERMES}", [], {})
+    assert needs_tools.abilities.tools and needs_tools.abilities.calls
 
 
 def test_a_developer_is_a_system_to_templates_that_know_none() -> None:

@@ -176,6 +176,53 @@ MISTRAL_ARGS: Final = """
     {%- endif %}
 {%- endfor %}
 """
+HARMONY: Final = """
+{{- '<|start|>system<|message|>Reasoning: ' + (reasoning_effort | default('medium')) }}
+{{- '\\n\\n# Valid channels: analysis, commentary, final.<|end|>' }}
+{%- set told = messages[0].role in ('system', 'developer') %}
+{%- if told or tools %}
+    {{- '<|start|>developer<|message|>' }}
+    {%- if told %}
+        {{- '# Instructions\\n\\n' + messages[0].content + '\\n\\n' }}
+    {%- endif %}
+    {%- if tools %}
+        {{- '# Tools\\n\\nnamespace functions {\\n' }}
+        {%- for tool in tools %}
+            {{- 'type ' + tool.function.name + ' = (_: ' }}
+            {{- (tool.function.parameters or {}) | tojson }}
+            {{- ') => any;\\n' }}
+        {%- endfor %}
+        {{- '}' }}
+    {%- endif %}
+    {{- '<|end|>' }}
+{%- endif %}
+{%- for message in (messages[1:] if told else messages) %}
+    {%- if message.role == 'user' %}
+        {{- '<|start|>user<|message|>' + message.content + '<|end|>' }}
+    {%- elif message.role == 'tool' %}
+        {{- '<|start|>functions.' + message.name + ' to=assistant<|channel|>commentary' }}
+        {{- '<|message|>' + (message.content | tojson) + '<|end|>' }}
+    {%- elif message.tool_calls %}
+        {%- if message.content %}
+            {{- '<|start|>assistant<|channel|>commentary<|message|>' + message.content }}
+            {{- '<|end|>' }}
+        {%- endif %}
+        {%- for call in message.tool_calls %}
+            {{- '<|start|>assistant to=functions.' + call.function.name }}
+            {{- '<|channel|>commentary json<|message|>' }}
+            {{- call.function.arguments | tojson }}
+            {{- '<|call|>' }}
+        {%- endfor %}
+    {%- elif message.role == 'assistant' %}
+        {{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}
+    {%- else %}
+        {{- '<|start|>' + message.role + '<|message|>' + message.content + '<|end|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start|>assistant' }}
+{%- endif %}
+"""
 PLAIN: Final = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -185,6 +232,10 @@ _CHATML: Final = ("<|im_start|>", "<|im_end|>")
 _MISTRAL: Final = (
     *("</s>", "<s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
     *("[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
+)
+_HARMONY: Final = (
+    *("<|return|>", "<|startoftext|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>"),
+    *("<|constrain|>", "<|call|>"),
 )
 CONTROL: Final[Mapping[str, tuple[str, ...]]] = {
     HERMES: _CHATML,
@@ -196,6 +247,7 @@ CONTROL: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     MISTRAL: _MISTRAL,
     MISTRAL_ARGS: _MISTRAL,
+    HARMONY: _HARMONY,
 }
 """The control tokens of each template's vocabulary; the end of a reply is one of the first two."""
 _ENDS: Final = {"<|im_start|>": "<|im_end|>"}
@@ -205,6 +257,7 @@ FAMILIES: Final = {
     "llama3": LLAMA3,
     "mistral": MISTRAL,
     "mistral_args": MISTRAL_ARGS,
+    "harmony": HARMONY,
 }
 
 

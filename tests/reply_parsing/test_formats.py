@@ -16,12 +16,13 @@ from tests.models import tool_templates
         ("llama3", CallSyntax.LLAMA3_JSON),
         ("mistral", CallSyntax.MISTRAL),
         ("mistral_args", CallSyntax.MISTRAL_ARGS),
+        ("harmony", CallSyntax.HARMONY),
     ],
 )
 def test_a_template_tells_the_syntax(family: str, syntax: CallSyntax) -> None:
     template = tool_templates.FAMILIES[family]
     assert call_syntax_of(template) is syntax
-    assert (reasoning_tags_of(template) is not None) == (family == "thinking")
+    assert (reasoning_tags_of(template) is not None) == (family in ("thinking", "harmony"))
 
 
 def test_forms_that_are_not_known_are_none() -> None:

@@ -112,6 +112,20 @@ def test_mistral_writes_a_list_or_names() -> None:
     }
 
 
+def test_gpt_oss_calls_once_in_a_message_or_answers_in_one() -> None:
+    rules = grammar(CallSyntax.HARMONY, [NOW, GET])
+    assert rules["start"] == "call0 | call1"
+    assert rules["call0"].startswith(
+        '("<|start|>" "assistant")? "<|channel|>" "commentary to=functions.now " '
+        '"<|constrain|>" "json" "<|message|>" %json '
+    )
+    text = call_grammar(
+        ReplyFormat(CallSyntax.HARMONY), [NOW], no_control, parallel=True, answer="{}"
+    )
+    assert "start: (calls | answer)\n" in text
+    assert '"<|channel|>" "final" "<|message|>" %json ' in text
+
+
 def test_control_tokens_are_named_by_their_ids() -> None:
     ids = {"[TOOL_CALLS]": 5, "[ARGS]": 7}
     text = call_grammar(ReplyFormat(CallSyntax.MISTRAL_ARGS), [NOW], ids.get, parallel=False)

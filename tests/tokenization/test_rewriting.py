@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import pytest
 from hypothesis import given
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from outrider.errors import ConfigError, PromptTooLongError
 from outrider.models.chat import Message
 from outrider.models.tools import ToolCall
+from outrider.tokenization.encoder import completed
 from outrider.tokenization.rewriting import Rewriter, RewritingPolicy, TooLong
 
 MESSAGES = st.builds(Message, st.sampled_from(["user", "assistant"]), st.text(max_size=80))
@@ -34,7 +35,8 @@ def fitted(one: Rewriter, chat: Sequence[Message], max_tokens: int) -> Sequence[
     """What is let through, None if nothing is."""
     asked: list[Sequence[Message]] = [chat]
 
-    def encode(messages: Sequence[Message]) -> array[int]:
+    def encode(messages: Sequence[Message]) -> Generator[int, None, array[int]]:
+        yield from ()
         before = sum(len(m.content) for m in asked[-1])
         assert sum(len(m.content) for m in messages) < before, "or it would never end"
         asked.append(messages)
@@ -43,7 +45,7 @@ def fitted(one: Rewriter, chat: Sequence[Message], max_tokens: int) -> Sequence[
     if tokens(chat) <= max_tokens:
         return chat
     try:
-        ids = one.fitted(chat, tokens(chat), max_tokens, encode)
+        ids = completed(one.fitted(chat, tokens(chat), max_tokens, encode))
     except PromptTooLongError as error:
         assert f"in {tokens(chat)} tokens, and at most {max_tokens} fit" in error.message
         return None
@@ -128,12 +130,13 @@ def test_what_is_said_of_turns_left_out_takes_their_place_once() -> None:
     chat, counts = turns(40, num_chars=100), iter([110, 105, 102, 100])
     asked: list[Sequence[Message]] = []
 
-    def encode(messages: Sequence[Message]) -> array[int]:
+    def encode(messages: Sequence[Message]) -> Generator[int, None, array[int]]:
+        yield from ()
         asked.append(messages)
         return array("I", [0]) * next(counts)
 
     one = rewriter(TooLong.KEEP_TURNS, keep_turns=30, drop_turns=1)
-    assert len(one.fitted(chat, 400, 100, encode)) == 100
+    assert len(completed(one.fitted(chat, 400, 100, encode))) == 100
     assert len(asked) == 4
     for found in asked:
         told = f"\n\n[earlier conversation omitted: {len(chat) - len(found)} messages]"
@@ -224,14 +227,16 @@ def test_tools_take_room_that_no_message_can_make() -> None:
     chat = [Message("user", "x" * 100)]
     asked: list[int] = []
 
-    def encode(messages: Sequence[Message]) -> array[int]:
+    def encode(messages: Sequence[Message]) -> Generator[int, None, array[int]]:
+        yield from ()
         asked.append(len(messages[0].content))
         return array("I", [0]) * (500 + len(messages[0].content))
 
     one = rewriter(TooLong.CUT_MIDDLE, mark="")
-    assert len(one.fitted(chat, 600, 550, encode, num_fixed_chars=500)) <= 550
+    ids = completed(one.fitted(chat, 600, 550, encode, num_fixed_chars=500))
+    assert len(ids) <= 550
     with pytest.raises(PromptTooLongError):
-        one.fitted(chat, 600, 450, encode, num_fixed_chars=500)
+        completed(one.fitted(chat, 600, 450, encode, num_fixed_chars=500))
     assert len(asked) < 5, "found out soon"
 
 

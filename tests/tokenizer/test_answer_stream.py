@@ -38,7 +38,9 @@ class Script:
 async def test_answers_come_in_the_order_of_completion() -> None:
     script = Script()
     async with leak_check():
-        answers = AnswerStream(script.requests(3), script.answer, max_in_flight=8).answers()
+        answers = AnswerStream(
+            script.requests(3), script.answer, max_in_flight=8, number=int
+        ).answers()
         first = asyncio.ensure_future(anext(answers))
         await eventually(lambda: script.asked == [0, 1, 2])
         script.gates[2].set()
@@ -54,7 +56,9 @@ async def test_answers_come_in_the_order_of_completion() -> None:
 async def test_no_more_are_read_than_may_be_in_flight() -> None:
     script = Script()
     async with leak_check():
-        answers = AnswerStream(script.requests(10), script.answer, max_in_flight=3).answers()
+        answers = AnswerStream(
+            script.requests(10), script.answer, max_in_flight=3, number=int
+        ).answers()
         first = asyncio.ensure_future(anext(answers))
         await eventually(lambda: script.asked == [0, 1, 2])
         for gate in script.gates.values():
@@ -72,7 +76,9 @@ async def test_no_more_are_read_than_may_be_in_flight() -> None:
 async def test_leaving_early_cancels_what_is_under_way() -> None:
     script = Script()
     async with leak_check():
-        answers = AnswerStream(script.requests(4), script.answer, max_in_flight=8).answers()
+        answers = AnswerStream(
+            script.requests(4), script.answer, max_in_flight=8, number=int
+        ).answers()
         async with aclosing(answers):
             first = asyncio.ensure_future(anext(answers))
             await eventually(lambda: len(script.asked) == 4)
@@ -92,6 +98,8 @@ async def test_a_failing_request_stream_fails_the_answers() -> None:
     async with leak_check():
         got: list[int] = []
         with pytest.raises(ConnectionError):
-            async for number in AnswerStream(broken(), answer, max_in_flight=2).answers():
+            async for number in AnswerStream(
+                broken(), answer, max_in_flight=2, number=int
+            ).answers():
                 got.append(number)  # noqa: PERF401 - the error comes after the answers
         assert got == [1]

@@ -13,6 +13,7 @@ from outrider.errors import (
 from outrider.models.chat import MAX_MESSAGES, Message
 from outrider.models.tools import MAX_TOOLS, ToolCall, check_tools
 from outrider.models.vocabulary import Vocabulary
+from outrider.tokenization.encoder import completed
 from outrider.tokenization.rewriting import Rewriter, RewritingPolicy
 from outrider.tokenization.segment_cache import ContentClass
 from outrider.v1 import common_pb2, tokenizer_pb2
@@ -41,7 +42,7 @@ class Bench:
 
     def ids(self, request: tokenizer_pb2.EncodeRequest) -> list[int]:
         """What the request is answered with."""
-        block = token_block_from_proto(self._answering.encode(self._served, request).ids)
+        block = token_block_from_proto(completed(self._answering.encode(self._served, request)).ids)
         return list(self._served.coder.decode(block, max_count=1000))
 
 
@@ -72,9 +73,9 @@ def test_a_request_of_more_bytes_than_are_tokenized_at_once_is_refused() -> None
     handler = RequestHandler(max_text_bytes=100, max_decode_ids=1000)
     most = tokenizer_pb2.EncodeRequest(text="x" * 98)
     assert most.ByteSize() == 100
-    assert handler.encode(served, most).ids.count
+    assert completed(handler.encode(served, most)).ids.count
     with pytest.raises(FrameTooLargeError, match="has 101 bytes, at most 100"):
-        handler.encode(served, tokenizer_pb2.EncodeRequest(text="x" * 99))
+        completed(handler.encode(served, tokenizer_pb2.EncodeRequest(text="x" * 99)))
 
 
 def test_pieces_of_text_are_found_by_the_trust_group_that_sent_them() -> None:
@@ -82,7 +83,9 @@ def test_pieces_of_text_are_found_by_the_trust_group_that_sent_them() -> None:
     handler = RequestHandler(1 << 20, 1000)
     lookups = served.encoder.lookups[ContentClass.DOCUMENT]
     for salt, num_hits in ((b"ours", 0), (b"them", 0), (b"", 0), (b"", 0), (b"ours", 1)):
-        handler.encode(served, tokenizer_pb2.EncodeRequest(text="some text", cache_salt=salt))
+        completed(
+            handler.encode(served, tokenizer_pb2.EncodeRequest(text="some text", cache_salt=salt))
+        )
         assert lookups.num_hits == num_hits, "who names no group shares nothing"
 
 

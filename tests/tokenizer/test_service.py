@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -19,7 +20,7 @@ from outrider.rpc import from_rpc_error
 from outrider.testing import eventually, leak_check
 from outrider.v1 import common_pb2, tokenizer_pb2
 from outrider.wire import token_block_from_proto, token_block_to_proto
-from services.tokenizer.requests import RequestHandler
+from services.tokenizer.requests import RequestHandler, Slices
 from services.tokenizer.vocabularies import ServedVocabulary
 from tests.tokenizer.running import MODEL, TokenizerUnderTest, running_tokenizer
 
@@ -202,33 +203,95 @@ async def test_invalid_utf8_ends_its_stream_alone(service: TokenizerUnderTest) -
     assert (await service.encode([request]))[1].ids.count > 0
 
 
+class Held:
+    """Encoding begins, and goes on when it is let."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun: list[str] = []
+        self.may_go_on = threading.Event()
+        encode = RequestHandler.encode
+
+        def held(
+            handler: RequestHandler, served: ServedVocabulary, request: tokenizer_pb2.EncodeRequest
+        ) -> Slices[tokenizer_pb2.EncodeResponse]:
+            self.begun.append(request.text)
+            assert self.may_go_on.wait(60.0)
+            return (yield from encode(handler, served, request))
+
+        monkeypatch.setattr(RequestHandler, "encode", held)
+
+
 async def test_a_caller_that_leaves_takes_its_requests_along(
     vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encode, begun, may_go_on = RequestHandler.encode, list[str](), threading.Event()
-
-    def held(
-        self: RequestHandler, served: ServedVocabulary, request: tokenizer_pb2.EncodeRequest
-    ) -> tokenizer_pb2.EncodeResponse:
-        begun.append(request.text)
-        assert may_go_on.wait(60.0)
-        return encode(self, served, request)
-
-    monkeypatch.setattr(RequestHandler, "encode", held)
+    held = Held(monkeypatch)
     async with leak_check(), running_tokenizer(vocabulary, threads=1) as service:
         call = service.stub.Encode()
         for number in range(60):
             await call.write(tokenizer_pb2.EncodeRequest(number=number, text="left"))
-        await eventually(lambda: begun == ["left"])
+        await eventually(lambda: held.begun == ["left"])
         call.cancel()
         async with asyncio.timeout(60.0):
             while "outrider_tokenizer_requests_total{" not in await service.admin("/metrics"):
                 await asyncio.sleep(0.01)
-        may_go_on.set()
+        held.may_go_on.set()
         # One thread: the text that it was at ends, and none of the dozens behind that begins.
         request = tokenizer_pb2.EncodeRequest(number=1, text="next")
         assert (await service.encode([request]))[1].ids.count == 1
-        assert begun == ["left", "next"]
+        assert held.begun == ["left", "next"]
+
+
+async def rest(call: Any) -> list[tokenizer_pb2.EncodeResponse]:
+    """All further answers."""
+    found = []
+    while (answer := await call.read()) is not grpc.aio.EOF:
+        found.append(answer)
+    return found
+
+
+async def test_a_request_that_is_withdrawn_is_given_up(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(monkeypatch)
+    async with leak_check(), running_tokenizer(vocabulary, threads=1) as service:
+        call = service.stub.Encode()
+        for number, text in enumerate(("first", "left", "left", "last")):
+            await call.write(tokenizer_pb2.EncodeRequest(number=number, text=text))
+        await eventually(lambda: held.begun == ["first"])
+        for number in (1, 2, 7):  # one is unknown
+            await call.write(tokenizer_pb2.EncodeRequest(number=number, withdrawn=True))
+        await call.write(tokenizer_pb2.EncodeRequest(number=8, model="nobody's"))
+        unknown = await call.read()
+        assert isinstance(unknown, tokenizer_pb2.EncodeResponse) and unknown.number == 8
+        held.may_go_on.set()
+        await call.done_writing()
+        assert [answer.number for answer in await rest(call)] == [0, 3]
+        assert held.begun == ["first", "last"]
+
+
+@pytest.mark.parametrize("others", ["another host", "another client"])
+async def test_threads_are_shared_between_those_who_ask(
+    others: str, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(monkeypatch)
+    flooding = common_pb2.Requester(origin="tenant", client="one")
+    other = common_pb2.Requester(origin="tenant", client="other")
+    if others == "another host":
+        other.origin = ""
+    async with running_tokenizer(vocabulary, threads=1) as service:
+        call = service.stub.Encode()
+        for number in range(9):
+            await call.write(
+                tokenizer_pb2.EncodeRequest(number=number, text="flood", requester=flooding)
+            )
+        await eventually(lambda: held.begun == ["flood"])
+        await call.write(tokenizer_pb2.EncodeRequest(number=9, text="mine", requester=other))
+        await call.write(tokenizer_pb2.EncodeRequest(number=10, model="nobody's"))
+        await call.read()  # what came before is waiting by now
+        held.may_go_on.set()
+        await call.done_writing()
+        assert len(await rest(call)) == 10
+    assert held.begun.index("mine") <= 2
 
 
 async def test_readiness_and_metrics(service: TokenizerUnderTest) -> None:

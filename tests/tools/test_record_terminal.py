@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,9 +14,9 @@ from PIL import Image
 
 from tools import record_terminal
 from tools.record_terminal import RECORDINGS, Output, Shown, shown, svg
+from tools.renderers import renderer, renderer_environment
 
 COLUMNS, ROWS = 24, 5
-_UNPACKED: Final = Path(__file__).parents[2] / ".tools" / "renderers"
 OUTPUTS: Final = (
     Output(1.0, b"$ chat\r\n"),
     Output(2.0, b"a    b \x1b[2m  |sea| is\x1b[22m"),
@@ -84,7 +82,7 @@ def seen(name: str, page: Path, folder: Path) -> list[str]:
         text=True,
         check=False,
         cwd=folder,
-        env=_environment(folder),
+        env=renderer_environment(folder),
     )
     assert png.exists(), done.stderr[-2000:]
     pixels = np.asarray(Image.open(png).convert("RGB"), dtype=np.int64)
@@ -95,25 +93,10 @@ def seen(name: str, page: Path, folder: Path) -> list[str]:
 
 
 def _program(name: str) -> str:
-    """The machine's program of this name, or the one that `tools/setup.sh dev` unpacked."""
-    unpacked = _UNPACKED / ("usr/lib/chromium" if name == "chromium" else "usr/bin") / name
-    found = shutil.which(name) or (str(unpacked) if unpacked.exists() else None)
+    found = renderer(name)
     if found is None:
         pytest.fail(f"there is no {name}: install it, or run tools/setup.sh dev on Debian")
-    return found
-
-
-def _environment(folder: Path) -> dict[str, str]:
-    """Where unpacked programs find their libraries and fonts."""
-    library = next((_UNPACKED / "usr/lib").glob("*-linux-gnu"), _UNPACKED)
-    fonts = folder / "fonts.conf"
-    fonts.write_text(
-        f"<fontconfig><dir>/usr/share/fonts</dir><dir>{_UNPACKED}/usr/share/fonts</dir>"
-        f"<cachedir>{folder}/fonts</cachedir></fontconfig>",
-        encoding="utf-8",
-    )
-    libraries = f"{library}:{library}/pulseaudio"
-    return {**os.environ, "LD_LIBRARY_PATH": libraries, "FONTCONFIG_FILE": str(fonts)}
+    return str(found)
 
 
 def _has_ink(pixels: NDArray[np.int64], row: int, column: int) -> bool:

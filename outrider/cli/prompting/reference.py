@@ -184,10 +184,11 @@ def _reply_format(
     vocabulary: Vocabulary, tool_parser: str, tools: tuple[str, ...]
 ) -> ReplyFormat | None:
     found = vocabulary.reply_format(tool_parser)
-    syntax = found.call_syntax if tools else None
-    if syntax is None and found.reasoning is None:
+    if not tools:
+        found = found.without_calls
+    if found.call_syntax is None and found.reasoning is None:
         return None
-    return replace(found, call_syntax=syntax, tool_names=tuple(map(tool_name, tools)))
+    return replace(found, tool_names=tuple(map(tool_name, tools)))
 
 
 def _table(vocabulary: Vocabulary, sampling: SamplingParams) -> TokenTable | None:

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from email.message import Message
 from http.client import HTTPMessage
-from ipaddress import ip_address
 from pathlib import Path
 from typing import IO, NoReturn
 from urllib.parse import SplitResult, urlsplit
 
+from outrider import host_names
 from outrider.backoff import Backoff
 from outrider.errors import SourceError
 from outrider.models.disk.fetch import COPY_BYTES, ByteSink
@@ -213,13 +213,7 @@ class RedirectPolicy(urllib.request.HTTPRedirectHandler):
 
 def is_loopback(url: SplitResult) -> bool:
     """Whether a URL's host is this machine, by its literal address or the name localhost."""
-    host = url.hostname or ""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return host_names.is_loopback(url.hostname or "")
 
 
 def _same_origin(one: SplitResult, other: SplitResult) -> bool:

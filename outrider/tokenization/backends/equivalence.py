@@ -14,6 +14,7 @@ from itertools import zip_longest
 from typing import Final
 
 from outrider.errors import ArtifactCorruptError
+from outrider.fair_work.defects import is_defect
 from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.backends import corpus
 from outrider.tokenization.backends.base import Backend, Reference
@@ -120,12 +121,6 @@ def compare(
         if found != expected:
             return Comparison(count, describe(text, found, expected))
     return Comparison(count, "")
-
-
-def is_defect(failure: BaseException) -> bool:
-    """Whether a backend failed, rather than this process being told to end. A Rust package that
-    panics raises an exception that is no Exception."""
-    return isinstance(failure, Exception) or type(failure).__name__ == "PanicException"
 
 
 def describe(text: str, found: array[int], expected: array[int]) -> str:

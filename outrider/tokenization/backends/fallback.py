@@ -11,8 +11,9 @@ from typing import Final
 
 import structlog
 
+from outrider.fair_work.defects import is_defect
 from outrider.tokenization.backends.base import Backend, Batch
-from outrider.tokenization.backends.equivalence import describe, is_defect
+from outrider.tokenization.backends.equivalence import describe
 
 SAMPLE_EVERY: Final = 256
 """One text in so many gets a shadow check."""

@@ -21,14 +21,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol, TypeAlias
 
-import structlog
-
 from outrider.errors import OutriderError, OverloadedError, PromptTooLongError
+from outrider.fair_work.defects import defect, is_defect
+from outrider.fair_work.job_queue import JobClass, given_up
+from outrider.fair_work.threads import WorkerThreads
+from outrider.fair_work.turns import Requester
 from outrider.models.chat import Message, num_chars_of
-from outrider.tokenization.backends.equivalence import is_defect
 from outrider.tokenization.encoder import CacheScope, CachingEncoder, PartialPrompt, completed
-from outrider.tokenization.pool.job_queue import LONG_CHARS, JobClass, Requester, given_up
-from outrider.tokenization.pool.threads import WorkerThreads
 from outrider.tokenization.rewriting import Rewriter
 from outrider.tokenization.segment_cache import ContentClass
 
@@ -37,7 +36,8 @@ _MAX_COUNTED: Final = 4
 """A prompt that cannot be shortened is counted up to so many times the tokens that fit: clients
 shorten it by the number, and the rest would only cost time."""
 
-log = structlog.get_logger()
+THE_TOKENIZER: Final = "the tokenizer"
+"""What failed, in errors of defects."""
 
 TokenizationResult: TypeAlias = tuple[int, ...] | OutriderError
 """The prompt ids, or what made them impossible."""
@@ -202,7 +202,7 @@ class TokenizationPool:
         """
         messages = self._rewriter.prepare(messages)
         num_chars = num_chars_of(messages, tools) + len(variables)
-        job_class = JobClass.TYPEAHEAD if is_typeahead else _class_of(num_chars)
+        job_class = JobClass.TYPEAHEAD if is_typeahead else JobClass.of(num_chars)
         loop = asyncio.get_running_loop()
         job = TokenizationJob(
             *(messages, answer, job_class, requester, num_chars, loop, self._clock()),
@@ -227,7 +227,7 @@ class TokenizationPool:
         not rewritten. `is_prompt`: with those that the model's prompts begin and end with. Raises
         OverloadedError."""
         loop = asyncio.get_running_loop()
-        job_class = _class_of(len(text))
+        job_class = JobClass.of(len(text))
         job = TokenizationJob(
             *((), answer, job_class, requester, len(text), loop, self._clock()),
             scope=scope,
@@ -247,7 +247,7 @@ class TokenizationPool:
     ) -> TokenizationJob:
         """Like `submit`, for text that is no prompt: neither rewritten nor cached, and cut behind
         `max_tokens`. Only threads encode it. Raises OverloadedError when they have no room."""
-        job_class = _class_of(len(text))
+        job_class = JobClass.of(len(text))
         loop = asyncio.get_running_loop()
         prompt = PartialPrompt(None, [(text, ContentClass.USER)], len(text))
         job = TokenizationJob(
@@ -291,7 +291,7 @@ class TokenizationPool:
         except BaseException as failure:
             if not is_defect(failure):
                 raise
-            self._finish(job, defect(failure), Tier.INLINE)
+            self._finish(job, defect(failure, THE_TOKENIZER), Tier.INLINE)
             return True
         is_fast = self.encoder.backend.is_fast
         limit = policy.max_inline_missing if is_fast else policy.max_reference_missing
@@ -341,7 +341,7 @@ class TokenizationPool:
     # What follows runs in any thread.
 
     def _work(self, job: TokenizationJob) -> bool:
-        """One slice; whether there is another one."""
+        """One slice; whether there is another one that is wanted."""
         if job.is_cancelled:
             return False
         if job.slices is None:
@@ -351,7 +351,7 @@ class TokenizationPool:
         except StopIteration as done:
             self._finish(job, done.value, Tier.THREAD)
             return False
-        return True
+        return not job.is_cancelled
 
     def _finish(self, job: TokenizationJob, result: TokenizationResult, tier: Tier) -> None:
         if not job.is_plain and not job.is_cancelled:
@@ -367,15 +367,7 @@ class TokenizationPool:
     def _in_slices(
         self, job: TokenizationJob, *, may_wait: bool
     ) -> Generator[int, None, TokenizationResult]:
-        try:
-            ids = yield from self._ids(job, may_wait=may_wait)
-            return as_tuple(ids)
-        except OutriderError as error:
-            return error
-        except BaseException as failure:
-            if not is_defect(failure):
-                raise
-            return defect(failure)
+        return _settled(self._ids(job, may_wait=may_wait))
 
     def _ids(self, job: TokenizationJob, *, may_wait: bool) -> Generator[int, None, array[int]]:
         max_tokens = self._policy.max_tokens
@@ -387,14 +379,13 @@ class TokenizationPool:
             return ids
         if job.is_plain:
             return ids[:max_tokens]
-        return self._fitted(job, len(ids), may_wait=may_wait)
+        return (yield from self._fitted(job, len(ids), may_wait=may_wait))
 
     def _fit(self, job: TokenizationJob, result: TokenizationResult) -> TokenizationResult:
         """The result of another process, shortened if it is too long."""
         if isinstance(result, OutriderError) or len(result) <= self._policy.max_tokens:
             return result
-        num_tokens = len(result)
-        return _result_of(lambda: self._fitted(job, num_tokens, may_wait=True))
+        return completed(_settled(self._fitted(job, len(result), may_wait=True)))
 
     def _begin(self, job: TokenizationJob) -> PartialPrompt:
         if job.text is not None:
@@ -404,15 +395,17 @@ class TokenizationPool:
     def _begin_chat(self, job: TokenizationJob, messages: Sequence[Message]) -> PartialPrompt:
         return self.encoder.begin(messages, job.scope, tools=job.tools, variables=job.variables)
 
-    def _fitted(self, job: TokenizationJob, num_tokens: int, *, may_wait: bool) -> array[int]:
-        if job.text is not None:
-            raise PromptTooLongError.of(num_tokens, self._policy.max_tokens)
-
-        def encode(messages: Sequence[Message]) -> array[int]:
-            return self.encoder.finish(self._begin_chat(job, messages), may_wait=may_wait)
-
+    def _fitted(
+        self, job: TokenizationJob, num_tokens: int, *, may_wait: bool
+    ) -> Generator[int, None, array[int]]:
         max_tokens = self._policy.max_tokens
-        ids = self._rewriter.fitted(
+        if job.text is not None:
+            raise PromptTooLongError.of(num_tokens, max_tokens)
+
+        def encode(messages: Sequence[Message]) -> Generator[int, None, array[int]]:
+            return self.encoder.in_slices(self._begin_chat(job, messages), may_wait=may_wait)
+
+        ids = yield from self._rewriter.fitted(
             job.messages,
             num_tokens,
             max_tokens,
@@ -438,26 +431,18 @@ def _up_to(
         yield count
 
 
-def _class_of(num_chars: int) -> JobClass:
-    return JobClass.LONG if num_chars >= LONG_CHARS else JobClass.SHORT
-
-
-def _result_of(work: Callable[[], array[int]]) -> TokenizationResult:
+def _settled(
+    slices: Generator[int, None, array[int]],
+) -> Generator[int, None, TokenizationResult]:
+    """The same slices, and the ids or what made them impossible."""
     try:
-        return as_tuple(work())
+        return as_tuple((yield from slices))
     except OutriderError as error:
         return error
     except BaseException as failure:
         if not is_defect(failure):
             raise
-        return defect(failure)
-
-
-def defect(failure: BaseException) -> OutriderError:
-    """The error for a chat whose tokenization failed by a defect; the worker continues with other
-    chats."""
-    log.error("tokenization_failed", exc_info=failure)
-    return OutriderError(f"the tokenizer failed: {type(failure).__name__}")
+        return defect(failure, THE_TOKENIZER)
 
 
 def as_tuple(ids: array[int]) -> tuple[int, ...]:

@@ -25,18 +25,17 @@ from typing import Final
 import structlog
 
 from outrider.errors import OutriderError
+from outrider.fair_work.defects import defect, is_defect
 from outrider.models.chat import Message, check_messages
 from outrider.models.tools import ToolCall
 from outrider.models.vocabulary import Vocabulary
-from outrider.tokenization.backends.equivalence import is_defect
 from outrider.tokenization.backends.selection import adopt_backend
 from outrider.tokenization.encoder import CacheScope, CachingEncoder
-from outrider.tokenization.pool.job_queue import two_choices
 from outrider.tokenization.pool.pool import (
+    THE_TOKENIZER,
     TokenizationJob,
     TokenizationResult,
     as_tuple,
-    defect,
 )
 from outrider.tokenization.segment_cache import CachePolicy
 
@@ -186,7 +185,17 @@ class TokenizerProcess:
         except BaseException as failure:
             if not is_defect(failure):
                 raise
-            return defect(failure)
+            return defect(failure, THE_TOKENIZER)
+
+
+def two_choices(loads: Sequence[int], rng: Random) -> int:
+    """The index of the less loaded of two picked at random: near the best of all, without herding
+    (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001). `loads` is not
+    empty."""
+    if len(loads) == 1:
+        return 0
+    first, second = rng.sample(range(len(loads)), 2)
+    return first if loads[first] <= loads[second] else second
 
 
 def _ask(connection: Connection, job: TokenizationJob) -> bytes:

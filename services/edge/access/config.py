@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Final
 from urllib.parse import urlsplit
@@ -11,6 +10,7 @@ from urllib.parse import urlsplit
 from outrider.access.api_keys import scopes_of
 from outrider.bounds import PositiveFloat, between
 from outrider.errors import ConfigError
+from outrider.host_names import is_loopback
 
 _CLAIMS: Final = frozenset({"exp", "nbf", "iat", "sub", "jti"})
 
@@ -113,14 +113,7 @@ def _check_url(url: str) -> None:
         raise ConfigError(f"jwt.jwks_url is no URL: {error}") from error
     if is_secret:
         raise ConfigError("jwt.jwks_url holds a user or a password, and would be logged")
-    if not host or not (parts.scheme == "https" or (parts.scheme == "http" and _is_local(host))):
+    if not host or not (parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host))):
         raise ConfigError(
             "jwt.jwks_url is https://HOST/...; over http anybody on the way could change the keys"
         )
-
-
-def _is_local(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

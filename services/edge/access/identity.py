@@ -40,8 +40,8 @@ from outrider.errors import (
     PermissionDeniedError,
     UnauthenticatedError,
 )
+from outrider.fair_work.turns import Requester
 from outrider.session.types import Priority
-from outrider.tokenization.pool.job_queue import Requester
 from services.edge.access.limits import UNLIMITED, TenantLimits
 
 GROUP_BYTES: Final = 16
@@ -264,8 +264,14 @@ class Identity:
 
     @property
     def requester(self) -> Requester:
-        """With whom its texts share the tokenizing threads."""
+        """With whom its work shares this edge's threads."""
         return Requester(self.origin, self.client.hex())
+
+    @property
+    def requester_elsewhere(self) -> Requester:
+        """With whom its work shares other services' threads. Who reads it learns no more than from
+        a chat's tenant, address hash and trust group."""
+        return Requester.of(self.tenant, self.address_hash, self.group)
 
     def request_id(self, client_id: str) -> str:
         """The mesh's id of a request that its client calls `client_id`: 32 hexadecimal digits. No

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outrider.fair_work.calls import FairThreads
+from outrider.fair_work.places import FairPlaces
 from outrider.tokenization.rewriting import Rewriter
 from outrider.tokenizer_client import TokenizerClient
 from services.edge.access.identity import Identities
@@ -15,7 +17,6 @@ from services.edge.chat.timers import SharedTimer
 from services.edge.models.choice import usable
 from services.edge.models.serving import EdgeModels
 from services.edge.telemetry.edge import EdgeTelemetry
-from services.edge.upstream.embedding import TenantCallQueue
 from services.edge.upstream.pool import RouterPool
 from services.edge.wire import client as client_wire
 
@@ -36,7 +37,9 @@ class EdgeContext:
     """Data shared by the chats of one model is kept with the model
     (services.edge.models.served)."""
     upstream: RouterPool
-    embedding_queue: TenantCallQueue
+    embedding_calls: FairPlaces
+    threads: FairThreads
+    """For what requests have computed beside tokenizing: texts of ids, long JSON."""
     long_texts: TokenizerClient
     telemetry: EdgeTelemetry
     resumable: ResumableChats

@@ -8,6 +8,7 @@ import contextlib
 from array import array
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 from outrider.errors import OutriderError, PromptTooLongError
 from outrider.tokenization.pool.pool import (
@@ -16,7 +17,7 @@ from outrider.tokenization.pool.pool import (
     TokenizationResult,
     as_tuple,
 )
-from outrider.tokenizer_client import TextVocabulary, TokenizerClient
+from outrider.tokenizer_client import TextVocabulary
 from services.edge.access.identity import Identity
 from services.edge.access.limiter import Allowance
 from services.edge.chat.context import EdgeContext
@@ -28,14 +29,14 @@ async def text_ids(
     text: str,
     model: ServedModel,
     identity: Identity,
-    services: TokenizerClient,
+    context: EdgeContext,
     *,
     is_prompt: bool = False,
 ) -> tuple[int, ...]:
     """The ids of a client's text, in which texts of control tokens are these tokens. `is_prompt`:
     with those that the model's prompts begin and end with. Raises PromptTooLongError,
     InvalidRequestError, OverloadedError."""
-    ids = await _by_service(text, model, services, is_prompt=is_prompt)
+    ids = await _by_service(text, model, identity, context, is_prompt=is_prompt)
     if ids is not None:
         return ids
     pool, scope, requester = model.tokenization, identity.group or None, identity.requester
@@ -48,18 +49,22 @@ async def text_ids(
 
 
 async def _by_service(
-    text: str, model: ServedModel, services: TokenizerClient, *, is_prompt: bool
+    text: str, model: ServedModel, identity: Identity, context: EdgeContext, *, is_prompt: bool
 ) -> tuple[int, ...] | None:
     """The ids of a long text; None if no tokenizer service has made them, or if control tokens are
     in it: these tokenize plain text. Raises PromptTooLongError."""
+    services, words = context.long_texts, model.vocabulary
     if not services.takes(len(text)):
         return None
-    words = model.vocabulary
-    segments = await asyncio.to_thread(words.raw_segments, text, is_prompt=is_prompt)
+    segments = await context.threads.run(
+        partial(words.raw_segments, text, is_prompt=is_prompt),
+        identity.requester,
+        num_bytes=len(text),
+    )
     if [segment.text for segment in segments if not segment.is_control] != [text]:
         return None
     vocabulary = TextVocabulary(model.limits.model, model.vocabulary_digest, model.coder)
-    ids = await services.encode(text, vocabulary)
+    ids = await services.encode(text, vocabulary, identity.requester_elsewhere)
     if ids is None:
         return None
     whole = array("I")

@@ -6,7 +6,7 @@ that a beta would make are refused by the field that requests them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
@@ -26,7 +26,7 @@ from services.edge.http.openai_errors import not_text, refused
 from services.edge.http.openai_messages import check_num_parts
 from services.edge.http.openai_sampling import SamplingFields, returns_metrics
 from services.edge.http.passed_over import PassedOver
-from services.edge.http.requests import RequestReader
+from services.edge.http.requests import ReadRequest, RequestReader
 from services.edge.http.response_format import flat_format
 from services.edge.http.template_fields import template_options
 from services.edge.http.text_documents import shown, text_of_data
@@ -40,7 +40,7 @@ from services.edge.http.translation import (
 )
 from services.edge.session.template_options import TemplateOptions
 
-_ROLES: Final = ("user", "assistant", "system")
+_ROLES: Final = ("user", "assistant", "system", "developer")
 _THINKING: Final = ("disabled", "enabled", "adaptive", "between_tools")
 _FORMAT: Final = "output_config"
 _PART_SEPARATOR: Final = "\n"
@@ -90,7 +90,7 @@ class InputMessage(msgspec.Struct, kw_only=True, gc=False):
     """A message of the conversation."""
 
     role: str
-    content: str | list[InputBlock]
+    content: str | list[InputBlock] | None = None
 
 
 class Metadata(msgspec.Struct, kw_only=True):
@@ -144,7 +144,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
     """Asks how many tokens a message's prompt has. What becomes of fields that are not listed is
     told in the guide (docs/guides/fields.md)."""
 
-    model: str
+    model: str | None = None
     messages: list[InputMessage]
     system: str | list[InputBlock] | None = None
     tools: list[Tool] | None = None
@@ -161,7 +161,7 @@ class MessagesRequest(ExtraFields, kw_only=True):
     """Asks for the next message of a conversation. What becomes of fields that are not listed is
     told in the guide (docs/guides/fields.md)."""
 
-    model: str
+    model: str | None = None
     messages: list[InputMessage]
     max_tokens: int
     system: str | list[InputBlock] | None = None
@@ -196,7 +196,7 @@ def plan(asked: ApiRequest) -> PlannedReply:
     """The chat that answers a request. Raises InvalidRequestError."""
     request = _REQUESTS.read(asked.body)
     body = request.body
-    said = conversation_of(body, request.passed_over)
+    said = conversation_of(request)
     if said.messages[-1].role == "assistant":
         raise refused(
             "messages",
@@ -214,7 +214,7 @@ def plan(asked: ApiRequest) -> PlannedReply:
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
     )
-    names = {"stop": "stop_sequences"}
+    names = dict(request.names)
     thinking = body.thinking
     if thinking is not None and thinking.type == "enabled" and body.max_thinking_tokens is None:
         body = msgspec.structs.replace(body, max_thinking_tokens=thinking.budget_tokens)
@@ -227,7 +227,6 @@ def plan(asked: ApiRequest) -> PlannedReply:
         said,
         response_format_of(body.output_config),
         passed_over=request.passed_over,
-        format_field=request.format_field or _FORMAT,
         names=names,
     )
     is_streamed = bool(body.stream)
@@ -256,32 +255,28 @@ def plan(asked: ApiRequest) -> PlannedReply:
 API: Final = ChatApi(plan, error_body)
 
 
-def conversation_of(body: _Conversation, passed_over: PassedOver) -> Conversation:
+def conversation_of(request: ReadRequest[_Conversation]) -> Conversation:
     """The conversation. Raises InvalidRequestError."""
+    body = request.body
     if body.thinking is not None and body.thinking.type not in _THINKING:
         raise refused("thinking", f"thinking.type is one of {', '.join(_THINKING)}")
     check_num_messages(len(body.messages))
     messages = messages_of(body.system, body.messages)
     choice, parallel = tool_choice_of(body.tool_choice)
-    tools = tool_definitions(body.tools or (), passed_over)
-    return conversation(messages, tools, choice, parallel=parallel, options=_template_options(body))
+    tools = tool_definitions(body.tools or (), request.passed_over)
+    options = _template_options(body, request.names)
+    return conversation(messages, tools, choice, parallel=parallel, options=options)
 
 
-def _template_options(body: _Conversation) -> TemplateOptions:
+def _template_options(body: _Conversation, names: Mapping[str, str]) -> TemplateOptions:
     thinking, config = body.thinking, body.output_config
     effort = config.effort if config is not None else None
-    if body.enable_thinking is not None or thinking is None:
-        options = template_options(
-            body.chat_template_kwargs, thinks=body.enable_thinking, effort=effort
-        )
-    else:
-        is_off = thinking.type == "disabled"
-        options = template_options(
-            body.chat_template_kwargs,
-            thinks=not is_off,
-            thinks_field="thinking" if is_off else "",
-            effort=effort,
-        )
+    thinks = body.enable_thinking
+    if thinks is None and thinking is not None:
+        thinks = thinking.type != "disabled"
+        # What it allows is a permission, which has no effect on a model that does not reason.
+        names = {**names, "enable_thinking": "" if thinks else "thinking"}
+    options = template_options(body.chat_template_kwargs, names, thinks=thinks, effort=effort)
     # It is about more than reasoning, and clients send it unasked.
     return replace(options, effort_field="")
 
@@ -307,7 +302,7 @@ def messages_of(
 
 
 def _turns(where: str, message: InputMessage) -> Iterator[Message]:
-    role, content = message.role, message.content
+    role, content = message.role, message.content or ""
     if role not in _ROLES:
         raise refused(
             f"{where}.role",

@@ -24,6 +24,7 @@ from outrider.errors import (
     RateLimitedError,
     UnknownRouteError,
 )
+from services.edge.http import native
 from services.edge.http.exchange import EXCHANGE, ClientLeft, Exchange
 from services.edge.http.frontend import HttpFrontend
 from services.edge.http.http_errors import headers_of
@@ -114,7 +115,7 @@ class _Gate:
                 exchange.route = _PREFLIGHT
                 await exchange.answer_preflight(_METHODS)
                 return
-            if scope["path"] not in _PUBLIC:
+            if scope["path"] not in _PUBLIC and not native.is_stream(exchange):
                 exchange.admit()
             await self._app(scope, receive, send)
         except OutriderError as error:
@@ -133,6 +134,7 @@ class _Gate:
         if exchange.has_begun:
             exchange.abort()  # whatever came of the answer, the client must not take it for whole
             return
+        exchange.release()
         await exchange.discard()
         status, body = error_answer(exchange.scope["path"], error, exchange.request_id)
         headers = headers_of(error)

@@ -21,7 +21,8 @@ from services.edge.http.openai_errors import refused
 MAX_SCHEMA_BYTES: Final = 4 * MAX_GRAMMAR_BYTES
 """Longest schema as written in a body, with its whitespace; without it, the limit is a quarter of
 this."""
-_PATH: Final = re.compile(r" - at `\$\.?(.*)`$")
+_PATH: Final = re.compile(r" - at (?:`key` in )?`\$\.?(.*)`$")
+_MISSING: Final = re.compile(r"Object missing required field `(.*)`$")
 _Body = TypeVar("_Body")
 
 
@@ -85,9 +86,11 @@ def read_part(decode: Callable[[bytes], _Body], where: str, data: msgspec.Raw) -
 def _misshapen(text: str, within: str = "") -> InvalidRequestError:
     """The error for JSON of the wrong structure; `text` is msgspec's message."""
     path = _PATH.search(text)
-    if path is None and not within:
-        return InvalidRequestError(f"the body has the wrong structure: {text}")
-    if path is None:
-        return refused(within, f"{within}: {text}")
-    where = within + path.group(1)
-    return refused(where, f"{where or 'the body'}: {text[: path.start()]}")
+    where = within + (path.group(1) if path else "")
+    what = text[: path.start()] if path else text
+    if missing := _MISSING.match(what):
+        field = f"{where}.{missing.group(1)}".removeprefix(".")
+        return refused(field, f"{field} is missing, and has to be given")
+    if not where:
+        return InvalidRequestError(f"the body has the wrong structure: {what}")
+    return refused(where, f"{where}: {what}")

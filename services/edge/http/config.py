@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 from typing import Annotated, Final
 
 from outrider.bounds import NonNegativeInt, PositiveFloat, PositiveInt, between
 from outrider.errors import ConfigError
+from outrider.host_names import is_loopback
+from services.edge.http.allowed_hosts import AllowedHosts
 from services.edge.http.origins import AllowedOrigins
 from services.edge.http.proxies import TrustedProxies
 from services.edge.http.system_lines import BILLING_LINE, LeftOutLines
@@ -34,6 +35,10 @@ class HttpConfig:
     allowed_origins: tuple[str, ...] = ()
     """Origins of web pages that browsers let use this edge, such as `https://chat.example`; or `*`
     alone, for all pages."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names by which clients may ask for this edge, such as `chat.example`, besides addresses and
+    localhost; or `*` alone, for any. None: any where clients need a key, or the connection is
+    encrypted and not to a loopback address."""
     max_connections: PositiveInt = 1000
     """Most open connections; those of one address count together with its QUIC connections towards
     `quic.max_connections_per_address`."""
@@ -82,20 +87,12 @@ class HttpConfig:
             raise ConfigError(f"http.tls is {', '.join(_TLS)}, not {self.tls!r}")
         TrustedProxies(self.trusted_proxies)
         AllowedOrigins(self.allowed_origins)
+        AllowedHosts(self.allowed_hosts)
         LeftOutLines(self.left_out_lines)
 
     @property
     def is_encrypted(self) -> bool:
         """Whether connections are TLS."""
         if self.tls == "auto":
-            return not _is_loopback(self.host)
+            return not is_loopback(self.host)
         return self.tls == "on"
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
-    except ValueError:
-        return False  # a name may be anything

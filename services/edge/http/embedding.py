@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from functools import partial
 from typing import Final
@@ -22,6 +21,7 @@ _SHORT_BYTES: Final = 4 << 10
 takes longer."""
 _SHORT_VALUES: Final = 1024
 """Up to this many values of vectors are encoded at once, in 0.15 ms at most."""
+_VALUE_BYTES: Final = 4
 
 
 async def serve_embeddings(exchange: Exchange) -> None:
@@ -29,18 +29,28 @@ async def serve_embeddings(exchange: Exchange) -> None:
     its tokens. Raises OutriderError, ClientLeft."""
     exchange.frontend.check_draining()
     body = await exchange.body()
-    is_short = len(body) <= _SHORT_BYTES
-    asked = asked_of(body) if is_short else await asyncio.to_thread(asked_of, body)
-    exchange.release()
-    identity = exchange.admit(asked.user) if asked.user else exchange.identity
+    data = await exchange.while_there(_answered(exchange, body))
+    await exchange.answer(200, data, headers=exchange.rate_headers())
+
+
+async def _answered(exchange: Exchange, body: bytes) -> bytes:
+    identity, context = exchange.identity, exchange.frontend.context
     assert identity is not None
-    context: EdgeContext = exchange.frontend.context
+    if len(body) <= _SHORT_BYTES:
+        asked = asked_of(body)
+    else:
+        read = partial(asked_of, body)
+        asked = await context.threads.run(read, identity.requester, num_bytes=len(body))
+    exchange.release()
+    if asked.user:
+        identity = exchange.admit(asked.user)
     model = choose(asked.model, context.models.embedders.names, identity.models)
     query = EmbeddingQuery(
         request_id=exchange.request_id,
         model=model,
         inputs=asked.inputs,
         tenant=identity.tenant,
+        requester=identity.requester_elsewhere,
         priority=identity.class_of(None),
         residency=identity.residency(asked.residency),
         dimensions=asked.dimensions,
@@ -48,11 +58,11 @@ async def serve_embeddings(exchange: Exchange) -> None:
     )
     with contextlib.ExitStack() as held:
         held.callback(exchange.begin_chat(identity.client))
-        found = await exchange.while_there(_limited(context, identity, query))
-    is_short = found.vectors.size <= _SHORT_VALUES
-    answer = partial(_written, found, model, asked)
-    data = answer() if is_short else await asyncio.to_thread(answer)
-    await exchange.answer(200, data, headers=exchange.rate_headers())
+        found = await _limited(context, identity, query)
+    answer, size = partial(_written, found, model, asked), found.vectors.size
+    if size <= _SHORT_VALUES:
+        return answer()
+    return await context.threads.run(answer, identity.requester, num_bytes=_VALUE_BYTES * size)
 
 
 async def _limited(context: EdgeContext, identity: Identity, query: EmbeddingQuery) -> Embedded:
@@ -62,7 +72,7 @@ async def _limited(context: EdgeContext, identity: Identity, query: EmbeddingQue
     try:
         await allowed(allowance)
         context.identities.check(identity)  # its key may have been revoked meanwhile
-        async with context.embedding_queue.turn(identity.tenant):
+        async with context.embedding_calls.held(identity.requester):
             found = await embedded(context.upstream, query)
         allowance.charge(input_tokens=found.num_tokens)
         return found

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from typing import Any, Final, TypeVar
 from uuid import uuid4
 
@@ -29,6 +29,7 @@ from services.edge.chat.opening import identify
 from services.edge.http.frontend import HttpFrontend
 from services.edge.http.origins import Fields
 from services.edge.http.proxies import FORWARDED_FOR, is_forwarded
+from services.edge.limits.bodies import ArrivingBody
 from services.edge.limits.listener import MemoryBudget
 from services.edge.session.request_fields import MAX_ID_CHARS, trace
 
@@ -36,14 +37,16 @@ _T = TypeVar("_T")
 
 CONNECTION: Final = "outrider-connection"
 """ASGI extension: what the server says of the connection. All of it is optional: `secret`, 16
-random bytes that its requests share; `budget`, a MemoryBudget for what it sent; `abort`, which
-ends this request at once; `push`, as Exchange.push."""
+random bytes that its requests share; `budget`, a MemoryBudget for what it sent; `streams`, a set
+that its requests share (Exchange.streams); `abort`, which ends this request at once; `push`, as
+Exchange.push."""
 EXCHANGE: Final = "outrider-exchange"
 """Key of the ASGI scope under which a request's Exchange is."""
 JSON: Final = "application/json"
 _NO_CONTENT: Final = 204
 _MAX_SECRET_CHARS: Final = 128
 _DISCARD_S: Final = 1.0
+_UNBOUNDED: Final = 1 << 62
 _PIECE_BYTES: Final = 64 << 10
 """Size of the pieces of an answer; the client's time to read applies to each."""
 _SERVED_SAFELY: Final = (
@@ -78,11 +81,13 @@ class Exchange:
         """Whether chats of it were begun: from then on it is they that are refused."""
         self._receive = receive
         self._send = send
-        self._held_bytes = 0
+        self._body: ArrivingBody | None = None
+        """Holds the memory of the body, from when it is read until it is not needed any more."""
         self._is_read = False
         """Whether nothing more of the body will come, or is waited for."""
         connection: Mapping[str, Any] = scope.get("extensions", {}).get(CONNECTION, {})
-        self._budget: MemoryBudget | None = connection.get("budget")
+        self.budget: MemoryBudget = connection.get("budget", MemoryBudget(_UNBOUNDED))
+        """For what the connection sent."""
         self._abort: Callable[[], None] = connection.get("abort", lambda: None)
         self.push: Callable[[bytes], bool] = connection.get("push", lambda data: False)
         """Sends a piece of a body whose length was not told, in this turn of the event loop; False:
@@ -91,9 +96,12 @@ class Exchange:
         shared: bytes | None = connection.get("secret")
         if frontend.proxies.trusts(peer) or is_forwarded(self.headers):
             shared = None  # a proxy's connection is of many clients
+            connection = {**connection, "streams": set()}
         self.connection_secret: bytes = shared or secrets.token_bytes(16)
         """Random bytes that requests of one connection share; see
         RequestStream.connection_secret."""
+        self.streams: set[Any] = connection.get("streams", set())
+        """The streams of the native protocol that this client has on its connection."""
         host = frontend.proxies.client(peer, self.headers.getlist(FORWARDED_FOR))
         self.address = frontend.limits.limits.prefixes.of(host)
         """Prefix of the client's address, for quotas; see RequestStream.address."""
@@ -111,12 +119,19 @@ class Exchange:
     # Who asks.
 
     def check_head(self) -> None:
-        """Raises HeadTooLargeError. Servers check this too, some of them only parts of the head."""
+        """Raises HeadTooLargeError, MisdirectedError, InvalidRequestError. Servers check the size
+        too, some of them only parts of it."""
         limit = self.frontend.config.max_header_bytes
         fields: list[tuple[bytes, bytes]] = self.scope["headers"]
         num_bytes = sum(len(name) + len(value) for name, value in fields)
         if num_bytes + len(self.scope.get("raw_path") or b"") > limit:
             raise HeadTooLargeError(f"the head of a request has at most {limit} bytes; shorten it")
+        self.frontend.hosts.check(
+            self.headers.getlist("host"),
+            server=(self.scope.get("server") or ("", 0))[0],
+            is_encrypted=self.scope.get("scheme") == "https",
+            needs_key=self.frontend.needs_key,
+        )
 
     def admit(self, user: str = "") -> Identity:
         """Identify the caller; `user` is the end user's id, given by the key's owner. Raises
@@ -154,60 +169,63 @@ class Exchange:
     async def body(self) -> bytes:
         """The whole body, which must be JSON. Raises MediaTypeError, FrameTooLargeError,
         SlowRequestError, OverloadedError, and ClientLeft."""
-        self._check_media_type()
+        self.check_media_type(JSON)
         limit = self.frontend.config.max_body_bytes
         stated = self.headers.get("content-length", "")
         length = int(stated[:19]) if stated.isdecimal() else 0
         if length > limit:
             raise _too_large(limit)
-        # All of it at once: bodies that come beside each other, each in part, would fill the memory
-        # with none of them whole.
-        self._hold(length)
         patience_s = self.frontend.config.body_timeout_s
+        patience = asyncio.timeout(patience_s)
+
+        def stop_waiting() -> None:
+            with contextlib.suppress(RuntimeError):  # it has just ended by itself
+                patience.reschedule(0.0)
+
+        self._body = self.frontend.bodies.begin(self.budget, stop_waiting)
         try:
-            async with asyncio.timeout(patience_s):
-                return await self._read(limit)
+            async with patience:
+                return await self._read(limit, self._body)
         except TimeoutError:
+            self._body.check()
             self._is_read = True
             raise SlowRequestError(
                 f"the body of the request did not come within {patience_s:g} s"
             ) from None
 
-    def _check_media_type(self) -> None:
-        """A web page may have a browser send anything else without asking, wherever it is from."""
-        media_type = self.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if media_type != JSON:
-            raise MediaTypeError(f"send the body as JSON, with `Content-Type: {JSON}`")
+    @property
+    def media_type(self) -> str:
+        """Of the body."""
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    def check_media_type(self, expected: str) -> None:
+        """A web page may have a browser send text and forms without asking, wherever it is from.
+        Raises MediaTypeError."""
+        if self.media_type != expected:
+            raise MediaTypeError(f"send the body with `Content-Type: {expected}`")
         if self.headers.get("content-encoding", "identity").strip().lower() != "identity":
             raise MediaTypeError("send the body as it is, without Content-Encoding")
 
-    async def _read(self, limit: int) -> bytes:
+    async def _read(self, limit: int, body: ArrivingBody) -> bytes:
         pieces: list[bytes] = []
         num_read = 0
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise ClientLeft
-            piece: bytes = message.get("body", b"")
+        async for piece in self.pieces():
             num_read += len(piece)
             if num_read > limit:
                 raise _too_large(limit)
-            self._hold(num_read)
+            body.grow(len(piece))
             pieces.append(piece)
-            if not message.get("more_body", False):
-                self._is_read = True
-                return b"".join(pieces)
+        body.arrived()
+        return b"".join(pieces)
 
-    def _hold(self, num_bytes: int) -> None:
-        """Have memory for so many bytes of the body in all. Raises OverloadedError."""
-        more = num_bytes - self._held_bytes
-        if more <= 0:
-            return
-        if self._budget is not None and not self._budget.take(more):
-            raise OverloadedError(
-                "this edge has no memory for more incomplete requests; send fewer at once"
-            )
-        self._held_bytes = num_bytes
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The body as it comes, without a limit. Raises ClientLeft."""
+        while not self._is_read:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientLeft
+            self._is_read = not message.get("more_body", False)
+            yield message.get("body", b"")
 
     async def discard(self) -> None:
         """Read the rest of an unwanted body, within bounds: a client that still sends when its
@@ -224,9 +242,8 @@ class Exchange:
 
     def release(self) -> None:
         """The body is not needed any more."""
-        if self._budget is not None:
-            self._budget.give_back(self._held_bytes)
-        self._held_bytes = 0
+        if self._body is not None:
+            self._body.release()
 
     async def left(self) -> None:
         """Return when the client closes the request. To be awaited once its body was read."""

@@ -125,6 +125,13 @@ FIELDS: Final = (
     *_renamed(_OLLAMA, num_predict="max_tokens"),
     *_renamed(_SGLANG, max_new_tokens="max_tokens"),
     Field("think", Outcome.MAPPED, _OLLAMA, frozenset(_CHATS), to="enable_thinking"),
+    Field(
+        "reasoning_effort",
+        Outcome.MAPPED,
+        _OPENAI,
+        frozenset({Door.RESPONSES, Door.MESSAGES}),
+        to="reasoning_effort",
+    ),
     Field("max_tokens", Outcome.MAPPED, _OPENAI, frozenset({Door.RESPONSES}), to="max_tokens"),
     Field(
         "max_output_tokens",
@@ -142,6 +149,7 @@ FIELDS: Final = (
         to="stop",
     ),
     Field("max_completion_tokens", Outcome.MAPPED, _OPENAI, _OTHERS, to="max_tokens"),
+    Field("user", Outcome.MAPPED, _OPENAI, frozenset({Door.MESSAGES}), to="user"),
     Field("options", Outcome.MAPPED, _OLLAMA, to="its members"),
     # Sampling that is not here.
     *_refused(
@@ -228,7 +236,14 @@ FIELDS: Final = (
         set(ALL), _OPENAI, "models here only continue a text at its end", "suffix", neutral=("",)
     ),
     *_refused_on(
-        {Door.RESPONSES, Door.MESSAGES},
+        {Door.RESPONSES},
+        _OPENAI,
+        "put message.output_text.logprobs into `include`",
+        "logprobs",
+        neutral=(False,),
+    ),
+    *_refused_on(
+        {Door.MESSAGES},
         _OPENAI,
         "chat completions and responses return log probabilities",
         "logprobs",

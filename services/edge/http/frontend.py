@@ -9,12 +9,15 @@ from functools import cached_property
 
 from outrider.errors import DrainingError, OutriderError
 from services.edge.chat.context import EdgeContext
+from services.edge.http.allowed_hosts import AllowedHosts
 from services.edge.http.config import HttpConfig
 from services.edge.http.origins import AllowedOrigins
 from services.edge.http.proxies import TrustedProxies
 from services.edge.http.stream import RunningReply
 from services.edge.http.system_lines import LeftOutLines
+from services.edge.limits.bodies import BodyMemory
 from services.edge.limits.listener import ListenerQuotas
+from services.edge.quic.streams import EdgeStream
 
 
 @dataclass(frozen=True)
@@ -27,8 +30,11 @@ class HttpFrontend:
     config: HttpConfig
     started_s: int = field(default_factory=lambda: int(time.time()))
     """Unix time."""
+    bodies: BodyMemory = field(default_factory=BodyMemory)
     replies: set[RunningReply] = field(default_factory=set)
     """Under way."""
+    streams: set[EdgeStream] = field(default_factory=set)
+    """Of the native protocol, under way over HTTP/2."""
     needs_key: bool = True
     """Whether requests without a key are refused, even if the edge otherwise serves them."""
     document: bytes = b"{}"
@@ -47,6 +53,11 @@ class HttpFrontend:
         return AllowedOrigins(self.config.allowed_origins)
 
     @cached_property
+    def hosts(self) -> AllowedHosts:
+        """Names by which clients may ask for this edge."""
+        return AllowedHosts(self.config.allowed_hosts)
+
+    @cached_property
     def left_out(self) -> LeftOutLines:
         """Lines of system messages that models are not shown."""
         return LeftOutLines(self.config.left_out_lines)
@@ -62,6 +73,8 @@ class HttpFrontend:
         return self.limits.hold_chat(prefix, client, now)
 
     def fail_replies(self, error: OutriderError) -> None:
-        """End all that are under way."""
+        """End all that are under way, and the streams of the native protocol."""
         for reply in list(self.replies):
             reply.fail(error)
+        for stream in list(self.streams):
+            stream.fail(error)

@@ -435,6 +435,7 @@ class _ConnectionApp:
         self._meter = meter
         self._secret = secrets.token_bytes(16)
         self._budget = budget
+        self._streams: set[object] = set()
         self.protocol: Callable[[], object] = lambda: None
         """HTTP/1.1 or HTTP/2, once it is known."""
         self.resets = StreamResets(self.protocol, abort)
@@ -449,6 +450,7 @@ class _ConnectionApp:
             "abort": self.resets.abort_of(send),
             "push": self._push_of(send),
             "budget": self._budget,
+            "streams": self._streams,
         }
         scope["extensions"] = {**scope.get("extensions", {}), CONNECTION: connection}
         is_answered = False

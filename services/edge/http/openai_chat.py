@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal
 
@@ -331,12 +331,15 @@ def plan(asked: ApiRequest) -> PlannedReply:
             check_strict(tool.function.parameters, f"tools[{number}].function.parameters")
     prediction = _prediction(body.prediction)
     options = template_options(
-        body.chat_template_kwargs, thinks=body.enable_thinking, effort=body.reasoning_effort
+        body.chat_template_kwargs,
+        request.names,
+        thinks=body.enable_thinking,
+        effort=body.reasoning_effort,
     )
     sampling = replace(
-        _sampling(body, asked.default_max_tokens),
+        _sampling(body, asked.default_max_tokens, request.names),
         grammar=grammar_of(
-            body.response_format, request.format_field or FORMAT, request.passed_over
+            body.response_format, request.names.get(FORMAT, FORMAT), request.passed_over
         ),
         num_logprobs=chat_count(body.logprobs, body.top_logprobs),
     )
@@ -369,11 +372,13 @@ def plan(asked: ApiRequest) -> PlannedReply:
 API: Final = ChatApi(plan, error_body)
 
 
-def _sampling(body: ChatCompletionRequest, default_max_tokens: int) -> SamplingParams:
+def _sampling(
+    body: ChatCompletionRequest, default_max_tokens: int, names: Mapping[str, str]
+) -> SamplingParams:
     if body.max_completion_tokens is None:
-        return sampling_params(body, reply_limit(body.max_tokens, default_max_tokens))
+        return sampling_params(body, reply_limit(body.max_tokens, default_max_tokens), names)
     limit = reply_limit(body.max_completion_tokens, default_max_tokens)
-    return sampling_params(body, limit, {"max_tokens": "max_completion_tokens"})
+    return sampling_params(body, limit, {**names, "max_tokens": "max_completion_tokens"})
 
 
 def _prediction(given: Prediction | None) -> str:

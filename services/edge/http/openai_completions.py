@@ -171,9 +171,9 @@ def plan(asked: ApiRequest) -> PlannedReply:
         asked,
         CompletionShape(num_logprobs),
         replace(
-            sampling_params(body, max_tokens),
+            sampling_params(body, max_tokens, request.names),
             grammar=grammar_of(
-                body.response_format, request.format_field or FORMAT, request.passed_over
+                body.response_format, request.names.get(FORMAT, FORMAT), request.passed_over
             ),
             num_logprobs=num_logprobs,
         ),

@@ -26,6 +26,7 @@ _ERRORS: Final = {
     "403": "The credential does not allow this.",
     "404": "There is no such model, or nothing at this path.",
     "405": "The path takes other methods.",
+    "421": "The edge has another name; see its setting http.allowed_hosts.",
     "431": "The head is too large.",
     "429": "No capacity, or too much was asked; retry-after says when to come back.",
     "503": "No replica can be reached, or this edge shuts down.",

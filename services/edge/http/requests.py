@@ -10,6 +10,7 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+from outrider.errors import InvalidRequestError
 from services.edge.http.bodies import is_given, null, read, read_part
 from services.edge.http.fields import FORMAT, Door, Field, Outcome, listed
 from services.edge.http.openai_errors import refused
@@ -23,17 +24,20 @@ the event loop for 50 ms."""
 _OPTIONS: Final = "options"
 """Ollama's: its members count as fields of the request."""
 OWN_NAMES: Final[Mapping[Door, Mapping[str, str]]] = {
-    Door.RESPONSES: {"max_tokens": "max_output_tokens"},
-    Door.MESSAGES: {"stop": "stop_sequences"},
+    Door.RESPONSES: {
+        "max_tokens": "max_output_tokens",
+        "reasoning_effort": "reasoning.effort",
+        FORMAT: "text.format",
+    },
+    Door.MESSAGES: {
+        "stop": "stop_sequences",
+        "reasoning_effort": "output_config.effort",
+        "user": "metadata.user_id",
+        FORMAT: "output_config.format",
+    },
 }
-"""Names of fields that chat completions have by another name."""
-FORMATS: Final[Mapping[Door, tuple[str, str]]] = {
-    Door.RESPONSES: ("text", "format"),
-    Door.MESSAGES: ("output_config", "format"),
-}
-"""Where a request names the format of its reply, if not in `response_format`: a field, and its
-member."""
-_Body = TypeVar("_Body", bound=msgspec.Struct)
+"""Names of fields that chat completions have by another name; `a.b` is the member b of a."""
+_Body = TypeVar("_Body", bound=msgspec.Struct, covariant=True)
 _members: Final = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
@@ -42,8 +46,9 @@ class ReadRequest(Generic[_Body]):
     """A request as it was read."""
 
     body: _Body
-    format_field: str
-    """The field that an error about the format of the reply blames; empty: the API's own."""
+    names: Mapping[str, str]
+    """What errors call fields: names of the API, or those that were sent in their place, by the
+    fields' names in chat completions, where they differ."""
     passed_over: PassedOver
 
 
@@ -54,7 +59,7 @@ class RequestReader(Generic[_Body]):
         self, door: Door, body: type[_Body], known: type[msgspec.Struct] | None = None
     ) -> None:
         """`known`: a struct whose fields may stand in the request, if not `body`."""
-        self._door = door
+        self._own_names = OWN_NAMES.get(door, {})
         self._listed = listed(door)
         self._decode = msgspec.json.Decoder(body).decode
         self._names = frozenset({*self._listed, *(known or body).__struct_encode_fields__})
@@ -68,10 +73,26 @@ class RequestReader(Generic[_Body]):
         mapped = self._mapped(data, passed_over)
         if _OPTIONS in mapped:
             return self.read(_spread(data))
-        format_field = ""
-        if mapped:
-            data, format_field = self._rewritten(data, mapped)
-        return ReadRequest(read(self._decode, data), format_field, passed_over)
+        if not mapped:
+            return ReadRequest(read(self._decode, data), self._own_names, passed_over)
+        data, sent = self._rewritten(data, mapped)
+        try:
+            body = read(self._decode, data)
+        except InvalidRequestError as error:
+            raise self._as_sent(error, sent) from None
+        return ReadRequest(body, {**self._own_names, **sent}, passed_over)
+
+    def _own(self, name: str) -> str:
+        """The API's name of a field of chat completions."""
+        return self._own_names.get(name, name)
+
+    def _as_sent(self, error: InvalidRequestError, sent: Mapping[str, str]) -> InvalidRequestError:
+        """The error with the name that the field was sent by."""
+        where = error.metadata.get("param", "")
+        for name, it in sent.items():
+            if where == self._own(name):
+                return refused(it, it + error.message.removeprefix(where))
+        return error
 
     def _mapped(self, data: bytes, passed_over: PassedOver) -> dict[str, Raw]:
         """The fields that become others. Raises InvalidRequestError for those that are refused."""
@@ -79,7 +100,8 @@ class RequestReader(Generic[_Body]):
         for name, value in self._given(data, passed_over).items():
             field = self._listed.get(name)
             if name not in self._names:
-                passed_over.add_unlisted(name)
+                if is_given(value):
+                    passed_over.add_unlisted(name)
             elif field is None or field.outcome is Outcome.NO_EFFECT or not _asks(field, value):
                 continue
             elif field.outcome is Outcome.REFUSED:
@@ -102,41 +124,45 @@ class RequestReader(Generic[_Body]):
                 return given
         return read(_members, data)
 
-    def _rewritten(self, data: bytes, mapped: Mapping[str, Raw]) -> tuple[bytes, str]:
-        """The body with its fields by the names that the API has, and the field that names the
-        format."""
+    def _rewritten(self, data: bytes, mapped: Mapping[str, Raw]) -> tuple[bytes, dict[str, str]]:
+        """The body with its fields by the names that the API has, and the names they were sent by,
+        by those of chat completions."""
         fields = read(_members, data)
-        format_field = ""
+        sent = dict[str, str]()
         for name in mapped:
             del fields[name]
         for name, value in mapped.items():
             to = self._listed[name].to
-            if to != FORMAT:
-                own = OWN_NAMES.get(self._door, {}).get(to, to)
-                if is_given(fields.get(own, null())):
-                    raise refused(name, f"{name} and {own} are one field; send one of them")
-                is_one = own == "stop_sequences" and bytes(value).startswith(b'"')
-                fields[own] = Raw(b"[%b]" % bytes(value)) if is_one else value
-            elif wanted := response_format_of(name, value):
-                if format_field:
-                    raise refused(name, f"{name} and {format_field} both ask for a structure")
-                self._put_format(fields, name, wanted)
-                format_field = name
-        return msgspec.json.encode(fields), format_field
+            own = self._own(to)
+            if to == FORMAT:
+                wanted = response_format_of(name, value)
+                if not wanted:
+                    continue
+                is_flat = own != FORMAT
+                value = Raw(msgspec.json.encode(_flat(wanted) if is_flat else wanted))
+            elif own == "stop_sequences" and bytes(value).startswith(b'"'):
+                value = Raw(b"[%b]" % bytes(value))
+            if to in sent:
+                raise refused(name, f"{name} and {sent[to]} are one field; send one of them")
+            if not _put(fields, own, value):
+                raise refused(name, f"{name} and {own} are one field; send one of them")
+            sent[to] = name
+        return msgspec.json.encode(fields), sent
 
-    def _put_format(self, fields: dict[str, Raw], name: str, wanted: Mapping[str, Any]) -> None:
-        field, member = FORMATS.get(self._door, (FORMAT, ""))
-        outer = {FORMAT: fields.get(FORMAT, null())}
-        if member:
-            given = fields.get(field, null())
-            outer = read_part(_members, field, given) if is_given(given) else {}
-        if _is_structure(outer.get(member or FORMAT, null())):
-            raise refused(name, f"{name} and {field} both ask for a structure; send one of them")
-        if not member:
-            fields[FORMAT] = Raw(msgspec.json.encode(wanted))
-            return
-        outer[member] = Raw(msgspec.json.encode(_flat(wanted)))
-        fields[field] = Raw(msgspec.json.encode(outer))
+
+def _put(fields: dict[str, Raw], own: str, value: Raw) -> bool:
+    """Give the field `own`, or `own` as a member of one, this value. False if it has one, other
+    than the format of plain text. Raises InvalidRequestError."""
+    outer, _, member = own.partition(".")
+    given = fields.get(outer, null())
+    if not member:
+        fields[outer] = value
+        return not is_given(given) or _is_plain_text(given)
+    members = read_part(_members, outer, given) if is_given(given) else {}
+    had = members.get(member, null())
+    members[member] = value
+    fields[outer] = Raw(msgspec.json.encode(members))
+    return not is_given(had) or _is_plain_text(had)
 
 
 def _asks(field: Field, value: Raw) -> bool:
@@ -156,12 +182,10 @@ def _spread(data: bytes) -> bytes:
     return msgspec.json.encode(fields)
 
 
-def _is_structure(value: Raw) -> bool:
-    if not is_given(value):
+def _is_plain_text(value: Raw) -> bool:
+    if memoryview(value).nbytes > _MAX_NEUTRAL_BYTES:
         return False
-    return memoryview(value).nbytes > _MAX_NEUTRAL_BYTES or json.loads(bytes(value)) != {
-        "type": "text"
-    }
+    return bool(json.loads(bytes(value)) == {"type": "text"})
 
 
 def _flat(wanted: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,8 +17,7 @@ from services.edge.http.fields import Door
 from services.edge.http.openai_errors import error_body, refused
 from services.edge.http.openai_logprobs import chat_count
 from services.edge.http.openai_sampling import SamplingFields, check_metadata, returns_metrics
-from services.edge.http.passed_over import PassedOver
-from services.edge.http.requests import RequestReader
+from services.edge.http.requests import ReadRequest, RequestReader
 from services.edge.http.response_format import check_strict, flat_format
 from services.edge.http.responses_input import (
     FunctionChoice,
@@ -49,7 +48,8 @@ _LOGPROBS: Final = "message.output_text.logprobs"
 class ConversationFields(ExtraFields, kw_only=True):
     """The conversation, tools and text format of a request."""
 
-    model: str
+    model: str | None = None
+    """The edge's default where it is left out, as on every route."""
     input: str | list[InputItem]
     instructions: str | None = None
     tools: list[FunctionTool] | None = None
@@ -109,7 +109,7 @@ def plan(asked: ApiRequest) -> PlannedReply:
     request = _REQUESTS.read(asked.body)
     body = request.body
     check_metadata(body.metadata)
-    said = conversation_of(body, request.passed_over)
+    said = conversation_of(request)
     num_logprobs = _num_logprobs(body, said)
     fields = SamplingFields(
         model=body.model,
@@ -131,8 +131,7 @@ def plan(asked: ApiRequest) -> PlannedReply:
         said,
         flat_format(null() if text_format is None else text_format, _FORMAT),
         passed_over=request.passed_over,
-        format_field=request.format_field or _FORMAT,
-        names={"max_tokens": "max_output_tokens"},
+        names=request.names,
         num_logprobs=num_logprobs,
     )
     is_streamed = bool(body.stream)
@@ -157,9 +156,10 @@ def plan(asked: ApiRequest) -> PlannedReply:
 API: Final = ChatApi(plan, error_body)
 
 
-def conversation_of(body: ConversationFields, passed_over: PassedOver) -> Conversation:
+def conversation_of(request: ReadRequest[ConversationFields]) -> Conversation:
     """The conversation; functions alone are left of the request's tools. Raises
     InvalidRequestError."""
+    body, passed_over = request.body, request.passed_over
     if not isinstance(body.input, str):
         check_num_messages(len(body.input))
     body.tools = functions_of(body.tools or (), passed_over)
@@ -175,9 +175,9 @@ def conversation_of(body: ConversationFields, passed_over: PassedOver) -> Conver
         names=names,
         options=template_options(
             body.chat_template_kwargs,
+            request.names,
             thinks=body.enable_thinking,
             effort=body.reasoning.effort if body.reasoning is not None else None,
-            effort_field="reasoning.effort",
         ),
     )
 
@@ -207,7 +207,7 @@ def _frame(body: ResponsesRequest, created_at: int, request_id: str = "") -> Res
     return ResponseObject(
         id=f"resp_{request_id}",
         created_at=created_at,
-        model=body.model,
+        model=body.model or "",
         instructions=body.instructions,
         tools=body.tools or [],
         tool_choice="auto" if body.tool_choice is None else body.tool_choice,

@@ -10,6 +10,7 @@ from types import UnionType
 from typing import Any, Final, TypeAlias
 
 from outrider.access.api_keys import Scope
+from outrider.client.protocol import HTTP_FRAMES, HTTP_PATH
 from outrider.errors import OutriderError, OverloadedError, UnknownChatError
 from services.edge.access.limits import RateWords
 from services.edge.http import (
@@ -17,6 +18,7 @@ from services.edge.http import (
     anthropic_messages,
     anthropic_reply,
     embedding,
+    native,
     openai_chat,
     openai_completions,
     openai_embeddings,
@@ -53,6 +55,9 @@ class Access(Enum):
     """Callers with a key; and callers without one, if the edge serves them (`edge.anonymous`)."""
     PUBLIC = auto()
     """Everyone: the answer reveals nothing about chats, models or keys."""
+    FRAMES = auto()
+    """Callers with a key; and streams of the native protocol, whose first frame says who asks and
+    is refused as over QUIC."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +256,16 @@ def _page(path: str) -> Route:
     )
 
 
-ALL_ROUTES: Final = (*ROUTES, DOCUMENT, _page("/"), _page("/docs"))
+NATIVE: Final = Route(
+    "POST",
+    HTTP_PATH,
+    "A stream of the native protocol, for clients that QUIC does not reach.",
+    native.serve_stream,
+    bytes,
+    access=Access.FRAMES,
+    media_type=HTTP_FRAMES,
+)
+ALL_ROUTES: Final = (*ROUTES, DOCUMENT, NATIVE, _page("/"), _page("/docs"))
 _BY_PATH: Final = {route.path: route for route in ALL_ROUTES}
 _MESSAGES: Final = "/v1/messages"
 

@@ -13,14 +13,15 @@ from services.edge.session.template_options import EFFORTS, TemplateOptions
 
 def template_options(
     chat_template_kwargs: Mapping[str, Any] | None,
+    names: Mapping[str, str],
     *,
     thinks: bool | None = None,
-    thinks_field: str = "enable_thinking",
     effort: str | None = None,
-    effort_field: str = "reasoning_effort",
 ) -> TemplateOptions:
-    """TemplateOptions of a request's fields, None where it has none. Raises
-    InvalidRequestError."""
+    """TemplateOptions of a request's fields, None where it has none; `names`: as in ReadRequest.
+    Raises InvalidRequestError."""
+    thinks_field = names.get("enable_thinking", "enable_thinking")
+    effort_field = names.get("reasoning_effort", "reasoning_effort")
     if effort is not None and effort not in EFFORTS:
         raise refused(effort_field, f"{effort_field} is one of {', '.join(EFFORTS)}")
     try:

@@ -15,8 +15,8 @@ from services.edge.http.tokenizing import num_prompt_tokens
 async def serve_count_tokens(exchange: Exchange) -> None:
     """Answer POST /v1/messages/count_tokens of the Anthropic API. Raises OutriderError."""
     request = anthropic_messages.COUNTS.read(await exchange.body())
-    said = anthropic_messages.conversation_of(request.body, request.passed_over)
-    count = await num_prompt_tokens(exchange, request.body.model, said)
+    said = anthropic_messages.conversation_of(request)
+    count = await num_prompt_tokens(exchange, request.body.model or "", said)
     data = msgspec.json.encode(TokenCount(input_tokens=count))
     headers = exchange.rate_headers() | request.passed_over.headers
     await exchange.answer(200, data, headers=headers)
@@ -25,8 +25,8 @@ async def serve_count_tokens(exchange: Exchange) -> None:
 async def serve_input_tokens(exchange: Exchange) -> None:
     """Answer POST /v1/responses/input_tokens of the OpenAI API. Raises OutriderError."""
     request = responses.COUNTS.read(await exchange.body())
-    said = responses.conversation_of(request.body, request.passed_over)
-    count = await num_prompt_tokens(exchange, request.body.model, said)
+    said = responses.conversation_of(request)
+    count = await num_prompt_tokens(exchange, request.body.model or "", said)
     data = msgspec.json.encode(InputTokens(input_tokens=count))
     headers = exchange.rate_headers() | request.passed_over.headers
     await exchange.answer(200, data, headers=headers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Generator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any, Final
@@ -69,6 +69,9 @@ class DetokenizeResponse(msgspec.Struct, kw_only=True):
     prompt: str
 
 
+_SLICE_IDS: Final = 8192
+"""Ids whose texts are found at a time, in a few milliseconds."""
+_ID_BYTES: Final = 8
 _decode_tokenize: Final = msgspec.json.Decoder(TokenizeRequest).decode
 _decode_detokenize: Final = msgspec.json.Decoder(DetokenizeRequest).decode
 
@@ -78,31 +81,44 @@ async def serve_tokenize(exchange: Exchange) -> None:
     asked = read(_decode_tokenize, await exchange.body())
     _check(asked)
     passed_over = PassedOver()
-    answer = await exchange.while_there(_tokenized(exchange, asked, passed_over))
-    data = await asyncio.to_thread(msgspec.json.encode, answer)
+    data = await exchange.while_there(_tokenized(exchange, asked, passed_over))
     await exchange.answer(200, data, headers=exchange.rate_headers() | passed_over.headers)
 
 
-async def _tokenized(
-    exchange: Exchange, asked: TokenizeRequest, passed_over: PassedOver
-) -> TokenizeResponse:
+async def _tokenized(exchange: Exchange, asked: TokenizeRequest, passed_over: PassedOver) -> bytes:
     tools = tools_of(asked.tools or (), passed_over)
     async with _using_model(exchange, asked.model) as model:
         ids = await _ids(asked, model, tools, exchange)
-        texts = None
-        if asked.return_token_strs:
-            texts = await asyncio.to_thread(_token_strs, model, ids)
-        return TokenizeResponse(
-            count=len(ids),
-            max_model_len=model.limits.max_context_tokens,
-            tokens=list(ids),
-            token_strs=texts,
-        )
+        is_shown = bool(asked.return_token_strs)
+        return await _computed(exchange, _written(model, ids, is_shown=is_shown), len(ids))
+
+
+def _written(
+    model: ServedModel, ids: Sequence[int], *, is_shown: bool
+) -> Generator[int, None, bytes]:
+    """The answer. `is_shown`: with the text of each id."""
+    texts = list[str]()
+    for start in range(0, len(ids), _SLICE_IDS) if is_shown else ():
+        yield start
+        some = map(model.vocabulary.token_bytes, ids[start : start + _SLICE_IDS])
+        texts += [each.decode(errors="replace") for each in some]
+    answer = TokenizeResponse(
+        count=len(ids),
+        max_model_len=model.limits.max_context_tokens,
+        tokens=list(ids),
+        token_strs=texts if is_shown else None,
+    )
+    return msgspec.json.encode(answer)
 
 
 async def serve_detokenize(exchange: Exchange) -> None:
     """Answer one request. Raises OutriderError."""
     asked = read(_decode_detokenize, await exchange.body())
+    data = await exchange.while_there(_detokenized(exchange, asked))
+    await exchange.answer(200, data, headers=exchange.rate_headers())
+
+
+async def _detokenized(exchange: Exchange, asked: DetokenizeRequest) -> bytes:
     async with _using_model(exchange, asked.model) as model:
         longest = model.limits.max_context_tokens
         if len(asked.tokens) > longest:
@@ -110,9 +126,19 @@ async def serve_detokenize(exchange: Exchange) -> None:
                 f"the request has {len(asked.tokens)} tokens and a text has at most "
                 f"{longest}; send fewer"
             )
-        text = await asyncio.to_thread(_text_of, model, asked.tokens)
-    data = msgspec.json.encode(DetokenizeResponse(prompt=text))
-    await exchange.answer(200, data, headers=exchange.rate_headers())
+        return await _computed(exchange, _text_of(model, asked.tokens), len(asked.tokens))
+
+
+def _text_of(model: ServedModel, ids: list[int]) -> Generator[int, None, bytes]:
+    detokenizer = model.vocabulary.detokenizer(keep_special=True)
+    text = (yield from detokenizer.slices(ids)) + detokenizer.finish()
+    return msgspec.json.encode(DetokenizeResponse(prompt=text))
+
+
+async def _computed(exchange: Exchange, slices: Generator[int, None, bytes], num_ids: int) -> bytes:
+    """What `slices` return, of a request with so many ids."""
+    threads, requester = exchange.frontend.context.threads, _identity(exchange).requester
+    return await threads.run_slices(slices, requester, num_bytes=_ID_BYTES * num_ids)
 
 
 def _check(asked: TokenizeRequest) -> None:
@@ -150,7 +176,7 @@ async def _ids(
 ) -> tuple[int, ...]:
     identity = _identity(exchange)
     if asked.messages is not None:
-        options = template_options(asked.chat_template_kwargs)
+        options = template_options(asked.chat_template_kwargs, {})
         messages = exchange.frontend.left_out.without(messages_of(asked.messages))
         said = Conversation(messages, tools, template_options=options)
         return await _chat_ids(model, said, identity)
@@ -158,7 +184,7 @@ async def _ids(
         asked.prompt or "",
         model,
         identity,
-        exchange.frontend.context.long_texts,
+        exchange.frontend.context,
         is_prompt=asked.add_special_tokens is not False,
     )
 
@@ -187,14 +213,6 @@ async def _chat_ids(model: ServedModel, said: Conversation, identity: Identity) 
 def _identity(exchange: Exchange) -> Identity:
     assert exchange.identity is not None
     return exchange.identity
-
-
-def _token_strs(model: ServedModel, ids: tuple[int, ...]) -> list[str]:
-    return [model.vocabulary.token_bytes(token).decode(errors="replace") for token in ids]
-
-
-def _text_of(model: ServedModel, ids: list[int]) -> str:
-    return model.vocabulary.decode(ids, keep_special=True)
 
 
 def _using_model(exchange: Exchange, asked: str | None) -> AbstractAsyncContextManager[ServedModel]:

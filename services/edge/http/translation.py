@@ -20,6 +20,7 @@ from outrider.session.client import Accepted, Committed, Done, Provisional, Retr
 from outrider.session.types import FinishReason, TokenLogprobs
 from services.edge.http import sse
 from services.edge.http.api import ApiRequest
+from services.edge.http.fields import FORMAT
 from services.edge.http.openai_messages import allowed
 from services.edge.http.openai_reply import ProvisionalText
 from services.edge.http.openai_sampling import (
@@ -145,13 +146,12 @@ def plan_chat(
     response_format: Mapping[str, Any],
     *,
     passed_over: PassedOver,
-    format_field: str,
     names: Mapping[str, str],
     num_logprobs: int = -1,
 ) -> PlannedChat:
     """The chat of a request. `api`: name of the API; `fields`: its sampling; `response_format`: in
-    the form of chat completions; `format_field`: the request's field for it; `names`: as
-    `sampling_params` takes them; `num_logprobs`: as in SamplingParams. Raises InvalidRequestError
+    the form of chat completions; `names`: of the request's fields, by those of chat completions,
+    where they differ; `num_logprobs`: as in SamplingParams. Raises InvalidRequestError
     and InvalidSamplingError."""
     fields = msgspec.structs.replace(
         fields,
@@ -174,7 +174,7 @@ def plan_chat(
     (had,) = read_positions(asked, 1, is_streamed=is_streamed)
     sampling = replace(
         sampling_params(fields, reply_limit(fields.max_tokens, asked.default_max_tokens), names),
-        grammar=grammar_in(response_format, format_field, passed_over),
+        grammar=grammar_in(response_format, names.get(FORMAT, FORMAT), passed_over),
         num_logprobs=num_logprobs,
     )
     digest = _digest_of(api, body)

@@ -194,6 +194,17 @@ class MemoryBudget:
         self.num_bytes = 0
         """Held now."""
 
+    @property
+    def parent(self) -> MemoryBudget | None:
+        """The one around it."""
+        return self._parent
+
+    def lacking(self, num_bytes: int) -> MemoryBudget | None:
+        """The innermost budget into which so many more bytes do not fit; None: they do."""
+        if self.num_bytes + num_bytes > self._max_bytes:
+            return self
+        return None if self._parent is None else self._parent.lacking(num_bytes)
+
     def take(self, num_bytes: int) -> bool:
         """Hold more bytes; False, and nothing is taken, if they do not fit."""
         if self.num_bytes + num_bytes > self._max_bytes:
@@ -337,6 +348,13 @@ class ListenerQuotas:
                 self.client_quotas.hold(client, Count.CHATS, now)
                 held.callback(self.client_quotas.release, client, Count.CHATS)
             return held.pop_all().close
+
+    def spend(self, prefix: str, rate: Rate, amount: float, client: bytes, now: float) -> None:
+        """Charge an address prefix and a client (empty: none). Raises OverloadedError if one of
+        their quotas does not allow it."""
+        self.quotas.spend(prefix, rate, amount, now)
+        if client:
+            self.client_quotas.spend(client, rate, amount, now)
 
     def connection_ended(self, address: AddressState) -> None:
         """A connection has ended, whether its handshake was complete or not."""

@@ -65,7 +65,7 @@ class ToolCalling:
         elif request.raw_prompt is not None or reply_format.reasoning is None:
             return request
         else:
-            reply_format = replace(reply_format, call_syntax=None)
+            reply_format = reply_format.without_calls
         # For a prompt that the region makes; of its own an edge sees the end.
         is_open = self.begins_in_reasoning(request.template_variables)
         reply_format = replace(reply_format, begins_in_reasoning=is_open)

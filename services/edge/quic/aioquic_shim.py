@@ -247,12 +247,25 @@ class BoundedConnection(QuicConnection):
 
     def datagrams_to_send(self, now: float) -> list[tuple[bytes, NetworkAddress]]:
         """See `QuicConnection.datagrams_to_send`."""
-        datagrams = super().datagrams_to_send(now)
+        datagrams = self._unamplified(super().datagrams_to_send(now))
         if self._packet_number >= self._sweep_at:
             self._sweep_at = self._packet_number + _SWEEP_EVERY_PACKETS
             for space in self._spaces.values():
                 if len(space.sent_packets) > self._next_sweep:
                     self._sweep(space)
+        return datagrams
+
+    def _unamplified(
+        self, datagrams: list[tuple[bytes, NetworkAddress]]
+    ) -> list[tuple[bytes, NetworkAddress]]:
+        """Those that may be sent: to an address that is not validated at most three times the bytes
+        that came from it (RFC 9000, section 8.1). aioquic's packets that close a connection ignore
+        this."""
+        for path in [it for it in self._network_paths if not it.is_validated]:
+            for at in reversed([at for at, (_, to) in enumerate(datagrams) if to == path.addr]):
+                if path.bytes_sent <= 3 * path.bytes_received:
+                    break
+                path.bytes_sent -= len(datagrams.pop(at)[0])
         return datagrams
 
     def needs_transmit(self) -> bool:

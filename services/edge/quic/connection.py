@@ -33,7 +33,7 @@ from services.edge.quic.early_data import STREAM_BYTES, EarlyStreams
 from services.edge.quic.ids_question import IdsQuestion
 from services.edge.quic.server import Routes
 from services.edge.quic.streams import EdgeStream
-from services.edge.session.events import ClientFailed, ClientGone
+from services.edge.session.events import ClientGone
 from services.edge.wire.client import DESCRIBE_STREAM
 
 _BULK_DATAGRAM_BYTES: Final = 1000
@@ -112,6 +112,11 @@ class EdgeConnection(ConnectionProtocol):
         assert self._transport is not None
         address = self._transport.get_extra_info("sockname")
         return None if address is None else (address[0], address[1])
+
+    @property
+    def transport(self) -> BoundedConnection:
+        """What carries its streams."""
+        return self.quic
 
     @property
     def is_validated(self) -> bool:
@@ -195,7 +200,7 @@ class EdgeConnection(ConnectionProtocol):
     def fail_chats(self, error: OutriderError) -> None:
         """End every chat with an error, and send it."""
         for stream in list(self._streams.values()):
-            stream.handler.feed(ClientFailed(error))
+            stream.fail(error)
 
     # For its streams.
 
@@ -212,11 +217,8 @@ class EdgeConnection(ConnectionProtocol):
     def spend(self, rate: Rate, amount: int, client: bytes) -> bool:
         """Charge `amount` to the quotas of a client and its address prefix; False if a quota does
         not allow it."""
-        now = self._loop.time()
         try:
-            self._shared.quotas.spend(self.prefix, rate, amount, now)
-            if client:
-                self._shared.client_quotas.spend(client, rate, amount, now)
+            self._shared.spend(self.prefix, rate, amount, client, self._loop.time())
         except OverloadedError:
             self.context.telemetry.refused(rate.value)
             return False
@@ -276,7 +278,10 @@ class EdgeConnection(ConnectionProtocol):
         if not self._shared.admit():
             early.take()
             self.context.telemetry.refused("connections")
-            self.close_for(CloseCode.OVERLOADED, "this edge has all the connections it takes")
+            if self._shared.is_draining:
+                self.close_for(CloseCode.SHUTTING_DOWN, "this edge is shutting down")
+            else:
+                self.close_for(CloseCode.OVERLOADED, "this edge has all the connections it takes")
             return
         if service is not None:
             self._service = service.open(self)
@@ -364,7 +369,7 @@ class EdgeConnection(ConnectionProtocol):
             if len(self._streams) > limit:
                 raise too_many(Count.CHATS, limit)
         except OutriderError as error:
-            stream.handler.feed(ClientFailed(error))
+            stream.fail(error)
         return stream
 
     def _gone(self, stream_id: int, *, client_ended: bool = False) -> None:

@@ -69,7 +69,7 @@ class IdsQuestion:
         begin_chat = self._stream.begin_chat
         try:
             async with using_model(self._context, identity, begin_chat, model_name) as model:
-                ids = await text_ids(text, model, identity, self._context.long_texts)
+                ids = await text_ids(text, model, identity, self._context)
                 frame = client_wire.tokenized(ids, model.vocabulary_digest, model.limits.model)
             if len(frame) > self._max_answer_bytes:
                 raise PromptTooLongError(

@@ -38,6 +38,7 @@ several turns until its first token is out."""
 _MAX_READ: Final = 1024
 """Datagrams read from the socket in one turn: 2 to 3 ms at most."""
 _READ_BYTES: Final = 65_535
+_STALE: Final = "the address token is of another address, or too old; connect again"
 _MAX_QUEUED_BYTES_PER_SOURCE: Final = 2 << 20
 """QUIC lets a client send 1 MiB ahead (RFC 9000, section 4.1, with aioquic's default)."""
 _MAX_QUEUED_BYTES: Final = 64 << 20
@@ -337,7 +338,7 @@ class Dispatcher:
                     now=now,
                 )
             except ValueError:
-                self._refuse(header, addr, QuicErrorCode.INVALID_TOKEN, "", now)
+                self._refuse(header, addr, QuicErrorCode.INVALID_TOKEN, _STALE, now)
                 return None
         prefix = self._prefix_of(addr[0])
         verdict = self._handshakes.decide(

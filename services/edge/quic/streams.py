@@ -20,7 +20,6 @@ from services.edge.chat.stream import ENDED, Backlog, ChatHandler
 from services.edge.chat.typeahead import TypeaheadPrefill
 from services.edge.limits.listener import ListenerLimits, MemoryBudget
 from services.edge.limits.quotas import Rate
-from services.edge.quic.aioquic_shim import BoundedConnection
 from services.edge.quic.ids_question import IdsQuestion
 from services.edge.session.events import (
     ChatAsked,
@@ -43,14 +42,39 @@ _NOT_ASKED: Final = 1 << 62
 """More bytes than are ever unread: with it `was_used` says yes the next time."""
 
 
+class Transport(Protocol):
+    """What carries the bytes of streams: a QUIC connection, or a request over HTTP/2."""
+
+    def send_stream_data(self, stream_id: int, data: bytes, end_stream: bool = False) -> None:
+        """Queue bytes; `end_stream`: they are the last. Raises RuntimeError if the client stopped
+        the stream before."""
+        ...
+
+    def reset_stream(self, stream_id: int, error_code: int) -> None:
+        """Send nothing more, not even what is queued."""
+        ...
+
+    def stop_stream(self, stream_id: int, error_code: int) -> None:
+        """Have the client send nothing more."""
+        ...
+
+    def num_unacknowledged_bytes(self, stream_id: int) -> int:
+        """Bytes sent that the client may not have read yet."""
+        ...
+
+
 class StreamConnection(Protocol):
     """A connection, as its streams see it."""
 
     context: EdgeContext
     limits: ListenerLimits
-    quic: BoundedConnection
     budget: MemoryBudget
     secret: bytes
+
+    @property
+    def transport(self) -> Transport:
+        """What carries its streams."""
+        ...
 
     @property
     def prefix(self) -> str:
@@ -155,7 +179,11 @@ class EdgeStream:
             ):
                 raise MalformedFrameError("the stream ended before a chat request came")
         except OutriderError as error:
-            self.handler.feed(ClientFailed(error))
+            self.fail(error)
+
+    def fail(self, error: OutriderError) -> None:
+        """End what is served with an error, and send that."""
+        self.handler.feed(ClientFailed(error))
 
     def begin(self, frames: list[bytes]) -> None:
         """Serve the request in the first frame, and pass the others on. Raises OutriderError for a
@@ -187,7 +215,7 @@ class EdgeStream:
         try:
             self._take(payloads)
         except OutriderError as error:
-            self.handler.feed(ClientFailed(error))
+            self.fail(error)
 
     def begin_chat(self, client: bytes) -> Callable[[], None]:
         """See `StreamConnection.begin_chat`."""
@@ -217,14 +245,14 @@ class EdgeStream:
     def gone(self, *, client_ended: bool) -> None:
         """The client gave one direction up, and with it the chat. The other direction ends too, or
         the stream would stay open. `client_ended`: nothing more will come."""
-        quic = self._connection.quic
+        transport = self._connection.transport
         self._client_ended |= client_ended
         if self.catches_up or not (self._ended or self.handler.closed):
-            quic.reset_stream(self._stream_id, CloseCode.DONE)
+            transport.reset_stream(self._stream_id, CloseCode.DONE)
         if self._client_ended:
             self._connection.forget(self._stream_id)
         else:
-            quic.stop_stream(self._stream_id, CloseCode.DONE)
+            transport.stop_stream(self._stream_id, CloseCode.DONE)
         self.lost(gave_up=True)
         self._connection.transmit_soon()
 
@@ -243,7 +271,7 @@ class EdgeStream:
         most = self._max_unsent_bytes
         if self._num_live_bytes > most and self._num_unread > most:
             self._stalled = True
-            self.handler.feed(ClientFailed(OverloadedError("the client does not read its chat")))
+            self.fail(OverloadedError("the client does not read its chat"))
 
     def was_used(self) -> bool:
         """Asked now and then: whether it is served, has ended since it was asked last, or the
@@ -304,15 +332,15 @@ class EdgeStream:
         self._num_unread_before = _NOT_ASKED
         if self._gone:
             return
-        quic = self._connection.quic
+        transport = self._connection.transport
         if self._stalled:
-            quic.reset_stream(self._stream_id, CloseCode.SLOW_READER)
+            transport.reset_stream(self._stream_id, CloseCode.SLOW_READER)
         else:
             self._write(frame, True)
         if self._client_ended:
             self._connection.forget(self._stream_id)
         else:
-            quic.stop_stream(self._stream_id, CloseCode.DONE)
+            transport.stop_stream(self._stream_id, CloseCode.DONE)
         self._connection.transmit_soon()
 
     def release(self) -> None:
@@ -367,7 +395,7 @@ class EdgeStream:
 
     @property
     def _num_unread(self) -> int:
-        return self._connection.quic.num_unacknowledged_bytes(self._stream_id)
+        return self._connection.transport.num_unacknowledged_bytes(self._stream_id)
 
     def _drop_backlog(self) -> None:
         if self._backlog is not None:
@@ -394,7 +422,7 @@ class EdgeStream:
 
     def _write(self, data: bytes, end_stream: bool) -> None:
         try:
-            self._connection.quic.send_stream_data(self._stream_id, data, end_stream)
+            self._connection.transport.send_stream_data(self._stream_id, data, end_stream)
         except RuntimeError:  # the client stopped the stream before it sent anything
             self.gone(client_ended=False)
         self._connection.transmit_soon()

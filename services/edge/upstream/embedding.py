@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,10 +15,17 @@ import numpy.typing as npt
 from outrider.codec.vectors import VectorFormat, unpacked
 from outrider.cost import Cost
 from outrider.errors import MalformedFrameError, OutriderError, PeerFaultError, UnavailableError
+from outrider.fair_work.turns import ANYBODY, Requester
 from outrider.rpc import LOSSES, end_call, loss_reason
 from outrider.session.types import Priority
 from outrider.v1 import embedding_pb2, embedding_pb2_grpc
-from outrider.wire import MAX_AT_ONCE_INPUTS, cost_of, error_from_proto, priority_to_proto
+from outrider.wire import (
+    MAX_AT_ONCE_INPUTS,
+    cost_of,
+    error_from_proto,
+    priority_to_proto,
+    requester_to_proto,
+)
 from services.edge.upstream.link import RouterLink
 from services.edge.upstream.pool import RouterPool
 
@@ -36,7 +42,7 @@ MAX_CALLS_IN_ALL: Final = 768
 """Most calls of all tenants at once: gRPC may refuse calls beyond the streams that the server
 allows (outrider.rpc.server.MAX_STREAMS) as if the connection had broken."""
 MAX_CALLS: Final = 256
-"""Most calls of one tenant at once. Thousands of calls that begin together keep a router busy for
+"""Most calls of one origin at once. Thousands of calls that begin together keep a router busy for
 seconds, in which it answers no one; this many are enough for full engine calls."""
 
 Content = str | bytes
@@ -56,6 +62,8 @@ class EmbeddingQuery:
     dimensions: int = 0
     """First values of each vector to return; 0: all."""
     truncate: bool = False
+    requester: Requester = ANYBODY
+    """With whom replicas are shared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,35 +85,6 @@ class InputError(Exception):
         super().__init__(error.message)
         self.index = index
         self.error = error
-
-
-class TenantCallQueue:
-    """A tenant's requests beyond MAX_CALLS wait for its own earlier ones, in the order in which
-    they came, and those of all tenants beyond MAX_CALLS_IN_ALL for any. The listener bounds how
-    many may wait: each has a connection, or a stream."""
-
-    def __init__(self, most: int = MAX_CALLS, most_in_all: int = MAX_CALLS_IN_ALL) -> None:
-        self._most = most
-        self._all = asyncio.Semaphore(most_in_all)
-        self._tenants: dict[str, tuple[asyncio.Semaphore, list[None]]] = {}
-        """Each tenant's semaphore, and a list with one entry for each of its requests."""
-
-    def __len__(self) -> int:
-        """Number of tenants with requests."""
-        return len(self._tenants)
-
-    @asynccontextmanager
-    async def turn(self, tenant: str) -> AsyncIterator[None]:
-        """Wait for a place, and hold it while the context lasts."""
-        semaphore, asking = self._tenants.setdefault(tenant, (asyncio.Semaphore(self._most), []))
-        asking.append(None)
-        try:
-            async with semaphore, self._all:
-                yield
-        finally:
-            asking.pop()
-            if not asking:
-                del self._tenants[tenant]
 
 
 async def embedded(upstream: RouterPool, query: EmbeddingQuery) -> Embedded:
@@ -243,6 +222,7 @@ class _RouterCall:
             truncate=query.truncate,
             tenant=query.tenant,
             residency=query.residency,
+            requester=requester_to_proto(query.requester),
             estimated_tokens=self._num_bytes // _BYTES_PER_TOKEN + 2 * len(query.inputs),
         )
 

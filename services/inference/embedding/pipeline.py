@@ -20,9 +20,11 @@ import structlog
 
 from outrider.engines.embedding import Embedder, Ids, Vectors
 from outrider.errors import CancelledError, DeadlineError, EngineError, OutriderError
+from outrider.fair_work.defects import is_defect
+from outrider.fair_work.job_queue import given_up
+from outrider.fair_work.turns import Requester
 from outrider.models.embedding_folder import TextTokenizer
 from outrider.session.types import Priority
-from outrider.tokenization.backends.equivalence import is_defect
 from services.inference.embedding.queue import EmbeddingBatch, EmbeddingQueue
 from services.inference.embedding_limits import EmbeddingLimits
 
@@ -48,7 +50,7 @@ class EmbeddingInput:
     content: str | Ids
     num_bytes: int
     truncate: bool
-    tenant: str
+    requester: Requester
     priority: Priority
     deadline_at: float | None
     """On the pipeline's clock."""
@@ -154,25 +156,27 @@ class EmbeddingPipeline:
             engine.close()
 
     def submit(self, given: EmbeddingInput) -> int:
-        """Take an input; returns its key. Raises OverloadedError, FrameTooLargeError,
-        InvalidRequestError for ids that are none of the model's, PromptTooLongError."""
+        """Take an input; returns its key. Others may lose their place to it. Raises
+        OverloadedError, FrameTooLargeError, InvalidRequestError for ids that are none of the
+        model's, PromptTooLongError."""
         ids: Ids | None = None
         if not isinstance(given.content, str):
             ids = self._tokenizer.checked(given.content, truncate=given.truncate)
         self._last_key += 1
         key = self._last_key
         with self._changed:
-            self._queue.add(
+            lost = self._queue.add(
                 key,
                 given.num_bytes,
                 given.priority,
                 given.deadline_at,
                 self._clock(),
                 ids=ids,
-                tenant=given.tenant,
+                requester=given.requester,
             )
             self._inputs[key] = given
             self._changed.notify_all()
+        self._answer([(one, given_up()) for one in lost])
         self._on_change()
         return key
 

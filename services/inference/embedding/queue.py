@@ -8,23 +8,24 @@ of them, since an engine prepares itself for each new number and length, and few
 other idle engines their part. Its length is that of the longest waiting text in the highest waiting
 class; that of the first text once it has waited for `max_wait_ms`; and in at most one call of four,
 whatever its class, that of a text that has waited for `starvation_ms`: an older backlog leaves the
-other calls to higher classes. Within a class tenants take turns by tokens, at the tokenizers and at
-the engines: a flood from one delays another by only the running call. Everything held is bounded:
-further inputs are refused, and texts stay untokenized while the token buffer is full.
+other calls to higher classes. Within a class those who ask take turns by tokens, at the tokenizers
+and at the engines: a flood from one delays another by only the running call. Everything held is
+bounded: for further inputs whoever has most here loses the newest ones, and texts stay untokenized
+while the token buffer is full.
 
 Keys are the caller's. Times are in seconds on the clock of `now`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from outrider.engines.embedding import Ids, padded_tokens
 from outrider.errors import FrameTooLargeError, OverloadedError
-from outrider.fair_queue import FairClock, FairQueue
+from outrider.fair_work.shares import Shares
+from outrider.fair_work.turns import ANYBODY, Requester, TurnClock, Turns
 from outrider.session.types import Priority
 from services.inference.embedding_limits import EmbeddingLimits
 
@@ -39,8 +40,7 @@ _BYTES_PER_TOKEN: Final = 4
 @dataclass(slots=True, eq=False)
 class _Input:
     key: int
-    flow: str
-    """Its tenant."""
+    requester: Requester
     priority: Priority
     arrived_at: float
     deadline_at: float | None
@@ -48,6 +48,20 @@ class _Input:
     ids: Ids | None = None
     padded_tokens: int = 0
     """Length of its row in an engine call; 0: not tokenized yet."""
+    rank: float = 0.0
+    """Set by `Turns`."""
+
+    @property
+    def flow(self) -> str:
+        return self.requester.origin
+
+    @property
+    def number(self) -> int:
+        return self.key
+
+    @property
+    def size(self) -> int:
+        return self.num_bytes
 
     @property
     def estimated_tokens(self) -> int:
@@ -59,12 +73,6 @@ class _Input:
     def cost(self) -> float:
         """Cost in the fair queues: estimated tokens."""
         return self.estimated_tokens
-
-    @property
-    def rank(self) -> float:
-        """Place in its flow: the same for all, so that a tenant's inputs keep their
-        order."""
-        return math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +112,15 @@ class EmbeddingQueue:
     def __init__(self, limits: EmbeddingLimits) -> None:
         self._limits = limits
         self._inputs: dict[int, _Input] = {}
-        self._texts = {it: FairQueue[_Input]() for it in _CLASSES}
-        self._ready: dict[Priority, dict[int, FairQueue[_Input]]] = {it: {} for it in _CLASSES}
+        self._texts = {it: Turns[_Input]() for it in _CLASSES}
+        self._ready: dict[Priority, dict[int, Turns[_Input]]] = {it: {} for it in _CLASSES}
         """By padded length."""
-        self._clocks = {it: FairClock() for it in _CLASSES}
+        self._clocks = {it: TurnClock() for it in _CLASSES}
         """Clocks of the queues in `_ready`, by class."""
         self._text_turns = _StarvationTurns()
         self._call_turns = _StarvationTurns()
-        self._num_bytes = 0
+        self._shares: Shares[_Input] = Shares()
+        """Of the inputs that are not finished."""
         self._num_estimated_tokens = 0
         self.num_untokenized = 0
         """Texts that wait for a tokenizer, or are in one."""
@@ -136,33 +145,34 @@ class EmbeddingQueue:
         now: float,
         *,
         ids: Ids | None = None,
-        tenant: str = "",
-    ) -> None:
-        """An input of so many bytes, with `ids` if it needs no tokenizer. Raises OverloadedError,
-        FrameTooLargeError; then it is not there."""
+        requester: Requester = ANYBODY,
+    ) -> list[int]:
+        """An input of so many bytes, with `ids` if it needs no tokenizer. `key` is above all
+        earlier ones. Returns the inputs that have lost their place to it; the caller finishes them.
+        Raises OverloadedError, FrameTooLargeError; then it is not there."""
         limits = self._limits
         if num_bytes > limits.max_input_bytes:
             raise FrameTooLargeError(
                 f"an input has {num_bytes} bytes, at most {limits.max_input_bytes} are "
                 "allowed; shorten it"
             )
-        if (
-            len(self._inputs) >= limits.max_inputs
-            or self._num_bytes + num_bytes > limits.max_text_bytes
-        ):
+        made = _Input(key, requester, priority, now, deadline_at, num_bytes, ids)
+        given_up = self._shares.admit(made, limits.max_inputs, limits.max_text_bytes)
+        if given_up is None:
             raise OverloadedError(
                 f"{len(self._inputs)} inputs wait here already; send fewer at once, or try again",
                 retry_delay_ms=_RETRY_MS,
             )
-        made = _Input(key, tenant, priority, now, deadline_at, num_bytes, ids)
+        for one in given_up:
+            self._shares.add(one)  # until it is finished
         self._inputs[key] = made
-        self._num_bytes += num_bytes
         self._num_estimated_tokens += made.estimated_tokens
         if ids is None:
             self.num_untokenized += 1
             self._texts[priority].push(made)
         else:
             self._buffer(made, ids)
+        return [one.key for one in given_up]
 
     def next_text(self, now: float) -> int | None:
         """The next text for a tokenizer, to be followed by `tokenized` or `finished`; None if no
@@ -212,7 +222,7 @@ class EmbeddingQueue:
         found = self._inputs.pop(key, None)
         if found is None:
             return False
-        self._num_bytes -= found.num_bytes
+        self._shares.remove(found)
         self._num_estimated_tokens -= found.estimated_tokens
         self.num_untokenized -= found.ids is None
         texts = self._texts[found.priority]
@@ -239,7 +249,7 @@ class EmbeddingQueue:
         self.num_buffered_tokens += len(ids)
         ready, padded = self._ready[found.priority], found.padded_tokens
         if padded not in ready:
-            ready[padded] = FairQueue(self._clocks[found.priority])
+            ready[padded] = Turns(self._clocks[found.priority])
         ready[padded].push(found)
 
     def _unbuffered(self, found: _Input) -> None:
@@ -271,7 +281,7 @@ class EmbeddingQueue:
         return turns.choose(firsts[0], oldest)
 
 
-def _first_of(queues: Iterable[FairQueue[_Input]]) -> _Input:
+def _first_of(queues: Iterable[Turns[_Input]]) -> _Input:
     """The item with the least start in these queues, at least one of which has items; of equal
     starts, the one that arrived first."""
     firsts = [head for queue in queues if (head := queue.head()) is not None]

@@ -30,7 +30,13 @@ from outrider.telemetry.refusals import RefusalLog
 from outrider.v1 import embedding_pb2, inference_pb2
 from outrider.v1.embedding_pb2_grpc import EmbeddingServiceServicer
 from outrider.v1.inference_pb2_grpc import InferenceServiceServicer
-from outrider.wire import check_at_once, error_to_proto, priority_from_proto, usage_to_proto
+from outrider.wire import (
+    check_at_once,
+    error_to_proto,
+    priority_from_proto,
+    requester_from_proto,
+    usage_to_proto,
+)
 from services.inference.embedding.pipeline import (
     EmbeddingInput,
     EmbeddingPipeline,
@@ -108,7 +114,7 @@ class _Request:
         self._pipeline = pipeline
         self._dimensions = opened.dimensions or contract.dimensions
         self._truncate = opened.truncate
-        self._tenant = opened.tenant
+        self._requester = requester_from_proto(opened.requester, opened.tenant)
         self._priority = priority_from_proto(opened.priority) or Priority.MEDIUM
         self._deadline_at = (
             time.monotonic() + opened.deadline_ms / 1e3 if opened.deadline_ms else None
@@ -213,7 +219,7 @@ class _Request:
             content,
             num_bytes,
             self._truncate,
-            self._tenant,
+            self._requester,
             self._priority,
             self._deadline_at,
             self._answer,

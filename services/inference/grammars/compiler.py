@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Iterator
 from typing import Any, Final
 
 import structlog
@@ -162,16 +163,27 @@ def definition(table: TokenTable, grammar: Grammar) -> str:
     return json.dumps({"grammars": [{"lark_grammar": start}, {"name": _BODY, **body}]})
 
 
+_CONTROL: Final = re.compile(r"(<\|\w+\|>)")
+
+
 def _behind_thought(table: TokenTable, tags: ReasoningTags, space: str, *, is_open: bool) -> str:
     """Text in Lark for a body behind reasoning, which is there if the prompt began it."""
-    begin, end = map(table.control_id, tags)
-    if begin is None or end is None:
+    end = table.control_id(tags.end)
+    if end is None:
         opening, closing = (re.escape(tag).replace("/", r"\/") for tag in tags)
         thought = rf"thought[lazy]: /{'' if is_open else opening}(.|\n)*{closing}/"
     else:
-        thought = rf"thought: {'' if is_open else f'<[{begin}]> '}/(.|\n)*/ <[{end}]>"
+        opening = "" if is_open else " ".join(_in_lark(table, tags.begin))
+        thought = rf"thought: {opening} /(.|\n)*/ <[{end}]>"
     before = "thought" if is_open else f"{space}thought?"
     return f"start: {before} BREAKS @{_BODY}\n{thought}\nBREAKS: /\\n{{0,2}}/"
+
+
+def _in_lark(table: TokenTable, tag: str) -> Iterator[str]:
+    """A tag as control tokens and text: gpt-oss's is a control token, a word and another one."""
+    for piece in filter(None, _CONTROL.split(tag)):
+        token = table.control_id(piece)
+        yield json.dumps(piece) if token is None else f"<[{token}]>"
 
 
 def _body(grammar: Grammar) -> dict[str, Any]:

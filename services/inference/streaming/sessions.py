@@ -20,11 +20,13 @@ from outrider.errors import (
     OutriderError,
     OverloadedError,
 )
+from outrider.fair_work.turns import Requester
 from outrider.sampling.constraint import Constraint
 from outrider.sampling.grammar import Grammar
 from outrider.sampling.params import SamplingParams
 from outrider.session.region import Draft
 from outrider.session.region_wire import commit_bytes, session_bytes
+from outrider.session.types import FinishReason, Timings, Usage
 from outrider.telemetry.families import Family
 from outrider.telemetry.metrics import Metrics, state_rows
 from outrider.telemetry.refusals import RefusalLog
@@ -79,7 +81,11 @@ class ConstraintSource(Protocol):
     ) -> Constraint | None: ...
 
     async def constraint(
-        self, group: bytes, sampling: SamplingParams, prompt: Sequence[int]
+        self,
+        group: bytes,
+        sampling: SamplingParams,
+        prompt: Sequence[int],
+        requester: Requester,
     ) -> Constraint: ...
 
 
@@ -234,8 +240,8 @@ class SessionTable:
         self._running = RunningRequests()
         self._grammars = grammars
         self._preparations = preparations or Preparations(WorkRecord(None, 0))
-        self._compiling: set[asyncio.Task[None]] = set()
-        """Tasks of sessions that the model thread does not know yet."""
+        self._compiling: dict[int, asyncio.Task[None]] = {}
+        """Tasks of sessions that the model thread does not know yet, by engine session id."""
         self._engine_session_ids = itertools.count(1)
         self._idle = asyncio.Event()
         self._idle.set()
@@ -302,9 +308,10 @@ class SessionTable:
             taken = DuplicateSessionError("the request was opened again and continues there")
             self.fail(self._live[earlier], taken)
         if grammar is not None:
-            task = asyncio.create_task(self._open_compiled(session, request, grammar))
-            self._compiling.add(task)
-            task.add_done_callback(self._compiling.discard)
+            whose = Requester.of(frame.tenant, frame.address_hash, frame.cache_salt)
+            task = asyncio.create_task(self._open_compiled(session, request, grammar, whose))
+            self._compiling[engine_session_id] = task
+            task.add_done_callback(lambda _: self._compiling.pop(engine_session_id, None))
         return session
 
     def _with_kept_constraint(self, request: OpenRequest) -> OpenRequest:
@@ -320,7 +327,7 @@ class SessionTable:
         return replace(request, constraint=kept)
 
     async def _open_compiled(
-        self, session: LiveSession, request: OpenRequest, grammar: Grammar
+        self, session: LiveSession, request: OpenRequest, grammar: Grammar, whose: Requester
     ) -> None:
         """Hand a session to the model thread once its grammar is compiled."""
         assert self._grammars is not None
@@ -328,7 +335,7 @@ class SessionTable:
         try:
             with self._preparations.of(request.request_key):
                 constraint = await self._grammars.constraint(
-                    request.cache_salt, request.sampling, request.prompt
+                    request.cache_salt, request.sampling, request.prompt, whose
                 )
             if number in self._live:
                 self._model.open(replace(request, constraint=constraint))
@@ -341,13 +348,10 @@ class SessionTable:
             why = f"its grammar failed: {type(failure).__name__}"
             self._end(session, EngineError(why, metadata={SESSIONS_IN_CALL: "1"}))
         if number not in self._live:
-            self._awaiting_usage.pop(number, None)  # the model thread will report none
             return
         early, session.early_drafts = session.early_drafts or [], None
         for drafts in early:
             self._draft(session, drafts)
-        if session.cancelled:
-            self._model.cancel(number)
 
     def draft(self, session: LiveSession, frame: inference_pb2.Draft) -> None:
         """Pass drafts on. Raises BadTokenBlockError."""
@@ -368,10 +372,24 @@ class SessionTable:
 
         The model thread is told once, so that a peer that keeps asking fills no memory.
         """
-        if not session.cancelled:
-            session.cancelled = True
-            self._running.release(session.request_name, session.engine_session_id)
-            self._model.cancel(session.engine_session_id)
+        if not session.cancelled and not self._stop(session):
+            usage = Usage(prompt_tokens=len(session.request.prompt))
+            upto = len(session.request.resume)
+            number = session.engine_session_id
+            self._end(session, Finished(number, FinishReason.CANCELLED, upto, usage, Timings()))
+
+    def _stop(self, session: LiveSession) -> bool:
+        """Compute nothing more for a session. False: the model thread does not know it, since its
+        grammar was being compiled."""
+        session.cancelled = True
+        number = session.engine_session_id
+        self._running.release(session.request_name, number)
+        compiling = self._compiling.pop(number, None)
+        if compiling is not None:
+            compiling.cancel()
+            return False
+        self._model.cancel(number)
+        return True
 
     def fail(self, session: LiveSession, error: OutriderError) -> None:
         """End a live session from this side: free its KV, tell its peer."""
@@ -487,8 +505,8 @@ class SessionTable:
         session.peer.ended(session.upstream_session_id)
 
     def _give_up(self, session: LiveSession) -> None:
-        self.cancel(session)
-        self._awaiting_usage[session.engine_session_id] = session.telemetry
+        if session.cancelled or self._stop(session):
+            self._awaiting_usage[session.engine_session_id] = session.telemetry
 
     def _record_late_usage(self, event: Event) -> None:
         if not isinstance(event, Finished | Failed):

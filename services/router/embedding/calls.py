@@ -19,6 +19,8 @@ from outrider.errors import (
     UnknownModelError,
     VocabularyMismatchError,
 )
+from outrider.fair_work.places import FairPlaces
+from outrider.fair_work.turns import Requester
 from outrider.rpc import LOSSES, end_call, loss_reason
 from outrider.v1 import embedding_pb2, embedding_pb2_grpc
 from outrider.wire import error_from_proto
@@ -33,8 +35,9 @@ _LOST: Final = (
 """Errors of a replica that cannot continue or now serves something else: its inputs go
 elsewhere."""
 MAX_CALLS: Final = 512
-"""To one replica at a time; further ones wait. What a connection has beyond the streams that the
-server allows (outrider.rpc.server.MAX_STREAMS) gRPC may refuse as if the connection had broken."""
+"""To one replica at a time; further ones wait for their turns. What a connection has beyond the
+streams that the server allows (outrider.rpc.server.MAX_STREAMS) gRPC may refuse as if the
+connection had broken."""
 
 
 class Peer(NamedTuple):
@@ -42,7 +45,7 @@ class Peer(NamedTuple):
 
     channel: grpc.aio.Channel
     stub: embedding_pb2_grpc.EmbeddingServiceAsyncStub
-    slots: asyncio.Semaphore
+    places: FairPlaces
     """One for each call under way."""
 
     @property
@@ -53,6 +56,9 @@ class Peer(NamedTuple):
 
 class Caller(Protocol):
     """The request that a call is for."""
+
+    requester: Requester
+    """Whose request it is."""
 
     def opening(self) -> embedding_pb2.OpenEmbed:
         """First message of a call to a replica."""
@@ -84,7 +90,7 @@ class Call(ABC):
 
     async def _run(self) -> None:
         try:
-            async with self._peer.slots:
+            async with self._peer.places.held(self._caller.requester):
                 await self._exchange()
         except asyncio.CancelledError:
             if self.task.cancelling():

@@ -17,6 +17,7 @@ from outrider.errors import (
     UnavailableError,
     UnknownModelError,
 )
+from outrider.fair_work.places import FairPlaces
 from outrider.rpc import discarded, incoming, make_channel
 from outrider.session.types import Usage
 from outrider.telemetry.refusals import RefusalLog
@@ -25,6 +26,7 @@ from outrider.v1 import embedding_pb2, embedding_pb2_grpc
 from outrider.wire import (
     check_at_once,
     error_to_proto,
+    requester_from_proto,
     set_cost,
     usage_to_proto,
 )
@@ -93,7 +95,9 @@ class EmbeddingRelay:
                 max_message_bytes=self._max_message_bytes,
             )
             stub = embedding_pb2_grpc.EmbeddingServiceStub(channel)
-            peer = self._peers[replica.address] = Peer(channel, stub, asyncio.Semaphore(MAX_CALLS))
+            peer = self._peers[replica.address] = Peer(
+                channel, stub, FairPlaces(MAX_CALLS, MAX_CALLS)
+            )
         return peer
 
     async def close(self) -> None:
@@ -172,6 +176,7 @@ class _Relayed:
         """Whether all its inputs are there, and placed together: no two calls of it go to one
         replica at once."""
         self._opened = opened
+        self.requester = requester_from_proto(opened.requester, opened.tenant)
         model = opened.model or _only_model(relay.fleet.registry)
         self._machine = RequestMachine(relay.fleet, model, tuple(opened.residency))
         self._calls: dict[str, Call] = {}

@@ -23,12 +23,13 @@ from outrider.codec.tokens import TokenCodec
 from outrider.cost import Cost
 from outrider.engine_calls import request_key
 from outrider.errors import CancelledError, DeadlineError, MalformedFrameError
+from outrider.fair_work.turns import Requester
 from outrider.model_identity import check_model_identity
 from outrider.session.types import FinishReason, Priority
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import DEFAULT_MAX_TOKENS, finish_reason_to_proto, set_cost
 from services.router.relay.sessions import Session
-from services.router.session_request import SessionRequest, flow_of
+from services.router.session_request import SessionRequest
 
 Up: TypeAlias = inference_pb2.SessionUp
 Down: TypeAlias = inference_pb2.SessionDown
@@ -36,6 +37,11 @@ RelayedSession: TypeAlias = Session[Up]
 
 _PRIORITIES: Final[dict[int, Priority]] = {int(priority): priority for priority in Priority}
 _CUT_SHORT: Final = {finish_reason_to_proto(it): it.error_reason for it in FinishReason}
+
+
+def requester_of(opening: inference_pb2.OpenSession) -> Requester:
+    """For whom a session is."""
+    return Requester.of(opening.tenant, opening.address_hash, opening.cache_salt)
 
 
 def read_request(
@@ -57,7 +63,7 @@ def read_request(
         priority=_PRIORITIES.get(opening.priority, Priority.MEDIUM),
         max_tokens=opening.sampling.max_tokens or DEFAULT_MAX_TOKENS,
         tenant=opening.tenant,
-        flow=flow_of(opening.tenant, opening.address_hash, opening.cache_salt),
+        flow=requester_of(opening).origin,
         address_hash=opening.address_hash,
         deadline_at=now + left_ms / 1000.0 if left_ms else None,
         chat_digest=chat_key(opening),

@@ -80,14 +80,14 @@ class Switch:
         prompts: ReceivedPrompts,
         *,
         default_model: Callable[[], str],
-        tokenize: Callable[[RelayedSession], None],
+        tokenize: Callable[[RelayedSession], Callable[[], object]],
         schedule_retry: Callable[[], None],
         tokenize_s: float = 30.0,
     ) -> None:
         """`default_model` returns the model of a session that names none. `tokenize` is called for
         sessions with messages; `tokenized` or `fail` has to be called within `tokenize_s`, or the
-        session ends. `schedule_retry` asks for a call of `retry` once the event loop has done its
-        other work."""
+        session ends. It returns what gives the work up, for a session that ends before.
+        `schedule_retry` asks for a call of `retry` once the event loop has done its other work."""
         self._table = table
         self._dispatch = dispatch
         self._registry = registry
@@ -101,9 +101,9 @@ class Switch:
         self._tokenize = tokenize
         self._schedule_retry = schedule_retry
         self._tokenize_s = tokenize_s
-        self._without_ids: dict[int, tuple[RelayedSession, float]] = {}
+        self._without_ids: dict[int, tuple[RelayedSession, float, Callable[[], object]]] = {}
         """Sessions whose messages are being tokenized, by router session id, each with its
-        deadline."""
+        deadline, and what gives the work up."""
         self._edges: dict[int, _EdgeStream] = {}
 
     # --- the two sides come and go ---
@@ -243,8 +243,8 @@ class Switch:
             until = now + self._tokenize_s
             if session.request.deadline_at is not None:
                 until = min(until, session.request.deadline_at)
-            self._without_ids[session.router_session_id] = session, until
-            self._tokenize(session)
+            give_up = self._tokenize(session)
+            self._without_ids[session.router_session_id] = session, until, give_up
         elif ids is None:
             opening.echo = 0  # the way back and forth would count twice
             self._prompts.want(session, now + _PROMPT_S)
@@ -308,12 +308,13 @@ class Switch:
 
     def fail(self, session: RelayedSession, error: OutriderError, now: float) -> None:
         """The messages of a session could not become ids."""
+        self._without_ids.pop(session.router_session_id, None)
         if session.state is SessionState.PLACING:
             self._advance(session, SessionInput.ABORT, now, error=error)
 
     def _untokenized(self, now: float) -> list[tuple[RelayedSession, OutriderError]]:
         """Sessions that wait for their ids in vain."""
-        late = [session for session, until in self._without_ids.values() if until <= now]
+        late = [session for session, until, _ in self._without_ids.values() if until <= now]
         return [(session, _no_ids(session, now)) for session in late]
 
     # --- frames of a replica ---
@@ -478,7 +479,8 @@ class Switch:
         self._failover.forget(session)
         self._intake.ended(session, now)
         self._prompts.ended(session)
-        self._without_ids.pop(session.router_session_id, None)
+        if (tokenizing := self._without_ids.pop(session.router_session_id, None)) is not None:
+            tokenizing[2]()
         self._telemetry.ended(session.router_session_id, error, now, cut_short=cut_short)
         self._close_if_over(session.edge_stream)
         if self._intake.num_waiting:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -30,16 +31,16 @@ from outrider.telemetry import names
 from outrider.telemetry.tracing import span
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import common_pb2, inference_pb2, tokenizer_pb2, tokenizer_pb2_grpc
-from outrider.wire import error_from_proto
+from outrider.wire import error_from_proto, requester_to_proto
 from services.router.fleet.registry import Registry
-from services.router.relay.frames import RelayedSession
+from services.router.relay.frames import RelayedSession, requester_of
 from services.router.relay.switch import Switch
 
 MAX_ASKED: Final = 4
 """Tokenizers that one prompt is offered to, one after the other."""
 
-_TENANT_SHARE: Final = 3
-"""Most waiting prompts of one tenant, as a multiple of the free places: a single tenant gets three
+_ORIGIN_SHARE: Final = 3
+"""Most waiting prompts of one origin, as a multiple of the free places: a single one gets three
 quarters of the places, and later ones still find some (dynamic thresholds, Choudhury and Hahne,
 IEEE/ACM Transactions on Networking 6(2), 1998)."""
 
@@ -114,6 +115,7 @@ class TokenizerStream:
         """The last write; possibly nobody waits for it any more."""
         self._waiting: dict[int, asyncio.Future[Tokenized]] = {}
         self._last_number = 0
+        self._withdrawing: set[asyncio.Task[None]] = set()
 
     @property
     def num_waiting(self) -> int:
@@ -122,7 +124,7 @@ class TokenizerStream:
 
     async def encode(self, request: tokenizer_pb2.EncodeRequest) -> Tokenized:
         """Tokenize; the request gets a number of this stream. Raises what the tokenizer answers,
-        and UnavailableError when its stream breaks."""
+        and UnavailableError when its stream breaks. Cancelled, it withdraws the request."""
         call, reader = self._open()
         self._last_number += 1
         number = self._last_number
@@ -138,6 +140,7 @@ class TokenizerStream:
             return await answer
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                self._withdraw(call, number)
                 raise
             # Only the write raises these: the call ended, whatever status gRPC makes of it; of one
             # that this side ended, that the write was cancelled. Its reader sees that too once it
@@ -159,8 +162,23 @@ class TokenizerStream:
             self._write.add_done_callback(_seen)
             await asyncio.shield(self._write)
 
+    def _withdraw(self, call: _EncodeCall, number: int) -> None:
+        """Tell the tokenizer that nobody waits for a request any more."""
+
+        async def tell() -> None:
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                withdrawn = tokenizer_pb2.EncodeRequest(number=number, withdrawn=True)
+                await self._send(call, withdrawn)
+
+        task = asyncio.create_task(tell())
+        self._withdrawing.add(task)
+        task.add_done_callback(self._withdrawing.discard)
+
     async def close(self) -> None:
         """End the stream and all requests that wait on it."""
+        for task in self._withdrawing:
+            task.cancel()
+        await asyncio.gather(*self._withdrawing, return_exceptions=True)
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
@@ -234,9 +252,10 @@ class TokenizerStream:
 class TokenizerPool:
     """Asks tokenizers in turn until one answers.
 
-    At most `max_waiting` prompts wait, shared among tenants. Tokenizers of the first target come
-    first; within a target, the one with the least waiting prompts. One that did not answer comes
-    last for a while. The owner has to run `run`, and to call `tick` regularly.
+    At most `max_waiting` prompts wait, shared among those who ask (origins of `Requester`).
+    Tokenizers of the first target come first; within a target, the one with the least waiting
+    prompts. One that did not answer comes last for a while. The owner has to run `run`, and to call
+    `tick` regularly.
     """
 
     def __init__(
@@ -262,7 +281,7 @@ class TokenizerPool:
         self._max_waiting = max_waiting
         self._max_message_bytes = max_message_bytes
         self._num_waiting: Counter[str] = Counter()
-        """Prompts by tenant."""
+        """Prompts by origin."""
 
     @property
     def is_settled(self) -> bool:
@@ -300,24 +319,26 @@ class TokenizerPool:
         """One is not found any more: it gets no more prompts."""
         self._streams[address].is_leaving = True
 
-    async def encode(self, request: tokenizer_pb2.EncodeRequest, tenant: str = "") -> Tokenized:
+    async def encode(self, request: tokenizer_pb2.EncodeRequest) -> Tokenized:
         """Tokenize one prompt. Raises UnavailableError if no tokenizer answers in time,
-        OverloadedError if too many prompts wait, in total or of this tenant, one of `_OF_ONE_MODEL`
-        if none has the model's vocabulary, and the errors of tokenizers about the prompt."""
-        own, free = self._num_waiting[tenant], self._max_waiting - self._num_waiting.total()
-        if own >= _TENANT_SHARE * free:
+        OverloadedError if too many prompts wait, in total or of the requester's origin, one of
+        `_OF_ONE_MODEL` if none has the model's vocabulary, and the errors of tokenizers about the
+        prompt. Cancelled, it withdraws the prompt from the tokenizer."""
+        origin = request.requester.origin
+        own, free = self._num_waiting[origin], self._max_waiting - self._num_waiting.total()
+        if own >= _ORIGIN_SHARE * free:
             raise OverloadedError(
                 f"too many prompts wait for a tokenizer, {own} of them yours; try again, or send "
                 "token ids",
                 retry_delay_ms=500,
             )
-        self._num_waiting[tenant] += 1
+        self._num_waiting[origin] += 1
         try:
             return await self._first_answer(request)
         finally:
-            self._num_waiting[tenant] -= 1
-            if not self._num_waiting[tenant]:
-                del self._num_waiting[tenant]
+            self._num_waiting[origin] -= 1
+            if not self._num_waiting[origin]:
+                del self._num_waiting[origin]
 
     async def close(self) -> None:
         """End all streams."""
@@ -388,11 +409,12 @@ class PromptTokenization:
         self._clock = clock
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, switch: Switch, session: RelayedSession) -> None:
-        """Tokenize the session's messages; the switch hears of it."""
+    def start(self, switch: Switch, session: RelayedSession) -> Callable[[], object]:
+        """Tokenize the session's messages; the switch hears of it. Returns what gives it up."""
         task = asyncio.create_task(self._tokenize(switch, session))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task.cancel
 
     async def close(self) -> None:
         """Give up all running work."""
@@ -432,6 +454,7 @@ class PromptTokenization:
                 ),
                 codecs=map(common_pb2.TokenCodec.ValueType, codecs),
                 cache_salt=opening.cache_salt,
+                requester=requester_to_proto(requester_of(opening)),
                 # A token of the context is the reply's; 0: no replica has said how long it is.
                 max_prompt_tokens=max(0, self._registry.longest_context(opening.model) - 1),
             )
@@ -446,14 +469,14 @@ class PromptTokenization:
         for digest in self._registry.vocabularies_of(opening.model)[:_MAX_VOCABULARIES]:
             request.vocabulary_digest = digest
             try:
-                return await self._pool.encode(request, opening.tenant)
+                return await self._pool.encode(request)
             except (VocabularyMismatchError, UnavailableError, OverloadedError) as error:
                 is_final = why is None or isinstance(why, VocabularyMismatchError)
                 why = error if is_final else why
         if why is not None:
             raise why
         # No replica is there yet: placement says so.
-        return await self._pool.encode(request, opening.tenant)
+        return await self._pool.encode(request)
 
 
 def longest_wait_s(timeout_s: float) -> float:

@@ -1,14 +1,16 @@
 """Long texts as jobs of numbered parts, and which worker gets which part. Pure.
 
 Workers pull: a worker has a number of slots, gets a part for each free one, and frees it by a
-result. Jobs are served round robin, so a short text waits for parts and not for whole texts. Within
-a job the lowest part goes first, new or reassigned, for the reader waits for it.
+result. Parts are given out in turns: between those who ask, their clients, and the jobs of each. So
+a text waits for others' parts, not for their whole texts. Within a job the lowest part goes first,
+new or reassigned, for the reader waits for it. When too many jobs are open, whoever has most of
+them loses the newest.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import deque
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
@@ -19,6 +21,9 @@ from outrider.errors import (
     PoisonousRequestError,
     UnavailableError,
 )
+from outrider.fair_work.job_queue import given_up
+from outrider.fair_work.shares import Shares
+from outrider.fair_work.turns import ANYBODY, Requester, Turns
 
 PayloadT = TypeVar("PayloadT")
 ResultT = TypeVar("ResultT")
@@ -29,7 +34,7 @@ class DispatcherLimits:
     """Bounds of a dispatcher."""
 
     max_jobs: int = 64
-    """Jobs open at once; more are refused."""
+    """Jobs open at once; for more, whoever has most of them loses one."""
     window_parts: int = 16
     """Parts of one job between the oldest whose result was not taken and the newest."""
     worker_timeout_s: float = 5.0
@@ -68,7 +73,18 @@ class TextJob(Generic[PayloadT, ResultT]):
     Holds at most `window` parts and results together, and drops each part when its result comes.
     """
 
-    def __init__(self, window: int) -> None:
+    cost = 1.0
+    """Of a turn (`Turns`), which is a part."""
+    size = 1.0
+    """Each counts the same (`Shares`): all have the same window."""
+
+    def __init__(self, window: int, requester: Requester = ANYBODY, number: int = 0) -> None:
+        self.requester = requester
+        """Who asks for it."""
+        self.number = number
+        """In order of arrival."""
+        self.rank = 0.0
+        """Set by `Turns`."""
         self._window = window
         self._next_sequence = 0
         self._next_taken = 0
@@ -80,6 +96,13 @@ class TextJob(Generic[PayloadT, ResultT]):
         """Whether no part will be added."""
         self.error: OutriderError | None = None
         """Why the job failed."""
+        self.is_given_up = False
+        """Whether it lost its place to another one."""
+
+    @property
+    def flow(self) -> str:
+        """Its origin, for `Turns`."""
+        return self.requester.origin
 
     @property
     def has_room(self) -> bool:
@@ -196,7 +219,10 @@ class PartDispatcher(Generic[PayloadT, ResultT]):
     def __init__(self, limits: DispatcherLimits) -> None:
         self._limits = limits
         self._jobs: dict[int, TextJob[PayloadT, ResultT]] = {}
-        self._round_robin: deque[int] = deque()
+        self._shares: Shares[TextJob[PayloadT, ResultT]] = Shares()
+        """Jobs that are open and did not lose their place."""
+        self._turns: Turns[TextJob[PayloadT, ResultT]] = Turns()
+        """Jobs that had parts to give out when one was last asked for."""
         self._workers: dict[Hashable, _WorkerState] = {}
         self._last_job = 0
         self._last_worker_s: float | None = None
@@ -206,17 +232,23 @@ class PartDispatcher(Generic[PayloadT, ResultT]):
 
     # Calls for the owners of jobs.
 
-    def open(self) -> int:
-        """Open a job; returns its number. Raises OverloadedError when there are too many."""
-        if len(self._jobs) >= self._limits.max_jobs:
+    def open(self, requester: Requester = ANYBODY) -> int:
+        """Open a job; returns its number. If there are too many, whoever has most of them loses the
+        newest, which fails. Raises OverloadedError if that is this one."""
+        self._last_job += 1
+        job: TextJob[PayloadT, ResultT]
+        job = TextJob(self._limits.window_parts, requester, self._last_job)
+        lost = self._shares.admit(job, self._limits.max_jobs, math.inf)
+        if lost is None:
             raise OverloadedError(
-                f"{len(self._jobs)} long texts are being tokenized; try again in a moment",
+                f"{self._shares.count} long texts are being tokenized; try again in a moment",
                 retry_delay_ms=500,
             )
-        self._last_job += 1
-        self._jobs[self._last_job] = TextJob(self._limits.window_parts)
-        self._round_robin.append(self._last_job)
-        return self._last_job
+        for one in lost:
+            one.fail(given_up())
+            one.is_given_up = True
+        self._jobs[job.number] = job
+        return job.number
 
     def job(self, number: int) -> TextJob[PayloadT, ResultT]:
         """An open job, to add parts to and take results from."""
@@ -224,8 +256,13 @@ class PartDispatcher(Generic[PayloadT, ResultT]):
 
     def close(self, number: int) -> None:
         """Drop a job, done or not; results that still come for it are ignored."""
-        if self._jobs.pop(number, None) is not None:
-            self._round_robin.remove(number)
+        job = self._jobs.pop(number, None)
+        if job is None:
+            return
+        if not job.is_given_up:
+            self._shares.remove(job)
+        if job in self._turns:
+            self._turns.remove(job)
 
     # Calls for workers.
 
@@ -265,18 +302,27 @@ class PartDispatcher(Generic[PayloadT, ResultT]):
         state = self._workers.get(worker)
         if state is None or len(state.parts) >= state.num_slots:
             return None
-        for _ in range(len(self._round_robin)):
-            number = self._round_robin[0]
-            self._round_robin.rotate(-1)
-            job = self._jobs[number]
-            sequence = job.next_for(worker)
-            if sequence is not None:
-                part = job.parts[sequence]
-                part_id = PartId(number, sequence)
-                part.assigned_at[worker] = now
-                state.parts[part_id] = None
-                return AssignedPart(part_id, part.payload)
-        return None
+        for job in self._jobs.values():
+            if job.num_queued and job not in self._turns:
+                self._turns.push(job)
+        passed = []
+        assigned = None
+        while assigned is None and (turn := self._turns.peek()) is not None:
+            sequence = turn.next_for(worker)
+            if sequence is None:
+                self._turns.remove(turn)
+                passed.append(turn)
+                continue
+            self._turns.pop(turn)
+            part_id, part = PartId(turn.number, sequence), turn.parts[sequence]
+            part.assigned_at[worker] = now
+            state.parts[part_id] = None
+            assigned = AssignedPart(part_id, part.payload)
+            passed.append(turn)
+        for turn in passed:
+            if turn.num_queued:
+                self._turns.push(turn)
+        return assigned
 
     def finish(self, worker: Hashable, part: PartId, result: ResultT) -> bool:
         """A result; False if it is not wanted (any more)."""

@@ -14,21 +14,22 @@ import structlog
 
 from outrider.codec.tokens import negotiate
 from outrider.errors import EmptyPromptError, InvalidRequestError, UnavailableError
+from outrider.fair_work.calls import FairThreads
+from outrider.fair_work.job_queue import JobClass
+from outrider.fair_work.turns import Requester
 from outrider.rpc import incoming
 from outrider.shared_calls import SharedCalls
 from outrider.telemetry.metrics import Metrics
 from outrider.tokenization.cut_proofs import UnprovenError, prove
 from outrider.tokenization.cuts import CutRule, Cutter
-from outrider.tokenization.pool.job_queue import JobClass
 from outrider.v1 import common_pb2, tokenizer_pb2
-from outrider.wire import token_block_from_proto
+from outrider.wire import requester_from_proto, token_block_from_proto
 from services.tokenizer.config import TokenizerConfig
 from services.tokenizer.long_texts.jobs import DispatcherLimits
 from services.tokenizer.long_texts.processes import WorkerProcesses
 from services.tokenizer.long_texts.worker_pool import OpenJob, PartPayload, WorkerPool
-from services.tokenizer.requests import push_in_steps
+from services.tokenizer.requests import Slices
 from services.tokenizer.served_models import ServedModels
-from services.tokenizer.threads import RequestThreads
 from services.tokenizer.vocabularies import ServedVocabulary
 
 TokenizeRequests = AsyncIterator[tokenizer_pb2.TokenizeRequest]
@@ -94,9 +95,10 @@ class LongTexts:
             await processes.close()
 
     async def blocks(
-        self, requests: TokenizeRequests
+        self, requests: TokenizeRequests, peer: str = ""
     ) -> AsyncGenerator[tuple[ServedVocabulary, common_pb2.TokenBlock], None]:
-        """The blocks of one text, in order, each as soon as all up to it are there.
+        """The blocks of one text, in order, each as soon as all up to it are there. Workers are
+        shared fairly between those who ask, as `peer` says.
 
         Text is read while there is room for parts; taking blocks makes room. Raises
         EmptyPromptError, what `ServedModels.using` raises, BadTokenBlockError, FrameTooLargeError
@@ -111,7 +113,7 @@ class LongTexts:
             codec = negotiate(first.codecs, served.coder.supported)
             self._check_workers()
             rule = await self.rules.of(served)
-            job = self.workers.open()
+            job = self.workers.open(requester_from_proto(first.requester, peer))
             template = PartPayload(served.model, served.vocabulary.digest, codec, "")
             writer = asyncio.create_task(self._write(job, template, rule, first, messages))
             writer.add_done_callback(lambda _: job.changed.set())
@@ -198,14 +200,14 @@ class LongDetokenizer:
     character."""
 
     models: ServedModels
-    threads: RequestThreads
+    threads: FairThreads
     max_decode_ids: int
 
     async def texts(
         self, requests: DetokenizeRequests, peer: str = ""
     ) -> AsyncGenerator[str, None]:
         """The text that each block completes, and at the end what an unfinished character becomes.
-        Threads are shared equally between peers.
+        Threads are shared fairly between those who ask, as `peer` says.
 
         Raises InvalidRequestError for no ids, what `ServedModels.using` raises, BadTokenBlockError,
         OverloadedError.
@@ -214,8 +216,9 @@ class LongDetokenizer:
         message = await anext(messages, None)
         if message is None:
             raise InvalidRequestError("the request has no tokens; send a token block")
+        requester = requester_from_proto(message.requester, peer)
         async with self.models.using(message.model, message.vocabulary_digest) as served:
-            async for piece in self._texts(served, message, messages, peer):
+            async for piece in self._texts(served, message, messages, requester):
                 yield piece
 
     async def _texts(
@@ -223,20 +226,22 @@ class LongDetokenizer:
         served: ServedVocabulary,
         first: tokenizer_pb2.DetokenizeRequest,
         rest: DetokenizeRequests,
-        peer: str,
+        requester: Requester,
     ) -> AsyncGenerator[str, None]:
         detokenizer = served.vocabulary.detokenizer(keep_special=first.keep_special)
 
-        def step(message: tokenizer_pb2.DetokenizeRequest) -> str:
+        def slices(message: tokenizer_pb2.DetokenizeRequest) -> Slices[str]:
             block = token_block_from_proto(message.ids)
             ids = served.coder.decode_array(block, max_count=self.max_decode_ids)
-            return push_in_steps(detokenizer, ids)
+            return (yield from detokenizer.slices(ids.tolist()))
 
         message: tokenizer_pb2.DetokenizeRequest | None = first
         while message is not None:
-            num_bytes = message.ByteSize()
-            text = await self.threads.run(
-                step, message, JobClass.LONG, num_bytes=num_bytes, peer=peer
+            text = await self.threads.run_slices(
+                slices(message),
+                requester,
+                num_bytes=message.ByteSize(),
+                job_class=JobClass.LONG,
             )
             if text:
                 yield text

@@ -16,6 +16,7 @@ from outrider.errors import (
     UnavailableError,
     VocabularyMismatchError,
 )
+from outrider.fair_work.turns import ANYBODY, Requester
 from outrider.lru_map import LruMap
 from outrider.rpc import Outbox, incoming
 from outrider.telemetry.families import Family
@@ -123,9 +124,13 @@ class WorkerPool:
         """Texts being tokenized."""
         return len(self._jobs)
 
-    def open(self) -> OpenJob:
-        """A new job; to be closed. Raises OverloadedError."""
-        number = self._dispatcher.open()
+    def open(self, requester: Requester = ANYBODY) -> OpenJob:
+        """A new job; to be closed. Another one may lose its place to it, and fail. Raises
+        OverloadedError."""
+        number = self._dispatcher.open(requester)
+        for job in self._jobs.values():
+            if job.state.is_given_up:
+                job.changed.set()
         self._jobs[number] = OpenJob(number, self._dispatcher.job(number))
         return self._jobs[number]
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from bench.harness import TOO_FEW, Run
+from bench.hostile import leaving
 from bench.hostile.bystander import Waits
 from bench.hostile.catalog import ATTACKS, HTTP_ATTACKS, attack_of
 from bench.hostile.measuring import AttackResult, report
 from bench.hostile.target import Findings
+from services.edge.http.routes import ALL_ROUTES
 
 REFERENCES = ["one_honest_client", "three_honest_clients"]
 
@@ -57,6 +59,31 @@ def test_all_other_aims_hold_for_references_too() -> None:
     result.growth_mb, result.left = 100.0, {"edge-1 sessions": 1}
     result.attacked["native"].num_inexact = 1
     assert len(result.misses(judges_times=True)) == 3
+
+
+def test_what_is_computed_for_nobody_is_an_aim_missed() -> None:
+    for name, busy, count in (
+        ("resets_everywhere", 0.06, 1),
+        ("resets_everywhere", 0.05, 0),
+        ("text_floods", 0.06, 0),
+    ):
+        result = result_of(name, slower=1.0)
+        result.busy = busy
+        assert len(result.misses(judges_times=False)) == count
+
+
+def test_clients_leave_on_every_route_that_computes() -> None:
+    assert set(leaving.routes("x")) == {route.path for route in ALL_ROUTES if route.is_limited}
+
+
+def test_a_bystander_that_gets_no_words_is_judged_by_its_whole_wait() -> None:
+    result = result_of("text_floods", slower=1.0)
+    for slower in (3.0, 9.0):
+        calm, attacked = Waits([10.0] * 100), Waits([10.0 * slower] * 100)
+        result.add_waits({"texts": calm}, {"texts": attacked})
+    assert result.ratios["texts"] == [3.0, 9.0]
+    (missed,) = result.misses(judges_times=True)
+    assert missed == "the texts bystander's p95 was 9.0 times that in calm"
 
 
 def test_a_failure_of_the_edge_is_an_aim_missed_once() -> None:

@@ -147,7 +147,6 @@ TOOL_RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "seen"}
         ({"thinking": {"type": "perhaps"}}, "thinking"),
         ({"max_tokens": None}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"model": None}, "model"),
         ({"temperature": 3}, "temperature"),
         ({"stop_sequences": "a"}, "stop_sequences"),
         ({"stop_sequences": [""]}, "stop"),

@@ -71,7 +71,7 @@ COMPLETION: Final = Shape(
 MESSAGE: Final = Shape(
     anthropic_messages.API,
     {"model": "small", "max_tokens": 50, "messages": [USER]},
-    ("model", "max_tokens", "messages"),
+    ("max_tokens", "messages"),
     lambda event: event.get("delta", {}).get("text", ""),
     {
         "tools": [],
@@ -86,7 +86,7 @@ MESSAGE: Final = Shape(
 RESPONSE: Final = Shape(
     responses.API,
     {"model": "small", "input": "hello"},
-    ("model", "input"),
+    ("input",),
     lambda event: event["delta"] if event["type"] == "response.output_text.delta" else "",
     {
         "store": True,
@@ -194,6 +194,16 @@ def test_what_no_template_can_be_asked_is_refused(
 def test_what_has_no_effect_is_accepted(it: Shape) -> None:
     (chat,) = planned(it.api, it.body | it.ignored).chats
     assert chat.sampling == planned(it.api, it.body).chats[0].sampling
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant"])
+@pytest.mark.parametrize("message", [{"content": None}, {"content": ""}, {"content": []}, {}])
+def test_a_message_without_text_ends_no_conversation(role: str, message: dict[str, Any]) -> None:
+    messages = [USER, {"role": role, **message}, USER]
+    for it, field in ((CHAT, "messages"), (MESSAGE, "messages"), (RESPONSE, "input")):
+        (chat,) = planned(it.api, {**it.body, field: messages}).chats
+        text = "".join(said.content for said in chat.messages)
+        assert "".join(text.split()) == "hellohello"
 
 
 @over_all

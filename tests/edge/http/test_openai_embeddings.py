@@ -53,7 +53,7 @@ def test_how_it_is_to_be_done() -> None:
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({}, None),
+        ({}, "input"),
         ({"input": []}, "input"),
         ({"input": ""}, "input"),
         ({"input": ["a", ""]}, "input"),

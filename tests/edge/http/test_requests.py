@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
@@ -211,8 +212,78 @@ def test_sampling_by_other_names(door: Door) -> None:
 def test_whether_the_model_thinks_by_another_name(door: Door) -> None:
     for thinks in (True, False):
         options = plan(door, think=thinks).chats[0].template_options
-        assert options == plan(door, enable_thinking=thinks).chats[0].template_options
+        own = plan(door, enable_thinking=thinks).chats[0].template_options
+        assert options == replace(own, thinks_field="think"), "an error names what was sent"
         assert options != plan(door).chats[0].template_options
+
+
+@pytest.mark.parametrize(
+    ("door", "own"),
+    [
+        (Door.RESPONSES, {"reasoning": {"effort": "low"}}),
+        (Door.MESSAGES, {"output_config": {"effort": "low"}}),
+    ],
+)
+def test_how_much_the_model_thinks_by_the_name_of_chat_completions(
+    door: Door, own: dict[str, Any]
+) -> None:
+    options = plan(door, **own).chats[0].template_options
+    sent = plan(door, reasoning_effort="low")
+    assert sent.chats[0].template_options.effort == options.effort == "low"
+    assert sent.passed_over.names == ()
+    empty = {name: {"format": None, "summary": None} for name in own}
+    beside = plan(door, **empty, reasoning_effort="low").chats[0].template_options
+    assert beside == sent.chats[0].template_options, "what has no effort does not count"
+    assert refused(door, **own, reasoning_effort="low").metadata["param"] == "reasoning_effort"
+    assert refused(door, reasoning_effort="loud").metadata["param"] == "reasoning_effort"
+    assert plan(door, **own, reasoning_effort=None).chats[0].template_options == options
+
+
+@pytest.mark.parametrize("door", Door)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("repeat_penalty", -1),
+        ("repeat_penalty", "much"),
+        ("max_new_tokens", -7),
+        ("n_predict", [1]),
+        ("stop_sequences", [""]),
+        ("stop_sequences", 5),
+        ("stop", [""]),
+        ("stop", {"a": 1}),
+    ],
+)
+def test_an_error_names_what_was_sent(door: Door, name: str, value: object) -> None:
+    api, body = DOORS[door]
+    limits = ("max_tokens",) if "_tokens" in name or "predict" in name else ()
+    fields = {it: given for it, given in body.items() if it not in limits}
+    error = refusal(api, {**fields, name: value})
+    assert error.metadata["param"] == name
+    assert error.message.startswith(name)
+
+
+@pytest.mark.parametrize("door", Door)
+def test_what_is_missing_is_named(door: Door) -> None:
+    api, body = DOORS[door]
+    (name,) = {"messages", "prompt", "input"} & body.keys()
+    error = refusal(api, {it: given for it, given in body.items() if it != name})
+    assert (error.metadata["param"], error.message) == (
+        name,
+        f"{name} is missing, and has to be given",
+    )
+
+
+@pytest.mark.parametrize("door", Door)
+def test_a_request_may_leave_the_model_to_the_edge(door: Door) -> None:
+    api, body = DOORS[door]
+    unnamed = {it: given for it, given in body.items() if it != "model"}
+    assert [it.model for it in planned(api, unnamed).chats] == [""]
+    assert [it.model for it in planned(api, unnamed | {"model": None}).chats] == [""]
+
+
+@pytest.mark.parametrize("door", Door)
+def test_whose_request_it_is_by_the_name_of_chat_completions(door: Door) -> None:
+    assert (plan(door, user="u").user, plan(door, user=None).user) == ("u", "")
 
 
 @pytest.mark.parametrize("door", Door)
@@ -222,6 +293,7 @@ def test_a_field_that_nobody_knows_is_told(door: Door) -> None:
     assert reply.passed_over.headers["x-outrider-passed-over"].count(", ") == 1
     many = plan(door, **{f"field{number}": 0 for number in range(200)})
     assert len(many.passed_over.names) == 32
+    assert plan(door, temprature=None).passed_over.names == (), "null asks for nothing"
 
 
 def test_small_fields_without_end_are_not_named() -> None:

@@ -90,7 +90,7 @@ def request_headers(method: str, path: str, headers: Headers | None = None) -> H
     return [
         (b":method", method.encode()),
         (b":scheme", b"https"),
-        (b":authority", b"edge.test"),
+        (b":authority", b"localhost"),
         (b":path", path.encode()),
         *(headers or []),
     ]

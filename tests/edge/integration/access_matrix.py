@@ -14,12 +14,14 @@ from typing import Any, Final, Protocol
 from httpx2 import AsyncClient
 
 from outrider.access.api_keys import USER_SCOPES, Scope
+from outrider.client.protocol import HTTP_PATH
 from outrider.models.vocabulary import Vocabulary
 from outrider.session.types import Priority
 from outrider.testing import eventually
 from outrider.v1 import edge_pb2
 from services.edge.access.config import AccessConfig, JwtConfig
 from services.edge.access.identity import TenantConfig
+from services.edge.http.config import HttpConfig
 from tests.api_keys import key_of, text_of
 from tests.edge.access.issuer import AUDIENCE, ISSUER, jwk, key_set, token
 from tests.edge.http3.client import h3_client
@@ -130,6 +132,8 @@ GOOD: Final[Mapping[tuple[str, str], Good]] = {
             ("GET", "{response_id}/input_items"),
         )
     },
+    # The native protocol, which JSON does not speak; its first frames are below.
+    ("POST", HTTP_PATH): Good(HTTP_PATH, {}, status=415, names_model=False),
     # What can be asked, for programs that make clients. It names no model, key or tenant.
     ("GET", "/openapi.json"): Good("/openapi.json", names_model=False, public=True),
     # The same for people.
@@ -302,10 +306,10 @@ def check_untouched(mesh: Running) -> None:
 
 @asynccontextmanager
 async def closed_edge(
-    words: Vocabulary, folder: Path, *, only_http: bool = False
+    words: Vocabulary, folder: Path, *, only_http: bool = False, tls: bool = False
 ) -> AsyncIterator[Running]:
     """It serves two models to tenants with keys and to those of an issuer of tokens, and nobody
-    else; over HTTP alone nobody else, if `only_http`."""
+    else; over HTTP alone nobody else, if `only_http`. `tls`: over TCP, too."""
     file = folder / "jwks.json"
     file.write_bytes(key_set(jwk("ES256", "k")))
     async with serving_http(
@@ -314,6 +318,7 @@ async def closed_edge(
         REPLY,
         anonymous=only_http,
         access=AccessConfig(),
+        http=HttpConfig(port=0, tls="on" if tls else "auto"),
         jwt=JwtConfig(ISSUER, AUDIENCE, jwks_file=file),
         models=("small", MODEL),
         tenants=TENANTS,

@@ -73,9 +73,10 @@ class RawRequest:
         self.writer = writer
 
     @classmethod
-    async def connected(cls, mesh: Running) -> RawRequest:
-        """Nothing is sent yet."""
-        made = cls(*await asyncio.open_connection("127.0.0.1", mesh.ports.http))
+    async def connected(cls, mesh: Running, source: str = "127.0.0.1") -> RawRequest:
+        """From this address. Nothing is sent yet."""
+        own = (source, 0)
+        made = cls(*await asyncio.open_connection("127.0.0.1", mesh.ports.http, local_addr=own))
         _OPEN.append(made)
         return made
 
@@ -94,7 +95,7 @@ class RawRequest:
         made.send(
             f"POST {path} HTTP/1.1",
             {
-                "Host": "edge",
+                "Host": "localhost",
                 "Authorization": f"Bearer {key}",
                 "Content-Type": "application/json",
                 "Content-Length": str(len(data)),

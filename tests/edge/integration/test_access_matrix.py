@@ -6,14 +6,16 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import pytest
 
 from outrider.access.api_keys import USER_SCOPES, Scope
+from outrider.client.streams import Connection
 from outrider.codec.frames import encode_frame
 from outrider.errors import OutriderError
 from outrider.models.vocabulary import Vocabulary
@@ -39,7 +41,7 @@ from tests.edge.integration.access_matrix import (
     without,
 )
 from tests.edge.integration.running import REPLY, Running
-from tests.edge.integration.trouble import RawStream, raw, start, whole
+from tests.edge.integration.trouble import RawStream, raw, raw_tcp, start, whole
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 _NOWHERE = ("/metrics", "/health", "/ready", "/nothing/here", "/v1/models_", "/openapi.json/x")
@@ -215,51 +217,62 @@ async def test_nobody_joins_a_reply_of_another_tenant(
 
 # The native protocol.
 
+WAYS: Final[Mapping[str, Callable[[Running], AbstractAsyncContextManager[Connection]]]] = {
+    "QUIC": raw,
+    "TCP": raw_tcp,
+}
 
+
+@pytest.mark.parametrize("way", WAYS)
 async def test_no_first_frame_is_served_to_who_has_no_good_credential(
-    words: Vocabulary, tmp_path: Path
+    way: str, words: Vocabulary, tmp_path: Path
 ) -> None:
-    async with closed_edge(words, tmp_path) as mesh:
+    async with closed_edge(words, tmp_path, tls=True) as mesh:
         for text, status in REFUSED.values():
-            await check_frames_refused(mesh, text, _REASONS[status])
+            async with WAYS[way](mesh) as connection:
+                await check_frames_refused(connection, text, _REASONS[status])
         check_untouched(mesh)
 
 
 async def check_frames_refused(
-    mesh: Running, credential: str, reason: str, scopes: Collection[Scope] = frozenset(Scope)
+    connection: Connection,
+    credential: str,
+    reason: str,
+    scopes: Collection[Scope] = frozenset(Scope),
 ) -> None:
     """Each of these scopes on a stream of its own, which ends."""
-    async with raw(mesh) as connection:
-        for kind, first in FIRST_FRAMES.items():
-            if first.scope not in scopes:
-                continue
-            for made in first.made.values():
-                frame = made(credential)
-                assert frame.WhichOneof("kind") == kind
-                stream = RawStream(connection, encode_frame(frame.SerializeToString()))
-                if kind == "describe":
-                    await eventually(stream.ended.is_set)
-                    (description,) = stream.frames
-                    assert not description.description.models, "nor is told what is served"
-                elif first.answered:
-                    error = await stream.error()
-                    assert error.reason == (first.refused_as or reason)
-                else:
-                    await eventually(stream.ended.is_set)
-                    assert stream.frames == []
+    for kind, first in FIRST_FRAMES.items():
+        if first.scope not in scopes:
+            continue
+        for made in first.made.values():
+            frame = made(credential)
+            assert frame.WhichOneof("kind") == kind
+            stream = RawStream(connection, encode_frame(frame.SerializeToString()))
+            if kind == "describe":
+                await eventually(stream.ended.is_set)
+                (description,) = stream.frames
+                assert not description.description.models, "nor is told what is served"
+            elif first.answered:
+                error = await stream.error()
+                assert error.reason == (first.refused_as or reason)
+            else:
+                await eventually(stream.ended.is_set)
+                assert stream.frames == []
 
 
+@pytest.mark.parametrize("way", WAYS)
 async def test_a_good_credential_is_for_the_first_frames_of_its_scope(
-    words: Vocabulary, tmp_path: Path
+    way: str, words: Vocabulary, tmp_path: Path
 ) -> None:
-    async with closed_edge(words, tmp_path) as mesh:
-        for scope in (Scope.CHAT, Scope.TOKENIZE):
-            await check_frames_refused(mesh, without(scope), "PERMISSION_DENIED", {scope})
-        await check_frames_refused_of_model(mesh, text_of("elsewhere"))
+    async with closed_edge(words, tmp_path, tls=True) as mesh:
+        async with WAYS[way](mesh) as connection:
+            for scope in (Scope.CHAT, Scope.TOKENIZE):
+                await check_frames_refused(connection, without(scope), "PERMISSION_DENIED", {scope})
+            await check_frames_refused_of_model(connection, text_of("elsewhere"))
         check_untouched(mesh)
         async with mesh.client(key=without(Scope.CHAT)) as client:
             assert len((await client.tokenize("hello", model=MODEL)).ids) > 0
-        async with raw(mesh) as connection:
+        async with WAYS[way](mesh) as connection:
             for made in FIRST_FRAMES["chat"].made.values():
                 before = len(mesh.region.opened)
                 frame = encode_frame(made(text_of("good")).SerializeToString())
@@ -280,17 +293,16 @@ async def test_a_good_credential_is_for_the_first_frames_of_its_scope(
                 await eventually(lambda: len(mesh.region.opened) > ran)
 
 
-async def check_frames_refused_of_model(mesh: Running, credential: str) -> None:
+async def check_frames_refused_of_model(connection: Connection, credential: str) -> None:
     """A key that is for another model."""
-    async with raw(mesh) as connection:
-        for kind in ("chat", "typed", "tokenize"):
-            for name, made in FIRST_FRAMES[kind].made.items():
-                frame = encode_frame(made(credential).SerializeToString())
-                stream = RawStream(connection, frame)
-                await eventually(stream.ended.is_set)
-                reasons = [error_from_proto(it.error).reason for it in stream.frames]
-                expected = "UNKNOWN_CHAT" if name == "resumed" else "UNKNOWN_MODEL"
-                assert reasons == ([] if kind == "typed" else [expected])
+    for kind in ("chat", "typed", "tokenize"):
+        for name, made in FIRST_FRAMES[kind].made.items():
+            frame = encode_frame(made(credential).SerializeToString())
+            stream = RawStream(connection, frame)
+            await eventually(stream.ended.is_set)
+            reasons = [error_from_proto(it.error).reason for it in stream.frames]
+            expected = "UNKNOWN_CHAT" if name == "resumed" else "UNKNOWN_MODEL"
+            assert reasons == ([] if kind == "typed" else [expected])
 
 
 async def test_no_frame_goes_on_with_a_chat_of_another_tenant(

@@ -17,7 +17,7 @@ from services.edge.quic import certificate
 from services.edge.quic.early_data import TicketStore
 from tests.edge.integration.nat import Nat, nat
 from tests.edge.integration.running import REPLY, Running
-from tests.edge.integration.trouble import ASK, RawStream, said
+from tests.edge.integration.trouble import ASK, RawStream, quic, said
 
 EARLY = "outrider_edge_early_bytes_total"
 
@@ -49,7 +49,7 @@ async def test_a_chat_in_0_rtt_waits_for_the_handshake_and_a_question_does_not(
             assert mesh.region.opened == []
             relay.release()
             assert (await chat.result()).text == REPLY
-        assert client._link.connection._quic.tls.early_data_accepted
+        assert quic(client)._quic.tls.early_data_accepted
     assert len(mesh.region.opened) == 1
 
 
@@ -100,7 +100,7 @@ async def test_an_edge_that_knows_no_ticket_serves_all_the_same(mesh: Running) -
     await mesh.restart()
     async with mesh.client(tickets=tickets, early_data=True) as client:
         assert await said(client.chat(ASK)) == REPLY
-        assert not client._link.connection._quic.tls.early_data_accepted
+        assert not quic(client)._quic.tls.early_data_accepted
     assert mesh.sample(EARLY) == 0
 
 
@@ -120,7 +120,7 @@ async def test_a_ticket_holds_for_whoever_trusts_as_the_one_that_got_it(
             pass
     async with mesh.client(tickets=tickets, early_data=True) as client:
         await client.describe()
-        assert client._link.connection._quic.tls.early_data_accepted
+        assert quic(client)._quic.tls.early_data_accepted
 
 
 async def test_a_reconnected_client_sends_its_chat_in_0_rtt(mesh: Running, client: Client) -> None:
@@ -128,7 +128,7 @@ async def test_a_reconnected_client_sends_its_chat_in_0_rtt(mesh: Running, clien
     async with client.chat(ASK) as chat:
         while not chat._transcript.ids:
             await anext(chat)
-        client._link.connection._lose(UnavailableError("cut by the test"))
+        quic(client)._lose(UnavailableError("cut by the test"))
         await eventually(lambda: mesh.sample(EARLY) > 0)
         mesh.region.gate.set()
         assert (await chat.result()).text == REPLY

@@ -27,7 +27,7 @@ from services.edge.quic.aioquic_streams import BoundedReceiver
 from services.edge.quic.connection import EdgeConnection
 from tests.edge.integration import quic_attacks as more
 from tests.edge.integration.running import REPLY, Running, running
-from tests.edge.integration.trouble import ASK, RawStream, bystander, raw, said, uncollected
+from tests.edge.integration.trouble import ASK, RawStream, bystander, quic, raw, said, uncollected
 
 HERE = "127.0.0.1/32"
 PATIENCE_S = 60.0
@@ -238,6 +238,22 @@ async def test_who_is_refused_is_told_at_once(
         assert await said(client.chat(ASK)) == REPLY
 
 
+@pytest.mark.edge(drain_s=60.0)
+async def test_who_comes_while_the_edge_stops_is_told_so(mesh: Running, client: Client) -> None:
+    mesh.region.hold(2)
+    async with client.chat(ASK) as chat:
+        await eventually(lambda: mesh.edge.telemetry.num_chats == 1)
+        stopping = asyncio.create_task(mesh.edge.stop())
+        await eventually(lambda: mesh.edge.listener.is_draining)
+        outcome = await attacks.idle_connections(
+            ("127.0.0.1", mesh.ports.main), mesh.ca, num_connections=1, hold_s=60.0
+        )
+        assert outcome.closed == {"this edge is shutting down": 1}
+        mesh.region.gate.set()
+        await chat.result()
+    await stopping
+
+
 async def test_above_the_watermark_nobody_new_is_let_in(mesh: Running, client: Client) -> None:
     listener = mesh.edge.listener
     listener.shared.handshakes._limits = HandshakeLimits(max_resident_bytes=1)
@@ -259,7 +275,7 @@ async def test_pings_do_not_keep_a_place(mesh: Running) -> None:
     mesh.region.hold(2)
     async with mesh.client() as client, client.chat(ASK) as chat:
         await anext(chat)
-        connection = client._link.connection
+        connection = quic(client)
         for _ in range(15):
             connection._ping()
             await asyncio.sleep(0.1)
@@ -295,10 +311,10 @@ async def test_a_stream_that_is_over_keeps_no_place(mesh: Running) -> None:
 
 @pytest.mark.edge(idle_timeout_s=1.0)
 async def test_a_client_that_was_closed_for_it_comes_back_when_it_asks(client: Client) -> None:
-    first = client._link.connection
+    first = quic(client)
     await eventually(lambda: first.lost is not None)
     assert await said(client.chat(ASK)) == REPLY
-    assert client._link.connection is not first
+    assert quic(client) is not first
 
 
 @pytest.mark.parametrize("what", ["connection", "client", "address"])

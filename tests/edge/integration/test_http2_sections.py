@@ -43,7 +43,7 @@ def _section(fields: Fields) -> bytes:
 
 
 def _request(method: bytes = b"GET", path: bytes = b"/hidden") -> Fields:
-    named = ((b":method", method), (b":scheme", b"http"), (b":authority", b"edge"))
+    named = ((b":method", method), (b":scheme", b"http"), (b":authority", b"localhost"))
     return (*named, (b":path", path))
 
 

@@ -36,7 +36,7 @@ HERE = "127.0.0.1/32"
 _REFUSED = "outrider_edge_refused_total"
 _GET = b"\x82\x84\x86\x41\x01a"
 """`GET http://a/` in HPACK."""
-_ANSWERED = b"GET /v1/models HTTP/1.1\r\nHost: e\r\nx-api-key: %b\r\n\r\n" % KEY.encode()
+_ANSWERED = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nx-api-key: %b\r\n\r\n" % KEY.encode()
 
 
 def frame(kind: int, payload: bytes = b"", flags: int = 0, stream: int = 0) -> bytes:
@@ -174,7 +174,7 @@ async def test_a_chat_that_is_reset_in_the_packet_that_asks_for_it_is_not_begun(
     wire.initiate_connection()
     wire.data_to_send()  # Flooder has sent it
     fields = {":method": "POST", ":path": "/v1/chat/completions", ":scheme": "http"}
-    fields |= {":authority": "e", "x-api-key": KEY, "content-type": "application/json"}
+    fields |= {":authority": "localhost", "x-api-key": KEY, "content-type": "application/json"}
     flooder = await Flooder.connected(mesh)
     for stream in range(1, 41, 2):
         wire.send_headers(stream, list(fields.items()))
@@ -280,32 +280,69 @@ async def test_pipelined_requests_leave_room_for_others(
             writer.transport.abort()
 
 
-async def test_large_bodies_are_admitted_whole_or_refused_at_once(
-    words: Vocabulary, tmp_path: Path
-) -> None:
-    """One address may hold 16 MiB: of 24 bodies of 1 MB, sent in halves, 16 are answered."""
-    body = json.dumps({"prompt": "hello"}).encode().ljust(1_000_000)
-    half = len(body) // 2
-    async with serving_http(words, tmp_path) as mesh:
+class LargeBody:
+    """A body of 1 MB over HTTP/1.1 that is sent in parts, from an address of its own."""
+
+    DATA = json.dumps({"prompt": "hello"}).encode().ljust(1_000_000)
+
+    def __init__(self, request: RawRequest) -> None:
+        self.request = request
+        self.num_sent = 0
+
+    @classmethod
+    async def begun(cls, mesh: Running, source: str = "127.0.0.1") -> LargeBody:
+        """The edge waits for it."""
+        made = cls(await RawRequest.connected(mesh, source))
         fields = {
-            "Host": "edge",
+            "Host": "localhost",
             "Authorization": f"Bearer {KEY}",
             "Content-Type": "application/json",
-            "Content-Length": str(len(body)),
+            "Content-Length": str(len(cls.DATA)),
             "Expect": "100-continue",
         }
-        asked = []
-        for _ in range(24):
-            asked.append(await RawRequest.connected(mesh))
-            asked[-1].send("POST /tokenize HTTP/1.1", fields)
-            assert (await asked[-1].until(b"\r\n\r\n")).startswith(b"HTTP/1.1 100")
-            if len(asked) <= 16:
-                asked[-1].writer.write(body[:half])
-            else:
-                assert (await asked[-1].until(b"\r\n\r\n")).startswith(b"HTTP/1.1 429")
-        for one in asked[:16]:
-            one.writer.write(body[half:])
-            assert (await one.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        made.request.send("POST /tokenize HTTP/1.1", fields)
+        assert (await made.request.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 100")
+        return made
+
+    def send(self, num_bytes: int = 1_000_000) -> None:
+        part = self.DATA[self.num_sent : self.num_sent + num_bytes]
+        self.request.writer.write(part)
+        self.num_sent += len(part)
+
+    async def status(self) -> bytes:
+        return (await self.request.until(b"\r\n\r\n")).split(b" ")[1]
+
+
+async def test_heads_alone_keep_no_memory_from_bodies(mesh: Running) -> None:
+    heads = [await LargeBody.begun(mesh) for _ in range(40)]
+    assert mesh.edge.listener.shared._received.num_bytes == 0
+    body = await LargeBody.begun(mesh)
+    body.send()
+    assert await body.status() == b"200"
+    assert len(mesh.http._connections) == len(heads) + 1
+
+
+@pytest.mark.edge(http=HttpConfig(port=0, body_timeout_s=600.0))
+async def test_bodies_in_parts_starve_neither_each_other_nor_anybody_else(mesh: Running) -> None:
+    """One address may hold 16 MiB: of 24 bodies of 1 MB that come beside each other, 15 or 16 are
+    answered, and the others refused as soon as there is no room for them."""
+    held = mesh.edge.listener.shared._received
+    bodies = [await LargeBody.begun(mesh) for _ in range(24)]
+    for body in bodies[:16]:
+        body.send(999_000)
+    await eventually(lambda: held.num_bytes == 16 * 999_000)
+    for body in bodies[16:]:
+        body.send(999_000)
+    for early in bodies[:8]:
+        assert await early.status() == b"429"
+    await eventually(lambda: held.num_bytes == 16 * 999_000)
+    other = await LargeBody.begun(mesh, "127.0.0.9")
+    other.send()
+    assert await other.status() == b"200"
+    for body in bodies[8:]:
+        body.send()
+        assert await body.status() == b"200"
+    await eventually(lambda: held.num_bytes == 0)
 
 
 @pytest.mark.edge(http=HttpConfig(port=0), max_connections_per_address=2)

@@ -13,7 +13,7 @@ from tests.edge.integration.running import Running
 pytestmark = pytest.mark.edge(http=HttpConfig(port=0))
 
 
-_HIDDEN = b"GET /v1/models HTTP/1.1\r\nHost: e\r\nx-api-key: " + KEY.encode() + b"\r\n\r\n"
+_HIDDEN = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nx-api-key: " + KEY.encode() + b"\r\n\r\n"
 _BEHIND = b"0\r\n\r\n" + _HIDDEN
 _INSIDE = b"%x\r\n%b\r\n0\r\n\r\n" % (len(_HIDDEN), _HIDDEN)
 _CHUNKED = b"Transfer-Encoding: chunked"
@@ -57,7 +57,7 @@ async def test_a_request_with_two_framings_is_refused_and_hides_no_other(
 ) -> None:
     request = await RawRequest.connected(mesh)
     line = b"POST /tokenize HTTP/" + version
-    request.writer.write(b"\r\n".join((line, b"Host: e", *fields, b"", b"")) + body)
+    request.writer.write(b"\r\n".join((line, b"Host: localhost", *fields, b"", b"")) + body)
     answered = await request.rest()
     # 501: a coding that nobody has (RFC 9112, section 6.1).
     assert answered.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 501 "))
@@ -68,7 +68,9 @@ async def test_chunks_are_of_http_1_1_alone(mesh: Running) -> None:
     statuses = []
     for version in (b"1.0", b"1.1"):
         request = await RawRequest.connected(mesh)
-        head = b"POST /tokenize HTTP/" + version + b"\r\nHost: e\r\n" + _CHUNKED + b"\r\n\r\n"
+        head = (
+            b"POST /tokenize HTTP/" + version + b"\r\nHost: localhost\r\n" + _CHUNKED + b"\r\n\r\n"
+        )
         request.writer.write(head + b"0\r\n\r\n")
         async with asyncio.timeout(30):
             statuses.append((await request.until(b"\r\n\r\n")).split(b" ")[1])

@@ -87,7 +87,7 @@ class Frames:
         return made
 
     def ask(self, *streams: int, path: str = _HELD) -> None:
-        fields = {":method": "GET", ":path": path, ":scheme": "http", ":authority": "edge"}
+        fields = {":method": "GET", ":path": path, ":scheme": "http", ":authority": "localhost"}
         for stream in streams:
             self.wire.send_headers(stream, list(fields.items()), end_stream=True)
         self.send()
@@ -206,7 +206,7 @@ async def test_requests_that_are_no_chats_may_end_while_an_edge_drains(
     async with holding(words, tmp_path, drain_s=60.0) as (mesh, held):
         held.body = bytes(16 << 20)
         request = await RawRequest.connected(mesh)
-        request.send(f"GET {_HELD} HTTP/1.1", {"Host": "edge"})
+        request.send(f"GET {_HELD} HTTP/1.1", {"Host": "localhost"})
         if is_answered:
             held.gate.set()
             await request.until(b"\r\n\r\n")
@@ -234,7 +234,7 @@ async def test_an_edge_with_nothing_under_way_stops_at_once(
         for client in (http1, http2):
             assert (await client.get("/openapi.json")).status_code == 200
         await RawRequest.connected(mesh)  # over TLS: its handshake has not begun
-        (await RawRequest.connected(mesh)).writer.write(b"GET / HTTP/1.1\r\nHost: e\r\n")
+        (await RawRequest.connected(mesh)).writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n")
         edge = mesh.http
         await eventually(lambda: edge.num_connections == 4)
         async with asyncio.timeout(_TIMEOUT_S):

@@ -12,7 +12,7 @@ from tests.edge.integration.running import Running
 pytestmark = pytest.mark.edge(http=HttpConfig(port=0))
 
 
-_NEXT = b"GET /v1/models HTTP/1.1\r\nHost: e\r\n\r\n"
+_NEXT = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 async def _gone(mesh: Running) -> None:

@@ -219,7 +219,7 @@ async def test_a_port_that_is_taken_is_told(mesh: Running) -> None:
 async def test_a_connection_serves_only_so_many_requests(mesh: Running) -> None:
     request = await RawRequest.connected(mesh)
     for _ in range(5):
-        request.send("GET /openapi.json HTTP/1.1", {"Host": "edge"})
+        request.send("GET /openapi.json HTTP/1.1", {"Host": "localhost"})
     answers = await request.rest()
     assert 1 <= answers.count(b"HTTP/1.1 200") <= 3
     # HTTP/2 tells how many may be under way at a time.
@@ -248,7 +248,7 @@ async def test_a_stream_that_is_not_read_costs_its_connection_nothing(mesh: Runn
         return next(it for it in seen if isinstance(it, kind))
 
     def ask(stream: int, path: str) -> None:
-        fields = {":method": "GET", ":path": path, ":scheme": "http", ":authority": "edge"}
+        fields = {":method": "GET", ":path": path, ":scheme": "http", ":authority": "localhost"}
         wire.send_headers(stream, list(fields.items()), end_stream=True)
 
     ask(1, "/openapi.json")

@@ -10,7 +10,7 @@ from outrider.errors import UnknownChatError, UnknownModelError
 from outrider.testing import eventually
 from services.edge.chat.resumption_table import ResumeLimits
 from tests.edge.integration.running import Running
-from tests.edge.integration.trouble import ASK, cut, said, start, whole
+from tests.edge.integration.trouble import ASK, cut, quic, said, start, whole
 
 LONG = SamplingParams(max_tokens=5000)
 
@@ -20,7 +20,7 @@ async def test_nobody_comes_back(mesh: Running) -> None:
     mesh.region.stop_after = 4
     async with mesh.client(reconnect=None) as client:
         await start(client)
-        client._link.connection.shut(CloseCode.COMING_BACK)
+        quic(client).shut(CloseCode.COMING_BACK)
         await eventually(lambda: mesh.sample("outrider_edge_detached_chats") == 1)
         assert mesh.region.cancelled == [], "it goes on for a while"
     await eventually(lambda: mesh.region.cancelled == ["the client is gone"])
@@ -33,7 +33,7 @@ async def test_an_edge_that_keeps_nothing_cancels_at_once(mesh: Running) -> None
     mesh.region.stop_after = 4
     async with mesh.client(reconnect=None) as client:
         await start(client)
-        client._link.connection.shut(CloseCode.COMING_BACK)
+        quic(client).shut(CloseCode.COMING_BACK)
     await eventually(lambda: mesh.region.cancelled == ["the client is gone"])
 
 
@@ -43,7 +43,7 @@ async def test_only_so_many_go_on_alone(mesh: Running) -> None:
     async with mesh.client(reconnect=None) as client:
         for _ in range(3):
             await start(client)
-        client._link.connection.shut(CloseCode.COMING_BACK)
+        quic(client).shut(CloseCode.COMING_BACK)
         await eventually(lambda: mesh.region.cancelled == ["the client is gone"])
         await eventually(lambda: mesh.edge.telemetry.num_chats == 2)
     await mesh.edge.stop()
@@ -56,7 +56,7 @@ async def test_a_client_takes_a_chat_up_by_its_latest_token_after_a_restart(mesh
         await chat.__aenter__()
         accepted = await anext(chat)
         assert isinstance(accepted, Accepted)
-        client._link.connection.shut(CloseCode.COMING_BACK)
+        quic(client).shut(CloseCode.COMING_BACK)
     async with mesh.client(client_secret=client.secret) as later:
         async with later.resume(accepted.resume_token) as resumed:
             table = mesh.edge.listener.context.resumable._table

@@ -86,7 +86,7 @@ async def test_a_client_that_does_not_read_loses_the_chat(
 ) -> None:
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(mesh.client())
-        monkeypatch.setattr("outrider.client.link.QuicConnection", StalledQuic)
+        monkeypatch.setattr("outrider.client.dialling.QuicConnection", StalledQuic)
         connection = await stack.enter_async_context(raw(mesh))
         mesh.region.block_tokens = 20
         stream = RawStream(connection, chat_frame(max_tokens=5000))

@@ -17,7 +17,7 @@ from services.edge.quic.connection import EdgeConnection
 from services.edge.quic.server import Routes
 from tests.edge.integration.nat import Nat
 from tests.edge.integration.running import REPLY, Running
-from tests.edge.integration.trouble import ASK
+from tests.edge.integration.trouble import ASK, quic
 
 HELD_AT = 6
 
@@ -26,7 +26,7 @@ HELD_AT = 6
 def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Silence is noticed in a second, not in seven."""
     limits = LivenessLimits(busy_s=0.3, idle_s=0.6, answer_s=0.3)
-    monkeypatch.setattr("outrider.client.connection.LIVENESS", limits)
+    monkeypatch.setattr("outrider.client.life_signs.LIMITS", limits)
     yield
 
 
@@ -66,7 +66,7 @@ async def test_a_chat_survives_a_nat_that_forgets_its_binding(mesh: Running, rel
         events = await finish(mesh, chat, events)
         assert peer_port(mesh) != before
         assert not any(isinstance(event, Interrupted) for event in events)
-        assert client._link.connection.lost is None
+        assert quic(client).lost is None
         (served,) = mesh.edge.listener.connections
         await eventually(lambda: served._quic._network_paths[0].is_validated)
 
@@ -90,13 +90,13 @@ async def test_every_id_that_a_client_has_leads_to_its_connection(
         chat, events = await halfway(mesh, client)
         for _ in range(3):
             await client.migrate()
-            await eventually(lambda: not client._link.connection._quic._retire_connection_ids)
+            await eventually(lambda: not quic(client)._quic._retire_connection_ids)
         await finish(mesh, chat, events)
     assert len(all_sent) > 8 and not unknown
 
 
 async def test_a_move_that_the_loss_overtakes_leaves_no_socket(client: Client) -> None:
-    connection = client._link.connection
+    connection = quic(client)
     open_socket, opened = connection._open_socket, list[asyncio.DatagramTransport]()
 
     async def lost_meanwhile() -> asyncio.DatagramTransport:
@@ -114,10 +114,10 @@ async def test_a_move_that_the_loss_overtakes_leaves_no_socket(client: Client) -
 async def test_a_chat_survives_a_move_to_another_socket(mesh: Running, client: Client) -> None:
     chat, events = await halfway(mesh, client)
     (served,) = mesh.edge.listener.connections
-    port, cid = peer_port(mesh), client._link.connection._quic._peer_cid.cid
+    port, cid = peer_port(mesh), quic(client)._quic._peer_cid.cid
     await client.migrate()
     await client.migrate()
-    assert client._link.connection._quic._peer_cid.cid != cid, "RFC 9000, section 9.5"
+    assert quic(client)._quic._peer_cid.cid != cid, "RFC 9000, section 9.5"
     await eventually(lambda: peer_port(mesh) != port)
     await finish(mesh, chat, events)
     assert mesh.edge.listener.connections == {served}
@@ -126,7 +126,7 @@ async def test_a_chat_survives_a_move_to_another_socket(mesh: Running, client: C
 
 async def test_a_socket_that_fails_is_replaced(mesh: Running, client: Client) -> None:
     chat, events = await halfway(mesh, client)
-    connection = client._link.connection
+    connection = quic(client)
     error = OSError(errno.ENETUNREACH, "the network is gone")
     connection.socket_failed(connection._transport, error)
     await eventually(lambda: connection.num_migrations == 1)
@@ -140,7 +140,7 @@ async def test_silence_leads_to_another_socket(mesh: Running, relay: Nat) -> Non
         assert relay.clients is not None
         relay.deaf_to.add(relay.clients)  # the old network drops everything
         events = await finish(mesh, chat, events)
-        assert client._link.connection.num_migrations >= 1
+        assert quic(client).num_migrations >= 1
         assert not any(isinstance(event, Interrupted) for event in events)
 
 
@@ -161,6 +161,6 @@ async def test_silence_on_every_way_leads_to_another_connection(mesh: Running, r
 
 async def test_no_move_before_the_handshake_nor_after_the_end(mesh: Running) -> None:
     async with mesh.client() as client:
-        connection = client._link.connection
+        connection = quic(client)
     with pytest.raises(UnavailableError):
         await connection.migrate()

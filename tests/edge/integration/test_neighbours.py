@@ -30,7 +30,7 @@ from services.edge.http.config import HttpConfig
 from tests.api_keys import key_of, text_of
 from tests.edge.integration.access_matrix import DOORS, as_bearer
 from tests.edge.integration.running import REPLY, Running, running
-from tests.edge.integration.trouble import ASK, RawStream, chat_frame, raw, said, start, whole
+from tests.edge.integration.trouble import ASK, RawStream, chat_frame, quic, raw, said, start, whole
 from tests.typed_text import type_until
 
 TENANTS = (
@@ -174,7 +174,7 @@ async def test_chats_that_trust_nobody_leave_nothing_to_each_other(
     assert len(set(salts)) == 3 and encoder.size[0] == num_texts
     mesh.region.hold(6)
     chat = await start(client, idempotency_key="k")
-    client._link.connection._lose(UnauthenticatedError("cut by the test"))
+    quic(client)._lose(UnauthenticatedError("cut by the test"))
     mesh.region.gate.set()
     with pytest.raises(UnauthenticatedError):
         await chat.result()

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from outrider.client.link import EdgeAddress, dial
+from outrider.client.address import EdgeAddress
+from outrider.client.dialling import QuicAttempt
 from outrider.client.protocol import process_name
+from outrider.client.tickets import SessionTickets
 from outrider.models.vocabulary import Vocabulary
 from tests.edge.integration.running import running
 
@@ -30,7 +32,7 @@ async def test_the_first_packet_has_the_name_and_the_handshake_completes(
 ) -> None:
     async with running(words, tmp_path) as mesh:
         address = EdgeAddress("127.0.0.1", mesh.ports.main, ca=mesh.ca)
-        connection = await dial(address, 10.0, process_name=bytes([1, 2, 3, 4]))
+        connection = await QuicAttempt(address, 10.0, SessionTickets(), bytes([1, 2, 3, 4])).run()
         cid = connection._quic.original_destination_connection_id
         connection.shut()
     assert cid[:4] == bytes([1, 2, 3, 4]) and len(cid) == 8

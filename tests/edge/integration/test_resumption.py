@@ -23,14 +23,14 @@ from outrider.client import (
     SamplingParams,
     wire,
 )
-from outrider.client.connection import ClientConnection
 from outrider.client.protocol import CloseCode
+from outrider.client.streams import Connection
 from outrider.codec.frames import encode_frame
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from outrider.v1 import edge_pb2
 from tests.edge.integration.running import REPLY, Running, running
-from tests.edge.integration.trouble import ASK, RawStream, cut, raw, said, start, whole
+from tests.edge.integration.trouble import ASK, RawStream, cut, quic, raw, said, start, whole
 from tests.mesh import EdgeUnderTest
 
 MAX_UNSENT_BYTES = 64 << 10
@@ -106,7 +106,7 @@ async def test_a_connection_lost_as_soon_as_it_is_there_is_one_more_try(
     chat = await start(client)
     usable, handed_out = client._link.usable, []
 
-    async def lost_meanwhile() -> ClientConnection:
+    async def lost_meanwhile() -> Connection:
         handed_out.append(await usable())
         if len(handed_out) == 1:
             cut(client)
@@ -137,7 +137,7 @@ async def test_a_reply_that_ended_while_nobody_listened_is_told_again(
 ) -> None:
     mesh.region.hold(6)
     chat = await start(client)
-    connection = client._link.connection
+    connection = quic(client)
     connection._transport.close()  # type: ignore[union-attr]  # it hears no more
     mesh.region.gate.set()
     await eventually(lambda: bool(mesh.region.finished))

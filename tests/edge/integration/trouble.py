@@ -12,9 +12,13 @@ from typing import Any
 import pytest
 
 from outrider.client import Client, Committed, Event, Message
+from outrider.client.address import EdgeAddress
 from outrider.client.chat import Chat
 from outrider.client.connection import ClientConnection
-from outrider.client.link import EdgeAddress, dial
+from outrider.client.dialling import QuicAttempt
+from outrider.client.http2 import Http2Connection, connect_http2
+from outrider.client.streams import Connection
+from outrider.client.tickets import SessionTickets
 from outrider.codec.frames import FrameDecoder, encode_frame
 from outrider.errors import OutriderError, UnavailableError
 from outrider.v1 import edge_pb2
@@ -35,7 +39,7 @@ def chat_frame(**sampling: Any) -> bytes:
 class RawStream:
     """A stream without the client's checks; keeps the frames and the way it ended."""
 
-    def __init__(self, connection: ClientConnection, data: bytes) -> None:
+    def __init__(self, connection: Connection, data: bytes) -> None:
         self.frames: list[edge_pb2.EdgeFrame] = []
         self.ended = asyncio.Event()
         self.cut_off: OutriderError | None = None
@@ -61,11 +65,27 @@ class RawStream:
 
 @asynccontextmanager
 async def raw(mesh: Running) -> AsyncIterator[ClientConnection]:
-    connection = await dial(EdgeAddress("127.0.0.1", mesh.ports.main, mesh.ca), 5.0)
+    address = EdgeAddress("127.0.0.1", mesh.ports.main, mesh.ca)
+    connection = await QuicAttempt(address, 5.0, SessionTickets()).run()
     try:
         yield connection
     finally:
         connection.shut()
+
+
+@asynccontextmanager
+async def raw_tcp(mesh: Running) -> AsyncIterator[Http2Connection]:
+    """The same over TCP, for an edge whose HTTP is encrypted."""
+    connection = await connect_http2(tcp_address(mesh), 5.0)
+    try:
+        yield connection
+    finally:
+        connection.shut()
+
+
+def tcp_address(mesh: Running) -> EdgeAddress:
+    """Of an edge that serves HTTP."""
+    return EdgeAddress("127.0.0.1", mesh.ports.main, mesh.ca, http_port=mesh.ports.http)
 
 
 @asynccontextmanager
@@ -78,9 +98,16 @@ async def bystander(mesh: Running, client: Client) -> AsyncIterator[None]:
     assert (await chat.result()).text == REPLY
 
 
+def quic(client: Client) -> ClientConnection:
+    """The present connection of a client that QUIC reaches."""
+    connection = client._link.connection
+    assert isinstance(connection, ClientConnection)
+    return connection
+
+
 def cut(client: Client) -> None:
     """The connection is no more, and neither side was told why."""
-    client._link.connection._lose(UnavailableError("cut by the test"))
+    quic(client)._lose(UnavailableError("cut by the test"))
 
 
 async def said(chat: Chat) -> str:

@@ -19,13 +19,11 @@ from outrider.errors import (
 )
 from outrider.rpc import bind, make_channel, make_server
 from outrider.session.types import Priority
-from outrider.testing import eventually
 from outrider.v1 import embedding_pb2, embedding_pb2_grpc
 from outrider.wire import MAX_AT_ONCE_INPUTS, error_to_proto
 from services.edge.upstream.embedding import (
     EmbeddingQuery,
     InputError,
-    TenantCallQueue,
     embedded,
 )
 from services.edge.upstream.pool import RouterPool
@@ -242,37 +240,3 @@ async def test_an_input_without_a_vector_ends_the_request(query: EmbeddingQuery)
             await embedded(pool, query)
     assert raised.value.index == 7
     assert isinstance(raised.value.error, PromptTooLongError)
-
-
-async def test_a_tenant_waits_for_its_own_calls_and_for_nobody_elses() -> None:
-    turns, order, may_end = TenantCallQueue(2), list[str](), asyncio.Event()
-
-    async def ask(tenant: str, name: str) -> None:
-        async with turns.turn(tenant):
-            order.append(name)
-            await may_end.wait()
-
-    async with asyncio.TaskGroup() as group:
-        flood = [group.create_task(ask("a", f"a{number}")) for number in range(5)]
-        group.create_task(ask("b", "b0"))
-        await eventually(lambda: order == ["a0", "a1", "b0"])
-        flood[2].cancel()  # whose client left while it waited
-        may_end.set()
-    assert order == ["a0", "a1", "b0", "a3", "a4"]
-    assert len(turns) == 0, "nothing is kept of tenants that ask for nothing"
-
-
-async def test_so_many_calls_are_under_way_in_all() -> None:
-    turns, order, may_end = TenantCallQueue(2, 3), list[str](), asyncio.Event()
-
-    async def ask(tenant: str) -> None:
-        async with turns.turn(tenant):
-            order.append(tenant)
-            await may_end.wait()
-
-    async with asyncio.TaskGroup() as group:
-        for tenant in "aaabbc":
-            group.create_task(ask(tenant))
-        await eventually(lambda: order == ["a", "a", "b"])
-        may_end.set()
-    assert sorted(order) == list("aaabbc") and len(turns) == 0

@@ -70,6 +70,14 @@ def test_every_architecture_computes_what_its_file_says(
     assert difference(source, tmp_path / "out") < MAX_DIFFERENCE
 
 
+def test_heads_of_another_size_than_their_share_of_the_width(tmp_path: Path) -> None:
+    """As Mistral Nemo has them."""
+    shape = replace(SHAPE, own_head_size=32)
+    tensors = weights(shape, scale=SCALE)
+    source = write(tmp_path / "m.gguf", shape, tensors, vocabulary=VOCABULARY)
+    assert difference(source, tmp_path / "out") < MAX_DIFFERENCE
+
+
 def test_another_computation_differs_by_far(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

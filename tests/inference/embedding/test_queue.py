@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from outrider.engines.embedding import Ids, padded_tokens
 from outrider.errors import FrameTooLargeError, OverloadedError
+from outrider.fair_work.turns import Requester
 from outrider.session.types import Priority
 from services.inference.embedding.queue import EmbeddingQueue
 from services.inference.embedding_limits import EmbeddingLimits
@@ -125,6 +126,27 @@ def test_what_is_held_is_bounded() -> None:
         queue.add(20, 4, MEDIUM, None, 0.0)
 
 
+def test_whoever_has_most_loses_the_newest_inputs_to_others() -> None:
+    queue = EmbeddingQueue(LIMITS)
+    flood, other = Requester("flood"), Requester("other")
+    for key in range(1, 13):
+        assert queue.add(key, 4, MEDIUM, None, 0.0, requester=flood) == []
+    assert queue.next_text(0.0) == 1
+    assert queue.add(13, 4, MEDIUM, None, 0.0, requester=other) == [12]
+    assert queue.finished(12)
+    with pytest.raises(OverloadedError):
+        queue.add(14, 4, MEDIUM, None, 0.0, requester=flood)
+    assert len(queue) == 12
+
+
+def test_whoever_has_most_bytes_loses_some() -> None:
+    queue = EmbeddingQueue(LIMITS)
+    large, small = Requester("large"), Requester("small")
+    for key in range(1, 6):
+        queue.add(key, 190, MEDIUM, None, 0.0, requester=large)
+    assert queue.add(6, 100, MEDIUM, None, 0.0, requester=small) == [5]
+
+
 Step = tuple[str, int, int, Priority]
 STEPS = st.lists(
     st.tuples(
@@ -215,12 +237,12 @@ def test_a_flood_of_one_tenant_costs_another_the_call_that_runs() -> None:
     queue, owner = EmbeddingQueue(limits), dict[int, str]()
     for key in range(1000):
         owner[key] = "flood"
-        queue.add(key, 40, MEDIUM, None, 0.0, tenant="flood")
+        queue.add(key, 40, MEDIUM, None, 0.0, requester=Requester("flood"))
     while (text := queue.next_text(0.0)) is not None:
         queue.tokenized(text, ids_of(12))
     for key in range(1000, 1010):
         owner[key] = "other"
-        queue.add(key, 40, MEDIUM, None, 5.0, tenant="other")
+        queue.add(key, 40, MEDIUM, None, 5.0, requester=Requester("other"))
     served: list[str] = []
     while len(served) < 40:
         batch = queue.next_batch(10.0)
@@ -244,7 +266,15 @@ def test_a_line_that_was_empty_goes_on_where_it_was(tokenized: bool) -> None:
     def add(tenant: str) -> int:
         nonlocal last
         last += 1
-        queue.add(last, 64, MEDIUM, None, 0.0, ids=ids_of(16) if tokenized else None, tenant=tenant)
+        queue.add(
+            last,
+            64,
+            MEDIUM,
+            None,
+            0.0,
+            ids=ids_of(16) if tokenized else None,
+            requester=Requester(tenant),
+        )
         return last
 
     def next_call() -> tuple[int, ...]:
@@ -274,13 +304,13 @@ def test_a_line_that_was_empty_goes_on_where_it_was(tokenized: bool) -> None:
 def test_one_tenant_is_served_in_order_of_arrival() -> None:
     queue = EmbeddingQueue(LIMITS)
     for key, count in enumerate((12, 9, 10, 11, 12)):
-        queue.add(key, count, MEDIUM, None, 0.0, ids=ids_of(count), tenant="t")
+        queue.add(key, count, MEDIUM, None, 0.0, ids=ids_of(count), requester=Requester("t"))
     assert [key for keys in batches(queue, 1.0) for key in keys] == [0, 1, 2, 3, 4]
 
 
 def test_what_is_known_of_tenants_is_forgotten() -> None:
     queue = EmbeddingQueue(EmbeddingLimits())
     for key in range(500):
-        queue.add(key, 40, MEDIUM, None, 0.0, tenant=f"tenant {key}")
+        queue.add(key, 40, MEDIUM, None, 0.0, requester=Requester(f"tenant {key}"))
         queue.finished(key)
-    assert len(queue._texts[MEDIUM]) == len(queue._texts[MEDIUM]._clock) == 0
+    assert len(queue._texts[MEDIUM]) == len(queue._texts[MEDIUM]._clock.origins) == 0

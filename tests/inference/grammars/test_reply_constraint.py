@@ -8,14 +8,15 @@ import pytest
 
 from outrider.errors import InvalidSamplingError
 from outrider.models.vocabulary import Vocabulary
-from outrider.reply_parsing.formats import REASONING_TAGS, ReasoningTags
+from outrider.reply_parsing.formats import HARMONY_TAGS, REASONING_TAGS, ReasoningTags
 from outrider.sampling.constraint import Constraint
 from outrider.sampling.grammar import Grammar, GrammarKind
 from outrider.sampling.params import SamplingParams
 from services.inference.grammars.reply_constraint import constraint_of
 from services.inference.grammars.token_table import TokenTable
-from tests.models import thinking_templates
+from tests.models import thinking_templates, tool_templates
 from tests.models.thinking_templates import FAMILIES, reply_ids
+from tests.models.tool_templates import HARMONY
 
 VOCABULARIES = {name: thinking_templates.vocabulary_of(it) for name, it in FAMILIES.items()}
 TABLES = {name: TokenTable(it) for name, it in VOCABULARIES.items()}
@@ -97,6 +98,26 @@ def test_a_limit_within_a_character_holds_behind_it_with_a_grammar(family: str) 
             assert list(constraint.allowed().nonzero()[0]) == [token]
             constraint.advance(token)
         assert said(constraint, vocabulary, "12!") == "12!."
+
+
+def test_a_tag_of_control_tokens_and_a_word() -> None:
+    """gpt-oss's."""
+    vocabulary = tool_templates.vocabulary_of(HARMONY)
+    table = TokenTable(vocabulary)
+    thought = f"{HARMONY_TAGS.begin}Hm 7.{HARMONY_TAGS.end}"
+    for limit, reply in ((-1, "12!"), (-1, f"{thought}12!"), (3, f"{thought}12!"), (-1, "<|ch")):
+        sampling = SamplingParams(
+            grammar=REGEX,
+            reasoning_tags=HARMONY_TAGS,
+            max_thinking_tokens=limit,
+            special_tokens=True,
+        )
+        constraint = constraint_of(table, sampling, vocabulary.encode("x"))
+        assert constraint is not None
+        most = {"<|ch": "", "12!": "12!."}.get(reply, f"{reply}.")
+        if limit >= 0:
+            most = f"{HARMONY_TAGS.begin}Hm "
+        assert said(constraint, vocabulary, reply) == most
 
 
 def test_without_tags_nothing_is_reasoning() -> None:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
 
 from outrider.errors import InvalidSamplingError, OverloadedError
+from outrider.fair_work.turns import Requester
+from outrider.sampling.constraint import Constraint
 from outrider.sampling.grammar import Grammar, GrammarKind
 from outrider.sampling.params import SamplingParams
+from outrider.testing import eventually
 from services.inference.grammars import service
+from services.inference.grammars.compiler import CompiledGrammar, compile_grammar
 from services.inference.grammars.service import Grammars
+from services.inference.grammars.token_table import TokenTable
 from tests.inference.grammars.finite import TABLE
 
 GROUP, OTHER = b"group", b"other"
@@ -45,53 +51,92 @@ async def test_what_is_no_grammar_is_refused_and_not_kept(grammars: Grammars) ->
     for _ in range(2):
         with pytest.raises(InvalidSamplingError, match="regular expression"):
             await grammars.constraint(GROUP, regex("(a"), ())
-    assert not len(grammars._kept) and not grammars._compiling.running and not grammars._waiting
+    assert not len(grammars._kept) and not grammars._compiling.running
 
 
-async def test_a_group_has_its_share_of_the_threads_and_waits_for_it(grammars: Grammars) -> None:
-    count = service.MAX_WAITING_OF_GROUP + service.MAX_QUEUED_OF_GROUP
-    asked = [
-        asyncio.create_task(grammars.constraint(GROUP, regex(f"a{{{number + 1}}}"), ()))
-        for number in range(count + 1)
+class Held:
+    """Compilations begin, and end when they are let."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.may_end = threading.Event()
+        self.begun: list[str] = []
+        monkeypatch.setattr(service, "compile_grammar", self._compile)
+
+    def _compile(self, table: TokenTable, grammar: Grammar) -> CompiledGrammar:
+        self.begun.append(grammar.text)
+        assert self.may_end.wait(30)
+        return compile_grammar(table, grammar)
+
+
+def asked(
+    grammars: Grammars, name: str, count: int, requester: Requester
+) -> list[asyncio.Task[Constraint]]:
+    """So many different grammars of one group, in order."""
+    group = requester.client.encode()
+    return [
+        asyncio.create_task(grammars.constraint(group, regex(f"{name}{{{number}}}"), (), requester))
+        for number in range(1, count + 1)
     ]
-    theirs = asyncio.create_task(grammars.constraint(OTHER, regex("ab"), ()))
+
+
+async def test_whoever_asks_for_many_waits_and_others_take_turns(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(monkeypatch)
+    flood = asked(grammars, "a", 20, Requester("address", "one"))
+    await eventually(lambda: len(held.begun) == 2)
+    same = asked(grammars, "b", 2, Requester("address", "other"))
+    elsewhere = asked(grammars, "c", 2, Requester("elsewhere", "third"))
     await asyncio.sleep(0)
-    assert grammars._waiting == {GROUP: service.MAX_WAITING_OF_GROUP, OTHER: 1}
-    assert grammars._queued == {GROUP: service.MAX_QUEUED_OF_GROUP}
-    assert (await theirs).allowed().any()
-    *served, last = await asyncio.gather(*asked, return_exceptions=True)
-    assert isinstance(last, OverloadedError) and last.retry_delay_ms > 0
-    assert not any(isinstance(one, BaseException) for one in served)
-    assert not grammars._waiting and not grammars._queued and not grammars._compiling.running
+    held.may_end.set()
+    await asyncio.gather(*flood, *same, *elsewhere)
+    assert held.begun[2:].index("c{1}") < 2 and held.begun[2:].index("c{2}") < 6
+    assert held.begun[2:].index("b{1}") < 6, "and so do clients of one origin"
 
 
-async def test_who_waits_for_its_group_and_leaves_leaves_nothing(grammars: Grammars) -> None:
-    asked = [
-        asyncio.create_task(grammars.constraint(GROUP, regex(f"a{{{number + 1}}}"), ()))
-        for number in range(service.MAX_WAITING_OF_GROUP + 1)
-    ]
-    await asyncio.sleep(0)
-    asked[-1].cancel()
-    await asyncio.gather(*asked, return_exceptions=True)
-    assert asked[-1].cancelled()
-    assert not grammars._waiting and not grammars._queued
+async def test_whoever_waits_and_leaves_is_compiled_nothing(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(monkeypatch)
+    tasks = asked(grammars, "a", 4, Requester("one", "one"))
+    twice = asked(grammars, "a", 4, Requester("one", "one"))
+    await eventually(lambda: len(held.begun) == 2)
+    for task in (*tasks, *twice):
+        task.cancel()
+    await asyncio.gather(*tasks, *twice, return_exceptions=True)
+    held.may_end.set()
+    await eventually(lambda: len(grammars._kept) == 2)
+    assert held.begun == ["a{1}", "a{2}"] and not grammars._threads.num_pending
 
 
-async def test_all_groups_together_have_bounds_too(grammars: Grammars) -> None:
-    asked = [
-        asyncio.create_task(grammars.constraint(b"%d" % number, regex("ab"), ()))
-        for number in range(service.MAX_WAITING + 2)
-    ]
-    done = await asyncio.gather(*asked, return_exceptions=True)
-    assert sum(isinstance(one, OverloadedError) for one in done) == 2
+async def test_what_waits_is_bounded_and_the_greediest_loses_some(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "MAX_WAITING", 6)
+    few, held = Grammars(TABLE), Held(monkeypatch)
+    flood = asked(few, "a", 8, Requester("one"))
+    await eventually(lambda: len(held.begun) == 2 and sum(it.done() for it in flood) == 2)
+    other = asked(few, "b", 1, Requester("other"))
+    await eventually(lambda: sum(it.done() for it in flood) == 3)
+    held.may_end.set()
+    assert (await other[0]).allowed().any()
+    done = await asyncio.gather(*flood, return_exceptions=True)
+    lost = [one for one in done if isinstance(one, BaseException)]
+    assert len(lost) == 3 and all(isinstance(one, OverloadedError) for one in lost)
+    few.close()
 
 
 async def test_who_waits_too_long_is_told(
     grammars: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    held = Held(monkeypatch)
+    asking = asyncio.create_task(grammars.constraint(GROUP, regex("ab"), ()))
+    await eventually(lambda: held.begun == ["ab"])
     monkeypatch.setattr(service, "COMPILE_S", 0.0)
     with pytest.raises(OverloadedError, match="compiled") as caught:
-        await grammars.constraint(GROUP, regex("ab"), ())
-    assert caught.value.retry_delay_ms > 0, "a busy machine makes no grammar invalid"
-    await asyncio.gather(*grammars._compiling.running.values())
-    assert grammars.kept(GROUP, regex("ab"), ()) is not None, "it was compiled all the same"
+        await grammars.constraint(GROUP, regex("abc"), ())
+    assert caught.value.retry_delay_ms > 0
+    asking.cancel()
+    held.may_end.set()
+    await eventually(lambda: grammars.kept(GROUP, regex("ab"), ()) is not None)
+    # What had begun was compiled all the same: a busy machine makes no grammar invalid.

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outrider.errors import NoReplicaError, OverloadedError
+from outrider.fair_work.turns import Requester
 from outrider.session.types import Priority
 from services.router.admission.policy import QueuePriority
 from services.router.admission.session import AdmittedSession
 from services.router.placement.types import Candidate, Decision, PredictedWait
-from services.router.session_request import SessionRequest, flow_of
+from services.router.session_request import SessionRequest
 
 REQUEST = SessionRequest("m", b"", 10)
 
@@ -60,7 +61,7 @@ def asking(
         tenant=tenant,
         max_tokens=max_tokens,
         address_hash=address_hash,
-        flow=flow_of(tenant, address_hash, b""),
+        flow=Requester.of(tenant, address_hash, b"").origin,
         **({"num_committed": 1} if is_resumed else {}) | fields,
     )
 

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from outrider.errors import OutriderError
+from outrider.fair_work.places import FairPlaces
+from outrider.fair_work.turns import Requester
 from outrider.testing import eventually
 from outrider.v1 import embedding_pb2
 from services.router.embedding.calls import CallAtOnce, Peer
@@ -34,6 +36,7 @@ class Caller:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.requester = Requester(name)
         self.num_answers = 0
         self.had_them: bool | None = None
 
@@ -53,7 +56,7 @@ class Caller:
 async def test_further_calls_wait_for_those_under_way() -> None:
     replica: Any = Replica()
     channel: Any = SimpleNamespace()
-    peer = Peer(channel, replica, asyncio.Semaphore(2))
+    peer = Peer(channel, replica, FairPlaces(2, 2))
     callers = [Caller(name) for name in "abcd"]
     calls = [CallAtOnce(it, "r", peer, [embedding_pb2.EmbedInput(id=1)]) for it in callers]
     await eventually(lambda: replica.asked == ["a", "b"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, Final, TypeVar
 
@@ -62,6 +62,8 @@ class Mesh:
         self.clock = clock or FakeClock(100.0)
         self.metrics = Metrics("router")
         self.texts: list[RelayedSession] = []
+        self.given_up: list[RelayedSession] = []
+        """Those of `texts` that nobody waits for any more."""
         self.num_retries_scheduled = 0
         near, *far = names
         replicas = (
@@ -88,7 +90,7 @@ class Mesh:
             0.0,
             timer=self.clock,
             default_model=lambda: "m",
-            tokenize=self.texts.append,
+            tokenize=self._tokenize,
             tokenize_s=30.0,
             schedule_retry=self.schedule_retry,
         )
@@ -106,6 +108,10 @@ class Mesh:
         self.down: dict[int, Outbox[Down]] = {}
         for replica in replicas:
             self.connect(replica.name)
+
+    def _tokenize(self, session: RelayedSession) -> Callable[[], object]:
+        self.texts.append(session)
+        return lambda: self.given_up.append(session)
 
     def schedule_retry(self) -> None:
         self.num_retries_scheduled += 1

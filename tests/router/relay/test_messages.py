@@ -55,6 +55,7 @@ async def test_ids_that_come_after_the_session_ended_are_ignored(mesh: Mesh) -> 
     mesh.send(edge, texting())
     mesh.send(edge, cancel())
     assert reasons(await mesh.at_edge(edge)) == [(1, "CANCELLED")]
+    assert mesh.given_up == mesh.texts, "nothing is tokenized for who is gone"
     mesh.switch.tokenized(mesh.texts[0], common_pb2.TokenBlock(count=4), DIGEST, mesh.clock())
     mesh.switch.fail(mesh.texts[0], UnavailableError("late"), mesh.clock())
     assert await mesh.at_edge(edge) == await mesh.at_replica("near") == []
@@ -76,6 +77,7 @@ async def test_a_session_does_not_wait_for_its_ids_for_ever(mesh: Mesh) -> None:
     mesh.switch.expire(mesh.clock.advance(25.0))
     assert reasons(await mesh.at_edge(edge)) == [(1, "UNAVAILABLE")]
     assert len(mesh.table) == 1, "the one that has its ids goes on"
+    assert mesh.given_up == [mesh.texts[2], mesh.texts[0]]
 
 
 async def test_drafts_before_the_placement_follow_the_open(mesh: Mesh) -> None:

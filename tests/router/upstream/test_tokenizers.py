@@ -39,6 +39,8 @@ class Scripted(tokenizer_pb2_grpc.TokenizerServiceServicer):
 
     def __init__(self) -> None:
         self.held: list[Request] = []
+        self.withdrawn: list[int] = []
+        """Numbers of requests that nobody waits for any more."""
         self.error: OutriderError | None = None
         self.is_holding = False
         self.is_reading = True
@@ -57,6 +59,9 @@ class Scripted(tokenizer_pb2_grpc.TokenizerServiceServicer):
         if not self.is_reading:
             await asyncio.Event().wait()
         async for request in request_iterator:
+            if request.withdrawn:
+                self.withdrawn.append(request.number)
+                continue
             self.num_asked += 1
             self.held.append(request)
             if self.is_holding and not self._release.is_set():
@@ -401,6 +406,10 @@ async def test_the_number_of_waiting_prompts_is_bounded() -> None:
             assert (await pool.encode(Request(text="x"))).ids.count == 1
 
 
+def asked_by(origin: str) -> Request:
+    return Request(text="x", requester=common_pb2.Requester(origin=origin))
+
+
 async def test_no_tenant_takes_the_places_of_all_others() -> None:
     async with leak_check(), running(1) as (tokenizer,):
         tokenizer.is_holding = True
@@ -408,7 +417,7 @@ async def test_no_tenant_takes_the_places_of_all_others() -> None:
 
             async def waiting_of(tenant: str) -> int:
                 before = len(tokenizer.held)
-                prompts = [pool.encode(Request(text="x"), tenant) for _ in range(9)]
+                prompts = [pool.encode(asked_by(tenant)) for _ in range(9)]
                 asked.extend(map(asyncio.create_task, prompts))
                 await eventually(
                     lambda: sum(it.done() for it in asked) + len(tokenizer.held) == len(asked)
@@ -424,7 +433,20 @@ async def test_no_tenant_takes_the_places_of_all_others() -> None:
                 task.cancel()
             await asyncio.wait(asked)
             tokenizer.release()
-            assert (await pool.encode(Request(text="x"), "a")).ids.count == 1
+            assert (await pool.encode(asked_by("a"))).ids.count == 1
+
+
+async def test_whoever_is_cancelled_withdraws_its_prompt() -> None:
+    async with leak_check(), running(1) as (tokenizer,):
+        tokenizer.is_holding = True
+        async with pool_of(tokenizer.address) as pool:
+            asked = [asyncio.create_task(pool.encode(Request(text="x"))) for _ in range(3)]
+            await eventually(lambda: len(tokenizer.held) == 3)
+            asked[1].cancel()
+            await eventually(lambda: tokenizer.withdrawn == [tokenizer.held[1].number])
+            tokenizer.release()
+            assert (await pool.encode(Request(text="xx"))).ids.count == 2
+            assert [(await one).ids.count for one in (asked[0], asked[2])] == [1, 1]
 
 
 async def test_closing_a_stream_fails_what_waits() -> None:

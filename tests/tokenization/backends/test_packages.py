@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from outrider.fair_work.defects import is_defect
 from outrider.models.vocabulary import Vocabulary, VocabularyFacts
 from outrider.tokenization.backends import corpus
 from outrider.tokenization.backends.base import Reference
-from outrider.tokenization.backends.equivalence import check_equivalence, compare, is_defect
+from outrider.tokenization.backends.equivalence import check_equivalence, compare
 from outrider.tokenization.backends.packages import (
     PACKAGES,
     bytes_without_token,

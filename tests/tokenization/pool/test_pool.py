@@ -18,6 +18,8 @@ from outrider.errors import (
     OverloadedError,
     PromptTooLongError,
 )
+from outrider.fair_work.job_queue import JobClass
+from outrider.fair_work.turns import Requester
 from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
@@ -26,7 +28,6 @@ from outrider.tokenization.backends.selection import select_backend
 from outrider.tokenization.cut_proofs import rule_of
 from outrider.tokenization.cuts import SLICE_CHARS
 from outrider.tokenization.encoder import CachingEncoder, PartialPrompt
-from outrider.tokenization.pool.job_queue import JobClass, Requester
 from outrider.tokenization.pool.pool import (
     PoolPolicy,
     Tier,

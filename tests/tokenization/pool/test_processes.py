@@ -15,15 +15,16 @@ from typing import Any
 import pytest
 
 from outrider.errors import InvalidRequestError
+from outrider.fair_work.job_queue import JobClass
+from outrider.fair_work.turns import Requester
 from outrider.models.chat import Message
 from outrider.models.tools import ToolCall, check_tools
 from outrider.testing import eventually
 from outrider.tokenization.backends.base import REFERENCE
 from outrider.tokenization.encoder import CachingEncoder
 from outrider.tokenization.pool import processes as other_process
-from outrider.tokenization.pool.job_queue import JobClass, Requester, two_choices
 from outrider.tokenization.pool.pool import TokenizationJob, TokenizationResult
-from outrider.tokenization.pool.processes import MAX_PENDING, ProcessPool
+from outrider.tokenization.pool.processes import MAX_PENDING, ProcessPool, two_choices
 from outrider.tokenization.segment_cache import ContentClass
 from tests.edge.integration.region import small_vocabulary
 from tests.models import tool_templates

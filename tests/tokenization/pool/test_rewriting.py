@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from outrider.fair_work.turns import Requester
 from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.backends.base import REFERENCE
 from outrider.tokenization.backends.selection import select_backend
 from outrider.tokenization.encoder import CachingEncoder
-from outrider.tokenization.pool.job_queue import Requester
 from outrider.tokenization.pool.pool import (
     PoolPolicy,
     Shortened,

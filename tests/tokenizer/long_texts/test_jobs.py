@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import replace
 
 import pytest
 
 from outrider.errors import InvalidRequestError, OverloadedError, PoisonousRequestError
+from outrider.fair_work.turns import Requester
 from services.tokenizer.long_texts.jobs import DispatcherLimits, PartDispatcher, PartId
 
 LIMITS = DispatcherLimits(
@@ -73,6 +75,35 @@ def test_jobs_take_turns() -> None:
     got = [part_of(core, "w") for _ in range(5)]
     assert got[:2] == [(first, 0), (second, 0)]
     assert got[2:] == [(first, 1), (first, 2), (first, 3)]
+
+
+def test_turns_are_shared_between_those_who_ask_however_many_texts_they_have() -> None:
+    core = dispatcher(replace(LIMITS, max_jobs=9))
+    flood = [core.open(Requester("tenant", "one")) for _ in range(3)]
+    same, other = core.open(Requester("tenant", "two")), core.open(Requester("other"))
+    for number in (*flood, same, other):
+        for text in "abcd":
+            core.job(number).add(text)
+    core.join("w", 99, 0.0)
+    got = [part.job for _ in range(16) if (part := part_of(core, "w"))]
+    assert got[:8].count(other) == 4
+    assert [number for number in got if number != other][:8].count(same) == 4
+    assert {got.count(number) for number in flood} == {2, 3}
+
+
+def test_a_part_that_a_worker_has_already_holds_up_no_other_text() -> None:
+    core = dispatcher()
+    slow = core.open()
+    core.job(slow).add("slow")
+    core.join("w", 9, 0.0)
+    assert part_of(core, "w") == (slow, 0)
+    core.heard("w", 3.0)
+    core.tick(3.0)  # it may have another worker too
+    other = core.open()
+    core.job(other).add("other")
+    assert part_of(core, "w", 3.0) == (other, 0) and part_of(core, "w", 3.0) is None
+    core.join("v", 9, 3.0)
+    assert part_of(core, "v", 3.0) == (slow, 0)
 
 
 def test_the_parts_of_a_dead_worker_go_first() -> None:
@@ -221,3 +252,18 @@ def test_too_many_jobs_are_refused() -> None:
         core.open()
     core.close(numbers[0])
     assert core.open() not in numbers
+
+
+def test_whoever_has_most_texts_loses_one_to_others() -> None:
+    core = dispatcher()
+    numbers = [core.open(Requester("flood")) for _ in range(3)]
+    core.job(numbers[2]).add("x")
+    other = core.open(Requester("other"))
+    lost = core.job(numbers[2])
+    assert isinstance(lost.error, OverloadedError) and lost.is_given_up
+    assert core.job(other).error is None and core.job(numbers[1]).error is None
+    with pytest.raises(OverloadedError):
+        core.open(Requester("flood"))
+    core.close(numbers[2])
+    core.close(numbers[1])
+    assert core.job(core.open(Requester("flood"))).error is None

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.errors import OverloadedError
-from outrider.tokenization.pool.job_queue import LONG_CHARS, JobClass, JobQueue, Requester
+from outrider.fair_work.job_queue import SLICE_SIZE, JobClass, JobQueue
+from outrider.fair_work.turns import Requester
 
 ONE = Requester("one")
 OTHER = Requester("other")
@@ -22,7 +23,7 @@ def queue_of(num_workers: int, max_queued: int, max_size: int = 1 << 30) -> JobQ
 def test_long_chats_leave_a_worker_to_short_ones() -> None:
     queue = queue_of(2, 10)
     for name in ("long 1", "long 2"):
-        queue.put(name, JobClass.LONG, ONE, LONG_CHARS)
+        queue.put(name, JobClass.LONG, ONE, SLICE_SIZE)
     assert queue.take() == "long 1"
     assert queue.take() is None
     queue.put("short", JobClass.SHORT, ONE, 1)
@@ -33,7 +34,7 @@ def test_long_chats_leave_a_worker_to_short_ones() -> None:
 
 def test_a_long_chat_is_taken_after_eight_short_ones() -> None:
     queue = queue_of(1, 100)
-    queue.put(99, JobClass.LONG, ONE, LONG_CHARS)
+    queue.put(99, JobClass.LONG, ONE, SLICE_SIZE)
     for number in range(20):
         queue.put(number, JobClass.SHORT, ONE, 1)
     order = []
@@ -123,9 +124,9 @@ def test_a_job_is_removed_only_while_it_waits() -> None:
 def test_who_comes_behind_a_flood_of_long_texts_waits_for_one_slice_of_it() -> None:
     queue = queue_of(1, 100)
     for number in range(64):
-        queue.put(("flood", number), JobClass.LONG, ONE, 5 * LONG_CHARS)
+        queue.put(("flood", number), JobClass.LONG, ONE, 5 * SLICE_SIZE)
     assert queue.take() == ("flood", 0)
-    queue.put("mine", JobClass.LONG, OTHER, 2 * LONG_CHARS)
+    queue.put("mine", JobClass.LONG, OTHER, 2 * SLICE_SIZE)
     queue.put_back(("flood", 0))
     order = []
     for _ in range(4):
@@ -177,25 +178,25 @@ def test_a_full_queue_gives_up_the_last_job_of_who_asks_for_most(size: int) -> N
 
 def test_a_text_that_is_half_done_is_not_the_last_one() -> None:
     queue = queue_of(1, 2)
-    queue.put("half done", JobClass.LONG, ONE, 4 * LONG_CHARS)
+    queue.put("half done", JobClass.LONG, ONE, 4 * SLICE_SIZE)
     for name in ("next", "last"):
-        queue.put(name, JobClass.LONG, ONE, LONG_CHARS)
+        queue.put(name, JobClass.LONG, ONE, SLICE_SIZE)
     assert queue.take() == "half done"
     queue.put_back("half done")
     assert queue.put("mine", JobClass.LONG, OTHER, 1) == ["last"]
 
 
 def test_a_text_counts_as_a_whole_until_it_is_done() -> None:
-    queue = queue_of(1, 10, 8 * LONG_CHARS)
-    queue.put("whole", JobClass.LONG, ONE, 7 * LONG_CHARS)
+    queue = queue_of(1, 10, 8 * SLICE_SIZE)
+    queue.put("whole", JobClass.LONG, ONE, 7 * SLICE_SIZE)
     for _ in range(6):
         assert queue.take() == "whole"
         queue.put_back("whole")
     with pytest.raises(OverloadedError):
-        queue.put("more", JobClass.LONG, OTHER, 7 * LONG_CHARS)
+        queue.put("more", JobClass.LONG, OTHER, 7 * SLICE_SIZE)
     assert queue.take() == "whole"
     queue.finish("whole")
-    assert not queue.put("more", JobClass.LONG, OTHER, 7 * LONG_CHARS)
+    assert not queue.put("more", JobClass.LONG, OTHER, 7 * SLICE_SIZE)
 
 
 def test_equally_greedy_ones_keep_what_they_have() -> None:
@@ -232,3 +233,17 @@ def test_however_large_one_text_is_taken_if_nothing_else_is_pending() -> None:
     assert queue.take() == "large"
     with pytest.raises(OverloadedError):
         queue.put("too much", JobClass.LONG, OTHER, 1)
+
+
+def test_whoever_is_refused_costs_nobody_a_place() -> None:
+    """Two of one origin are more than the new one, and one of them less: giving up the other would
+    not make room enough."""
+    queue = queue_of(1, 10, 100)
+    for name in ("first", "second"):
+        queue.put(name, JobClass.SHORT, ONE, 40)
+    with pytest.raises(OverloadedError, match="2 requests already wait"):
+        queue.put("large", JobClass.SHORT, OTHER, 70)
+    assert queue.num_waiting == 2
+    assert queue.take() == "first"
+    queue.finish("first")
+    assert queue.take() == "second"

@@ -1,5 +1,5 @@
 """The worker threads. Started once and handed their jobs directly: an executor's futures cost more
-than a short chat."""
+than tokenizing a short chat."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import threading
 from collections.abc import Callable
 from typing import Final, Generic
 
-from outrider.tokenization.pool.job_queue import JobClass, JobQueue, JobT, Requester
+from outrider.fair_work.job_queue import JobClass, JobQueue, JobT
+from outrider.fair_work.turns import Requester
 
 SWITCH_INTERVAL_S: Final = 0.0005
 """Interval at which threads of this process hand over the GIL, instead of Python's 5 ms. A worker
-holds the GIL for what it does besides the backend's work (the chat template, tuples of ids), and an
-event loop that wakes up meanwhile waits this long for it."""
+holds the GIL for what it does in Python (a chat template, tuples of ids), and an event loop that
+wakes up meanwhile waits this long for it."""
 
 
 class WorkerThreads(Generic[JobT]):
-    """Threads that work on a JobQueue. The backend releases the GIL, so an event loop runs beside
+    """Threads that work on a JobQueue. Where the work releases the GIL, an event loop runs beside
     them."""
 
     def __init__(
@@ -27,6 +28,8 @@ class WorkerThreads(Generic[JobT]):
         max_pending_size: int,
         work: Callable[[JobT], bool],
         give_up: Callable[[JobT], None],
+        *,
+        name: str = "tokenize",
     ) -> None:
         """`work` is called in a worker with every job and does not raise; it returns whether more
         of the job is to be done, when it is called again. `give_up` is called by `put`, with a job
@@ -40,15 +43,14 @@ class WorkerThreads(Generic[JobT]):
         self._is_closed = False
         self._changed = threading.Condition()
         self._threads = [
-            threading.Thread(target=self._run, name="tokenize", daemon=True)
-            for _ in range(num_workers)
+            threading.Thread(target=self._run, name=name, daemon=True) for _ in range(num_workers)
         ]
         for thread in self._threads:
             thread.start()
 
     @property
     def is_saturated(self) -> bool:
-        """Whether as many chats wait as there are workers, so that one more waits for two."""
+        """Whether as many jobs wait as there are workers, so that one more waits for two."""
         return self._queue.num_waiting >= self._num_workers
 
     def put(self, job: JobT, job_class: JobClass, requester: Requester, size: int) -> None:
