@@ -47,7 +47,7 @@ class Text:
             ids = vocabulary.encode("\n\n".join(message.content for message in messages))
         else:
             *prompt, reply = messages
-            ids = vocabulary.encode_chat(prompt) + vocabulary.encode(reply.content)
+            ids = vocabulary.encode_chat(prompt) + vocabulary.encode_reply(reply.content)
         return np.array(ids, np.int32)
 
 

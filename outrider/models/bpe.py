@@ -58,11 +58,15 @@ class VocabularyDefinition:
     sampling: SuggestedSampling | None = None
     """Sampling that the model's makers suggest; not in the digest, since no prompt's ids depend on
     it."""
+    markup_ids: Sequence[int] = ()
+    """Ids of user-defined tokens whose texts are text in messages (markup.py)."""
 
     def __post_init__(self) -> None:
         size = len(self.tokens)
         if len(set(self.tokens)) != size:
             raise ArtifactCorruptError("two token ids of the vocabulary have the same text")
+        if not set(self.markup_ids) <= set(self.user_defined_ids):
+            raise ArtifactCorruptError("a token of markup is no user-defined one")
         listed = (*self.control_ids, *self.user_defined_ids, *self.stop_ids)
         if not all(0 <= i < size for i in listed):
             raise ArtifactCorruptError("a special token id lies outside the vocabulary")
@@ -87,16 +91,18 @@ class VocabularyDefinition:
 
 
 def build_tokenizer(definition: VocabularyDefinition) -> Tokenizer:
-    """The tokenizer of `definition`, with control tokens recognised in text.
+    """The tokenizer of `definition`, with control tokens and markup recognised in text.
 
     Bytes without a token of their own are dropped before byte-level BPE merges, as in the Hugging
     Face tokenizer (unk_token null) and in llama.cpp. Raises ConfigError.
     """
     pipeline = definition.pipeline
-    control, user_defined = definition.control_ids, definition.user_defined_ids
+    # The library leaves all that is special text, once that is asked of it.
+    special = [*definition.control_ids, *definition.markup_ids]
+    plain = [i for i in definition.user_defined_ids if i not in set(definition.markup_ids)]
     if isinstance(pipeline, UnigramPipeline):
         try:
-            return build_unigram_tokenizer(pipeline, definition.tokens, control, user_defined)
+            return build_unigram_tokenizer(pipeline, definition.tokens, special, plain)
         except Exception as error:  # the library raises bare Exception
             raise ArtifactCorruptError(f"the vocabulary contradicts itself: {error}") from error
     vocabulary = {text: i for i, text in enumerate(definition.tokens)}
@@ -106,8 +112,8 @@ def build_tokenizer(definition: VocabularyDefinition) -> Tokenizer:
             tokenizer = build_space_tokenizer(pipeline, vocabulary, merges)
         else:
             tokenizer = _byte_tokenizer(pipeline, vocabulary, merges)
-        tokenizer.add_special_tokens(_added(definition, control, special=True))
-        tokenizer.add_tokens(_added(definition, user_defined, special=False))
+        tokenizer.add_special_tokens(_added(definition, special, special=True))
+        tokenizer.add_tokens(_added(definition, plain, special=False))
     except Exception as error:  # the library raises bare Exception
         raise ArtifactCorruptError(f"the vocabulary contradicts itself: {error}") from error
     return tokenizer
@@ -191,6 +197,8 @@ def canonical_form(definition: VocabularyDefinition) -> bytes:
         }
         | {name: True for name in ("adds_bos", "adds_eos") if getattr(definition, name)},
     }
+    if definition.markup_ids:
+        form["markup_ids"] = sorted(definition.markup_ids)
     return json.dumps(form, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
 

@@ -56,10 +56,11 @@ def has_content(messages: Sequence[Message]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of a rendered chat: one control token, or text that holds none."""
+    """A stretch of a rendered chat: one token that the template writes (a control token, or
+    markup), or text, in which nothing is such a token."""
 
     text: str
-    is_control: bool
+    is_token: bool
     is_template: bool = field(default=False, compare=False)
     """Whether the text is the template's, the same for all messages and tools. Any other text
     belongs to its sender and is kept nowhere that others can look."""
@@ -101,6 +102,23 @@ def check_messages(messages: Sequence[Message]) -> None:
         raise PromptTooLongError.of_text("the chat", num_chars, MAX_CHAT_CHARS)
     for number, message in enumerate(messages):
         _check_message(f"messages[{number}]", message)
+
+
+def check_continued(messages: Sequence[Message]) -> None:
+    """Raises InvalidRequestError, which names the message, for a chat whose last message no reply
+    can continue."""
+    last, where = messages[-1], f"messages[{len(messages) - 1}]"
+    why = ""
+    if last.role != "assistant":
+        why = f"the role is {last.role}; only the assistant's message can be continued"
+    elif last.tool_calls:
+        why = "it calls tools; send their results"
+    elif last.content != last.content.rstrip():
+        why = "the final assistant content cannot end with trailing whitespace; leave it out"
+    elif not last.content:
+        why = "it is empty, so that nothing can be continued; leave it out"
+    if why:
+        raise InvalidRequestError(f"{where}: {why}", metadata={"param": where})
 
 
 def _check_message(where: str, message: Message) -> None:

@@ -13,7 +13,8 @@ from the template:
    template and message. It also shows which text is the template's own.
 
 Names, ids, tool definitions, call arguments and texts of variables are the user's as well and
-treated like messages.
+treated like messages. So is markup (markup.py), but in what the assistant said: it is as the model
+wrote it, and templates look for it there.
 Whether a template shows calls and tools is found out by rendering two small chats, not by reading
 the template.
 """
@@ -29,11 +30,13 @@ from functools import cached_property
 from typing import Any, Final
 
 from outrider.errors import ConfigError, InvalidRequestError
-from outrider.models.chat import Message, Segment, check_text
+from outrider.models.chat import Message, Segment, check_continued, check_text
+from outrider.models.markup import TokenFinder
 from outrider.models.replay_forms import replay_forms
 from outrider.models.template_budget import BudgetSpentError
 from outrider.models.template_data import TemplateData, is_blank
 from outrider.models.template_variables import (
+    CONTINUES,
     DATE,
     RESERVED,
     read_date,
@@ -55,6 +58,8 @@ _MAX_OPENINGS: Final = 64
 _QUOTED: Final = re.compile(r"'([^'\\\n]*)'|\"([^\"\\\n]*)\"")
 _A_DAY: Final = date(1, 1, 1)
 """The day of small chats that find out what a template can do."""
+_END: Final = ""
+"""Among the tokens for which characters stand: the end of a message that is continued."""
 _ASK: Final = Message("user", "a")
 _PROBE_TOOL: Final = tool_text(
     {
@@ -102,9 +107,11 @@ class ChatTemplate:
         control_tokens: Sequence[str],
         variables: Mapping[str, str],
         clock: Callable[[], float] = lambda: 0.0,
+        markup: Sequence[str] = (),
     ) -> None:
         """`variables`: bos_token and the like. `clock`, in seconds, ends a rendering that takes too
-        long; without one its steps do. Raises ConfigError if `source` is no template."""
+        long; without one its steps do. `markup`: tokens that only the template and the assistant
+        write, besides control tokens. Raises ConfigError if `source` is no template."""
         self._environment = BoundedEnvironment(clock)
         try:
             self._template = self._environment.compiled(source)
@@ -115,11 +122,9 @@ class ChatTemplate:
         self._openings: dict[str, bool] = {}
         """Whether prompts with these variables end in the tag that begins reasoning."""
         self._variables = dict(variables)
-        # Longest first: where two tokens begin, the tokenizer takes the longer one.
-        longest_first = sorted(control_tokens, key=len, reverse=True)
-        self._control = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
-        firsts = {token[0] for token in control_tokens}
-        self._first = firsts.pop() if len(firsts) == 1 else ""
+        self._control = TokenFinder(control_tokens)
+        self._markup = TokenFinder(markup)
+        self._tokens = TokenFinder([*control_tokens, *markup]) if markup else self._control
 
     def segments(
         self, messages: Sequence[Message], tools: Sequence[str] = (), variables: str = ""
@@ -129,11 +134,16 @@ class ChatTemplate:
         `check_variables` returned them. What the template refuses, or does not show, of earlier
         calls and results is rendered in another form (`replay_forms`).
 
+        With the variable CONTINUES the prompt ends with the last message's content instead.
+
         Raises InvalidRequestError if the template refuses the messages in every form, if it shows
         no tools, if it has no such variable, if it shows the date and there is none, or if a
         message and the template would make a control token together.
         """
         given = read_variables(variables)
+        continues = given.pop(CONTINUES, False)
+        if continues:
+            check_continued(messages)
         for name in given:
             if name not in self.variables:
                 raise unknown_variable(name, self.variables)
@@ -149,7 +159,7 @@ class ChatTemplate:
         refusals = list[InvalidRequestError]()
         for form in replay_forms(messages, shows_calls=self.abilities.calls):
             try:
-                return self._segments(form, tools, given)
+                return self._segments(form, tools, given, continues=continues)
             except InvalidRequestError as error:
                 refusals.append(error)
                 if isinstance(error.__cause__, BudgetSpentError):
@@ -199,10 +209,14 @@ class ChatTemplate:
         return is_open
 
     def split(self, text: str) -> list[Segment]:
-        """Split a text at the control tokens whose texts it contains; they become these tokens.
-        Only for prompts that the sender rendered, never for text from others."""
+        """Split a text at the control tokens and the markup whose texts it contains; they become
+        these tokens. Only for prompts that the sender rendered, never for text from others."""
         check_text(text)
-        return list(self._split(text))
+        return _segments_of(text, self._tokens)
+
+    def split_reply(self, text: str) -> list[Segment]:
+        """Split a text as the model writes it, at its markup."""
+        return _segments_of(text, self._markup)
 
     def check(self) -> None:
         """Raises ConfigError for a template that fails on a chat of one message, with a tool and
@@ -241,18 +255,26 @@ class ChatTemplate:
         messages: Sequence[Message],
         tools: Sequence[str],
         variables: dict[str, Any] | None = None,
+        *,
+        continues: bool = False,
     ) -> list[Segment]:
+        """`continues`: the prompt ends with the content of the last message."""
         given = dict(variables or {})
         day = read_date(given.pop(DATE)) if DATE in given else _A_DAY
         chat = self._data(messages, tools, given)
         texts = list(chat.texts())
-        stand_ins = self._stand_ins(texts)
+        stand_ins = self._stand_ins(texts, has_end=continues)
+        end = stand_ins.get(_END, "")
         hidden = chat
         if stand_ins:
-            hidden = chat.changed(lambda text: "".join(self._with_stand_ins(text, stand_ins)))
-        segments = list(self._split(self._render(hidden, day)))
+            hidden = chat.changed(
+                lambda text: _with_stand_ins(text, self._tokens, stand_ins),
+                lambda text: _with_stand_ins(text, self._control, stand_ins),
+            )
+        segments = _segments_of(self._render(hidden, day, end), self._control)
         # On another day: a text with the date, which may be the client's choice, is no template's.
-        alone = list(self._split(self._render(chat.blanked(self._own_words), _A_DAY)))
+        blanked = chat.blanked(self._own_words)
+        alone = _segments_of(self._render(blanked, _A_DAY, end), self._control)
         if _control_texts(segments) != _control_texts(alone):
             raise InvalidRequestError(
                 "a message and the chat template together would make a control token; change the "
@@ -260,9 +282,9 @@ class ChatTemplate:
             )
         # Texts made with what others cannot know are no texts of the template. A text that looks
         # blanked as it was sent would look like one.
-        is_common = self._are_common(chat.variables) and not any(map(is_blank, texts))
+        is_common = self._are_common(chat.variables) and not any(is_blank(it) for it, _ in texts)
         typed = {char: text for text, char in stand_ins.items()}
-        return list(_restored(segments, alone if is_common else [], typed))
+        return list(_restored(segments, alone if is_common else [], self._markup, typed))
 
     def _are_common(self, variables: Mapping[str, Any]) -> bool:
         return all(map(self._is_common, variables.values()))
@@ -272,37 +294,25 @@ class ChatTemplate:
         is_own_word = isinstance(value, str) and value in self._own_words
         return is_own_word or value is None or isinstance(value, bool)
 
-    def _matches(self, text: str) -> Iterator[re.Match[str]]:
-        """Every control token in `text`. Tokens with one first character are looked for where it
-        stands: that is many times faster over a long text, and lets go of the GIL."""
-        if not self._first:
-            yield from self._control.finditer(text)
-            return
-        at = text.find(self._first)
-        while at >= 0:
-            match = self._control.match(text, at)
-            if match is not None:
-                yield match
-            at = text.find(self._first, match.end() if match is not None else at + 1)
-
-    def _stand_ins(self, texts: Sequence[str]) -> dict[str, str]:
-        """For each control token in these texts a character that occurs nowhere."""
-        found = {match.group() for text in texts for match in self._matches(text)}
+    def _stand_ins(
+        self, texts: Sequence[tuple[str, bool]], *, has_end: bool = False
+    ) -> dict[str, str]:
+        """For each token in these texts (of the assistant: control token) a character that occurs
+        nowhere, and with `has_end` one for _END."""
+        found = {
+            match.group()
+            for text, is_reply in texts
+            for match in (self._control if is_reply else self._tokens).matches(text)
+        }
+        if has_end:
+            found.add(_END)
         if not found:
             return {}
-        free = _unused_characters((self._source, *texts))
+        free = _unused_characters((self._source, *(text for text, _ in texts)))
         stand_ins = dict(zip(sorted(found), free, strict=False))
         if len(stand_ins) < len(found):
             raise InvalidRequestError("the chat uses up all private-use characters; use fewer")
         return stand_ins
-
-    def _with_stand_ins(self, text: str, stand_ins: Mapping[str, str]) -> Iterator[str]:
-        at = 0
-        for match in self._matches(text):
-            yield text[at : match.start()]
-            yield stand_ins[match.group()]
-            at = match.end()
-        yield text[at:]
 
     def _data(
         self, messages: Sequence[Message], tools: Sequence[str], variables: dict[str, Any]
@@ -315,9 +325,17 @@ class ChatTemplate:
             reasoning_field=self._reasoning_field,
         )
 
-    def _render(self, chat: TemplateData, day: date) -> str:
+    def _render(self, chat: TemplateData, day: date, end: str = "") -> str:
+        """`end`: the character that stands for the end of the prompt, behind the content of the
+        last message; "": the prompt ends with what begins the next message."""
         try:
-            return self._rendered(chat, day)
+            text = self._rendered(chat.ended(end) if end else chat, day, is_open=bool(end))
+            if end not in text:
+                raise InvalidRequestError(
+                    "the model's chat template does not show the last message, so that it cannot "
+                    "be continued; end the conversation with a user's message"
+                )
+            return text[: text.rindex(end)] if end else text
         except TemplateRefusal as error:
             raise InvalidRequestError(
                 f"the model's chat template refuses these messages: {error}"
@@ -328,30 +346,20 @@ class ChatTemplate:
                 f"({type(error).__name__}); the operator may set another one"
             ) from error
 
-    def _rendered(self, chat: TemplateData, day: date) -> str:
-        """Raises one of BROKEN."""
+    def _rendered(self, chat: TemplateData, day: date, *, is_open: bool = False) -> str:
+        """`is_open`: without what begins the next message. Raises one of BROKEN."""
         # As `apply_chat_template` has them: None, where there is nothing, is defined.
         variables = {
             "messages": chat.messages,
             "tools": chat.tools or None,
             "documents": None,
-            "add_generation_prompt": True,
+            "add_generation_prompt": not is_open,
             **chat.variables,
             **self._variables,
             DATE: date_formatter(day),
         }
         rendered, _ = self._environment.rendered(self._template, variables)
         return rendered
-
-    def _split(self, rendered: str) -> Iterator[Segment]:
-        at = 0
-        for match in self._matches(rendered):
-            if match.start() > at:
-                yield Segment(rendered[at : match.start()], False)
-            yield Segment(match.group(), True)
-            at = match.end()
-        if at < len(rendered):
-            yield Segment(rendered[at:], False)
 
 
 def _reasoning_field(source: str) -> str:
@@ -365,31 +373,46 @@ def _has(text: str, *wanted: str) -> bool:
     return all(part in text for part in wanted)
 
 
+def _segments_of(text: str, tokens: TokenFinder) -> list[Segment]:
+    return [Segment(part, is_token) for part, is_token in tokens.split(text)]
+
+
+def _with_stand_ins(text: str, tokens: TokenFinder, stand_ins: Mapping[str, str]) -> str:
+    return "".join(stand_ins[part] if is_token else part for part, is_token in tokens.split(text))
+
+
 def _control_texts(segments: Sequence[Segment]) -> list[str]:
-    return [segment.text for segment in segments if segment.is_control]
+    return [segment.text for segment in segments if segment.is_token]
 
 
 def _restored(
-    segments: Sequence[Segment], alone: Sequence[Segment], typed: Mapping[str, str]
+    segments: Sequence[Segment],
+    alone: Sequence[Segment],
+    markup: TokenFinder,
+    typed: Mapping[str, str],
 ) -> Iterator[Segment]:
-    """Segments with the user's text put back for each stand-in. A text counts as the template's if
-    the rendering of the template `alone` has the same text between the same control tokens."""
+    """Segments between control tokens, split at markup, with the user's text put back for each
+    stand-in. A text counts as the template's if the rendering of the template `alone` has the same
+    text between the same control tokens."""
     own = {number: segment.text for number, segment in _numbered(alone)}
     stand_ins = re.compile("[" + "".join(typed) + "]") if typed else None
     for number, segment in _numbered(segments):
-        text = segment.text
-        is_template = segment.is_control or own.get(number) == text
-        if stand_ins is not None and not segment.is_control:
-            text = stand_ins.sub(lambda match: typed[match.group()], text)
-        yield Segment(text, segment.is_control, is_template)
+        is_template = segment.is_token or own.get(number) == segment.text
+        if segment.is_token:
+            yield Segment(segment.text, True, is_template)
+            continue
+        for text, is_markup in markup.split(segment.text):
+            if stand_ins is not None and not is_markup:
+                text = stand_ins.sub(lambda match: typed[match.group()], text)
+            yield Segment(text, is_markup, is_template)
 
 
 def _numbered(segments: Sequence[Segment]) -> Iterator[tuple[int, Segment]]:
     """With the place of each: odd for a control token, even for the text before it."""
     num_control = 0
     for segment in segments:
-        yield 2 * num_control + segment.is_control, segment
-        num_control += segment.is_control
+        yield 2 * num_control + segment.is_token, segment
+        num_control += segment.is_token
 
 
 def _unused_characters(texts: Sequence[str]) -> Iterator[str]:

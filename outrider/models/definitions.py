@@ -41,7 +41,8 @@ NO_DRAFT: Final = "none"
 """Value of `draft` for a model for which edges run no draft model."""
 _NAMES_SHOWN: Final = 16
 _PLAIN_KEYS: Final = (
-    *("sha256", "max_context_tokens", "chat_template", "tool_parser", "draft", "embeds", "tested"),
+    *("sha256", "max_context_tokens", "chat_template", "typed_markup", "tool_parser", "draft"),
+    *("embeds", "tested"),
 )
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _NAME_RULE: Final = "a-z, 0-9, '.', '_', '-', at most 64, the first a letter or a digit"
@@ -84,6 +85,9 @@ class ModelSpec:
     """Jinja source; "": the model file's."""
     stop_tokens: tuple[str, ...] = ()
     """Texts of control tokens that end a reply, besides those named in the model's file."""
+    typed_markup: bool = False
+    """Whether markup (`<think>`, `<tool_call>`) in messages of users, systems and tools is its
+    tokens; otherwise it is text there."""
     tool_parser: str = ""
     """How it writes tool calls (outrider.reply_parsing.formats); "": as its template shows."""
     draft: str = ""
@@ -102,14 +106,14 @@ class ModelSpec:
 
     def as_in_file(self) -> ModelSpec:
         """The same weights with the chat template and the stop tokens of their file."""
-        return replace(self, chat_template="", stop_tokens=())
+        return replace(self, chat_template="", stop_tokens=(), typed_markup=False)
 
     def vocabulary_key(self) -> str:
         """A key that differs if the definition changes the vocabulary of the model's file; "" if it
         does not."""
-        if not self.chat_template and not self.stop_tokens:
+        if not (self.chat_template or self.stop_tokens or self.typed_markup):
             return ""
-        changes = json.dumps([self.chat_template, sorted(set(self.stop_tokens))])
+        changes = json.dumps([self.chat_template, sorted(set(self.stop_tokens)), self.typed_markup])
         return hashlib.sha256(changes.encode()).hexdigest()[:32]
 
     def engine_settings(self) -> dict[str, Any]:
@@ -281,6 +285,7 @@ class _Table:
             max_context_tokens=self._number("max_context_tokens", MAX_CONTEXT_TOKENS),
             chat_template=self._template(),
             stop_tokens=self._stop_tokens(),
+            typed_markup=self._flag("typed_markup"),
             tool_parser=self._tool_parser(),
             draft=self._draft(),
             engine=self._engine(),

@@ -73,8 +73,8 @@ def open_gguf(path: Path) -> GGUFReader:
     if content_of(reader, _NUM_PARTS) not in (None, 1):
         raise UnsupportedModelError(
             f"{path.name} is one of the {content_of(reader, _NUM_PARTS)!r:.20} parts of a split "
-            "GGUF file; put all of them into one folder and name the first, "
-            "file:PATH/NAME-00001-of-....gguf: they are joined"
+            "GGUF file; name the first, NAME-00001-of-....gguf, by file:, hf: or https:, with the "
+            "others beside it: they are joined"
         )
     return reader
 

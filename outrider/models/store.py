@@ -390,6 +390,7 @@ class ModelStore:
         part = self._part(key)
         part.unlink(missing_ok=True)
         part.with_suffix(".json").unlink(missing_ok=True)
+        shutil.rmtree(part.with_suffix(".parts"), ignore_errors=True)
 
     def _drop_shards(self, sha256: str) -> None:
         """Delete an unfinished fetch from mirrors, unless it is still running in another

@@ -18,6 +18,7 @@ from outrider.models.tools import ToolCall, UnreadArguments, read_arguments
 
 Change: TypeAlias = Callable[[str], str]
 
+_ASSISTANT: Final = "assistant"
 _BLANK: Final = "\ufffd"
 _ASCII_BLANKS: Final = bytes(b if chr(b).isspace() else 0x7F for b in range(256))
 """DEL stands for `_BLANK` in ASCII text: no control token has it, no template looks for it."""
@@ -67,44 +68,53 @@ class TemplateData:
             turns.append(turn)
         return cls(turns, [_function(json.loads(text)) for text in tools], variables)
 
-    def texts(self) -> Iterator[str]:
-        """Every text that is the user's, names of roles left out."""
+    def texts(self) -> Iterator[tuple[str, bool]]:
+        """Every text that is the user's, names of roles left out, and whether it is in what the
+        assistant said."""
         for turn in self.messages:
+            is_reply = turn["role"] == _ASSISTANT
             for key, value in turn.items():
-                yield from () if key == "role" else _texts(value)
-        for tool in self.tools:
-            yield from _texts(tool["function"])
-        for value in self.variables.values():
-            yield from _texts(value)
+                for text in () if key == "role" else _texts(value):
+                    yield text, is_reply
+        for value in (*(tool["function"] for tool in self.tools), *self.variables.values()):
+            for text in _texts(value):
+                yield text, False
 
-    def changed(self, change: Change) -> TemplateData:
-        """With every text that is the user's changed, keys of objects included."""
-        return self._mapped(change, lambda value: _changed(value, change))
+    def changed(self, change: Change, change_reply: Change) -> TemplateData:
+        """With every text that is the user's changed, keys of objects included; what the assistant
+        said by `change_reply`."""
+
+        def in_data(change: Change) -> Callable[[Any], Any]:
+            return lambda value: _changed(value, change)
+
+        def changed_turn(turn: dict[str, Any]) -> dict[str, Any]:
+            its_change = change_reply if turn["role"] == _ASSISTANT else change
+            return _mapped_turn(turn, its_change, in_data(its_change))
+
+        return self._mapped(list(map(changed_turn, self.messages)), in_data(change))
+
+    def ended(self, end: str) -> TemplateData:
+        """With this text behind the content of the last message."""
+        last = self.messages[-1]
+        last = last | {"content": last["content"] + end}
+        return TemplateData([*self.messages[:-1], last], self.tools, self.variables)
 
     def blanked(self, own_words: Container[str]) -> TemplateData:
         """The same form with all the user's characters but spaces blanked: all that a template
         renders of it is the template's own. Texts of variables that are among `own_words`, which
         are the template's, are left: it branches on them."""
+        turns = [_mapped_turn(turn, blank, _blanked_arguments) for turn in self.messages]
         return self._mapped(
-            blank,
-            _blanked_arguments,
-            change_tool=_blanked_definition,
-            change_variable=lambda value: _blanked_variable(value, own_words),
+            turns, _blanked_definition, lambda value: _blanked_variable(value, own_words)
         )
 
     def _mapped(
         self,
-        text: Change,
-        data: Callable[[Any], Any],
-        *,
-        change_tool: Callable[[Any], Any] | None = None,
-        change_variable: Callable[[Any], Any] | None = None,
+        turns: list[dict[str, Any]],
+        of_tool: Callable[[Any], Any],
+        of_variable: Callable[[Any], Any] | None = None,
     ) -> TemplateData:
-        turns = [
-            {key: _mapped_part(key, value, text, data) for key, value in turn.items()}
-            for turn in self.messages
-        ]
-        of_tool, of_variable = change_tool or data, change_variable or data
+        of_variable = of_variable or of_tool
         return TemplateData(
             turns,
             [_function(of_tool(tool["function"])) for tool in self.tools],
@@ -146,6 +156,10 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 def _function(function: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": function}
+
+
+def _mapped_turn(turn: dict[str, Any], text: Change, data: Callable[[Any], Any]) -> dict[str, Any]:
+    return {key: _mapped_part(key, value, text, data) for key, value in turn.items()}
 
 
 def _mapped_part(key: str, value: Any, text: Change, data: Callable[[Any], Any]) -> Any:

@@ -21,11 +21,14 @@ MAX_VARIABLES_CHARS: Final = 1 << 14
 MAX_DEPTH: Final = 16
 """Objects and lists within one another."""
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+CONTINUES: Final = "continue_final_message"
+"""Variable, true or false, that no template reads: whether the reply continues the last message,
+which is the assistant's, instead of answering it."""
 RESERVED: Final = frozenset(
-    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
+    {"messages", "tools", "documents", "add_generation_prompt", CONTINUES}
     | {"bos_token", "eos_token", "pad_token", "unk_token"}
 )
-"""Variables that are never the client's."""
+"""Variables that templates do not take from clients."""
 DATE: Final = "strftime_now"
 """A function of templates that formats today's date. Its variable is that date, YYYY-MM-DD, which
 does not change while a chat lasts."""
@@ -46,6 +49,8 @@ def check_variables(given: Mapping[str, Any] | str) -> str:
         if len(given) > MAX_VARIABLES:
             raise InvalidRequestError(f"a chat template takes at most {MAX_VARIABLES} variables")
         for name, value in given.items():
+            if name == CONTINUES and isinstance(value, bool):
+                continue
             if not isinstance(name, str) or not _NAME.fullmatch(name) or name in RESERVED:
                 raise InvalidRequestError(
                     f"{str(name)[:64]!r} is no variable that a client may give a chat template"
@@ -75,6 +80,11 @@ def dated(variables: str, known: Container[str], today: str) -> str:
     if DATE not in known or DATE in given:
         return variables
     return check_variables(given | {DATE: today})
+
+
+def continues(variables: str) -> bool:
+    """Whether the reply continues the last message."""
+    return bool(variables) and bool(read_variables(variables).get(CONTINUES))
 
 
 def date_in(variables: str) -> str:

@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,10 +25,11 @@ from outrider.models.chat_template import ChatTemplate
 from outrider.models.detokenizer import Detokenizer, decode, token_bytes
 from outrider.models.folder import is_archive, unpacked
 from outrider.models.folder import read_definition as folder_definition
+from outrider.models.markup import markup_ids
 from outrider.models.overrides import with_overrides
 from outrider.models.sentencepiece_bpe import piece_bytes
 from outrider.models.suggested_sampling import SuggestedSampling
-from outrider.models.template_variables import dated
+from outrider.models.template_variables import CONTINUES, continues, dated
 from outrider.models.tokenizer_json import ChatParts, read_tokenizer_json
 from outrider.reply_parsing.formats import (
     CallSyntax,
@@ -48,7 +49,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _TOKENIZER_FILE: Final = "tokenizer.json"
 _FACTS_FILE: Final = "vocabulary.json"
-_DERIVED_NAME: Final = "vocabulary-v4"
+_DERIVED_NAME: Final = "vocabulary-v5"
 """Name of the derived folder with both; its number rises whenever the files or their meaning
 change."""
 
@@ -70,6 +71,7 @@ class VocabularyFacts:
     """It ends with eos_token."""
     sampling: SuggestedSampling | None = None
     """Sampling that the model's makers suggest."""
+    markup_ids: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, definition: VocabularyDefinition) -> VocabularyFacts:
@@ -85,6 +87,7 @@ class VocabularyFacts:
             adds_bos=definition.adds_bos,
             adds_eos=definition.adds_eos,
             sampling=definition.sampling,
+            markup_ids=tuple(sorted(definition.markup_ids)),
         )
 
     @classmethod
@@ -92,7 +95,8 @@ class VocabularyFacts:
         """Reads `to_json`'s text. Raises ArtifactCorruptError."""
         try:
             values: dict[str, Any] = json.loads(text)
-            values |= {name: tuple(values[name]) for name in ("stop_ids", "control_ids")}
+            lists = ("stop_ids", "control_ids", "markup_ids")
+            values |= {name: tuple(values[name]) for name in lists}
             if values["sampling"] is not None:
                 values["sampling"] = SuggestedSampling(**values["sampling"])
             return cls(**values)
@@ -106,9 +110,10 @@ class VocabularyFacts:
 class Vocabulary:
     """One model's vocabulary. Immutable and thread-safe; pickles, and is rebuilt in about 0.1 s.
 
-    Text that contains a control token's text stays text: only `encode_chat`'s template makes
-    control tokens. Bytes for which the vocabulary has no token are dropped, as the model's own
-    tokenizer does, so decoding what was encoded need not give the text back.
+    Text that contains a control token's text, or markup, stays text: only `encode_chat`'s template
+    makes control tokens, and it and the assistant's messages make markup. Bytes for which the
+    vocabulary has no token are dropped, as the model's own tokenizer does, so decoding what was
+    encoded need not give the text back.
     """
 
     def __init__(self, tokenizer_json: str, facts: VocabularyFacts) -> None:
@@ -129,6 +134,7 @@ class Vocabulary:
         self._facts = facts
         texts = [tokenizer.id_to_token(i) or "" for i in range(facts.size)]
         self._control = {texts[i]: i for i in facts.control_ids}
+        self._markup = {texts[i]: i for i in facts.markup_ids}
         self._pipeline = _pipeline(tokenizer_json)
         steps = _decoder_steps(self._pipeline)
         self._bytes_of = token_bytes if steps[0]["type"] == "ByteLevel" else piece_bytes
@@ -146,25 +152,35 @@ class Vocabulary:
     def _make_template(self) -> ChatTemplate:
         variables = {"bos_token": self._facts.bos_token, "eos_token": self._facts.eos_token}
         return ChatTemplate(
-            self._facts.chat_template, list(self._control), variables, time.thread_time
+            self._facts.chat_template,
+            list(self._control),
+            variables,
+            time.thread_time,
+            list(self._markup),
         )
 
     @classmethod
-    def from_definition(cls, definition: VocabularyDefinition) -> Vocabulary:
-        """Builds the tokenizer. Raises ArtifactCorruptError, and ConfigError for a vocabulary that
-        makes control tokens of their texts and for a chat template that fails."""
+    def from_definition(
+        cls, definition: VocabularyDefinition, *, typed_markup: bool = False
+    ) -> Vocabulary:
+        """Builds the tokenizer. `typed_markup`: markup in anybody's text is its tokens. Raises
+        ArtifactCorruptError, and ConfigError for a vocabulary that makes control tokens, or markup,
+        of their texts and for a chat template that fails."""
+        if not typed_markup:
+            definition = replace(definition, markup_ids=markup_ids(definition))
         built = cls(build_tokenizer(definition).to_str(), VocabularyFacts.of(definition))
         if definition.chat_template:
             built._template.check()
-        names = [definition.tokens[i] for i in definition.control_ids]
+        special = {*definition.control_ids, *definition.markup_ids}
+        names = [definition.tokens[i] for i in special]
         pipeline = definition.pipeline
         # The token for unknown characters stands for text, and hides nothing.
         unknown = built._control.get(getattr(pipeline, "unknown", ""))
         for name, ids in zip(names, built.encode_batch(names), strict=True):
-            if not built._special.isdisjoint(set(ids) - {unknown}):
+            if not special.isdisjoint(set(ids) - {unknown}):
                 raise ConfigError(
-                    f"text like {name[:64]!r} would become the control token of this name; choose "
-                    "a model with another vocabulary"
+                    f"text like {name[:64]!r} would become the token of this name; choose a model "
+                    "with another vocabulary"
                 )
         return built
 
@@ -180,10 +196,16 @@ class Vocabulary:
 
     @classmethod
     def from_gguf(
-        cls, path: Path, *, chat_template: str = "", stop_tokens: Iterable[str] = ()
+        cls,
+        path: Path,
+        *,
+        chat_template: str = "",
+        stop_tokens: Iterable[str] = (),
+        typed_markup: bool = False,
     ) -> Vocabulary:
         """The vocabulary in a GGUF file; takes seconds (`load_vocabulary` keeps the result).
-        `chat_template` replaces the file's; `stop_tokens` are control tokens that end a reply too.
+        `chat_template` replaces the file's; `stop_tokens` are control tokens that end a reply too;
+        `typed_markup` as in `from_definition`.
 
         Raises ArtifactCorruptError, or ConfigError for a tokenizer that cannot be built exactly, a
         template that is none, and stop tokens that it does not have.
@@ -192,7 +214,7 @@ class Vocabulary:
         from outrider.models.gguf_vocabulary import read_definition
 
         definition = with_overrides(read_definition(path), chat_template, stop_tokens)
-        return cls.from_definition(definition)
+        return cls.from_definition(definition, typed_markup=typed_markup)
 
     @classmethod
     def load(cls, folder: Path) -> Vocabulary:
@@ -259,7 +281,8 @@ class Vocabulary:
 
     @property
     def tokenizer_json(self) -> str:
-        """Hugging Face `tokenizer.json`; loaded plainly it recognises control tokens in text."""
+        """Hugging Face `tokenizer.json`; loaded plainly it recognises control tokens and markup in
+        text."""
         return self._tokenizer_json
 
     @property
@@ -302,13 +325,19 @@ class Vocabulary:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
+    def encode_reply(self, text: str) -> list[int]:
+        """Ids of a text as the model writes it: its markup is tokens, its control tokens' names are
+        text. Raises InvalidRequestError for a lone surrogate."""
+        return self._ids_of(self._template.split_reply(text)) if self._markup else self.encode(text)
+
     def segments(
         self, messages: Sequence[Message], tools: Sequence[str] = (), variables: str = ""
     ) -> list[Segment]:
-        """The prompt of a chat with the generation prompt, as texts and control tokens; only the
-        template makes control tokens. Their ids one after another are the prompt's. `tools`: what
-        the model may call, as returned by `check_tools`. `variables`: further ones for the
-        template, as returned by `check_variables`, with the date if it shows one.
+        """The prompt of a chat with the generation prompt, as texts and tokens: control tokens,
+        which only the template makes, and markup, which it and the assistant's messages make. Their
+        ids one after another are the prompt's. `tools`: what the model may call, as returned by
+        `check_tools`. `variables`: further ones for the template, as returned by `check_variables`,
+        with the date if it shows one.
 
         Raises EmptyPromptError, or InvalidRequestError for a bad role, text or size, for a model
         without chat template, for tools if the template shows none, and for variables that it does
@@ -317,6 +346,11 @@ class Vocabulary:
         check_messages(messages)
         if not self.chat_template:
             raise InvalidRequestError("this model has no chat template; choose a chat model")
+        if self._strips_space and continues(variables):
+            raise InvalidRequestError(
+                f"{CONTINUES}: replies of this model lose the space that they begin with, so that "
+                "they cannot continue a text; end the conversation with a user's message"
+            )
         return self._template.segments(messages, tools, variables)
 
     def reply_format(self, tool_parser: str = "") -> ReplyFormat:
@@ -352,9 +386,9 @@ class Vocabulary:
         return bool(self.chat_template) and self._template.abilities.tools
 
     def raw_segments(self, text: str, *, is_prompt: bool = False) -> list[Segment]:
-        """A text split at the control tokens whose texts it contains. `is_prompt`: with the tokens
-        that the model's prompts begin and end with, where the text has none of its own. Raises
-        InvalidRequestError for a lone surrogate."""
+        """A text split at the control tokens and the markup that it contains. `is_prompt`: with
+        the tokens that the model's prompts begin and end with, where the text has none of its own.
+        Raises InvalidRequestError for a lone surrogate."""
         segments = self._template.split(text)
         begin, end = Segment(self._facts.bos_token, True), Segment(self._facts.eos_token, True)
         if is_prompt and self._facts.adds_bos and segments[:1] != [begin]:
@@ -363,9 +397,10 @@ class Vocabulary:
             segments.append(end)
         return segments
 
-    def control_id(self, text: str) -> int:
-        """The id of the control token of that text, as a segment has it."""
-        return self._control[text]
+    def token_id(self, text: str) -> int:
+        """The id of the control token or the markup of that text, as a segment has it."""
+        found = self._control.get(text)
+        return self._markup[text] if found is None else found
 
     def find_control(self, text: str) -> int | None:
         """Id of the control token with this text; None if there is none."""
@@ -378,10 +413,13 @@ class Vocabulary:
         variables. Raises what `segments` raises."""
         known = self.template_variables if self.chat_template else ()
         segments = self.segments(messages, tools, dated(variables, known, today()))
-        texts = iter(self.encode_batch([s.text for s in segments if not s.is_control]))
+        return self._ids_of(segments)
+
+    def _ids_of(self, segments: Sequence[Segment]) -> list[int]:
+        texts = iter(self.encode_batch([s.text for s in segments if not s.is_token]))
         ids: list[int] = []
         for segment in segments:
-            ids += [self._control[segment.text]] if segment.is_control else next(texts)
+            ids += [self.token_id(segment.text)] if segment.is_token else next(texts)
         return ids
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -468,10 +506,13 @@ def load_vocabulary(
             if is_archive(artifact.path):
                 definition = folder_definition(unpacked(artifact, store))
                 definition = with_overrides(definition, template, stop_tokens)
-                vocabulary = Vocabulary.from_definition(definition)
+                vocabulary = Vocabulary.from_definition(definition, typed_markup=spec.typed_markup)
             else:
                 vocabulary = Vocabulary.from_gguf(
-                    artifact.path, chat_template=template, stop_tokens=stop_tokens
+                    artifact.path,
+                    chat_template=template,
+                    stop_tokens=stop_tokens,
+                    typed_markup=spec.typed_markup,
                 )
             vocabulary.save(folder)
         except ConfigError as error:

@@ -59,6 +59,7 @@ TOOL_CALLS: Final = "[TOOL_CALLS]"
 ARGS: Final = "[ARGS]"
 CALL_ID: Final = "[CALL_ID]"
 
+_RESULTS: Final = ("<tool_response>", "</tool_response>")
 _MARKERS: Final[dict[CallSyntax | None, tuple[str, ...]]] = {
     CallSyntax.HERMES: (TOOL_CALL, END_OF_TOOL_CALL),
     CallSyntax.LLAMA3_JSON: (PYTHON_TAG,),
@@ -66,6 +67,10 @@ _MARKERS: Final[dict[CallSyntax | None, tuple[str, ...]]] = {
     CallSyntax.MISTRAL_ARGS: (TOOL_CALLS, ARGS, CALL_ID),
     CallSyntax.HARMONY: (START, CHANNEL, CONSTRAIN, MESSAGE, *HARMONY_ENDS),
 }
+MARKUP: Final = frozenset(
+    text for texts in (*_MARKERS.values(), *REASONING_TAGS, _RESULTS) for text in texts
+)
+"""Texts that enclose reasoning, calls and their results in the chats of any model."""
 
 
 @dataclass(frozen=True, slots=True)

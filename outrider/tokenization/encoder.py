@@ -133,11 +133,11 @@ class CachingEncoder:
     def begin_text(
         self, text: str, scope: CacheScope = None, *, is_prompt: bool = False
     ) -> PartialPrompt:
-        """Like `begin`, for a text in which the texts of control tokens become these tokens.
+        """Like `begin`, for a text in which control tokens' names and markup are these tokens.
         `is_prompt`: with those that the model's prompts begin and end with. Raises
         InvalidRequestError for a lone surrogate."""
         segments = self._vocabulary.raw_segments(text, is_prompt=is_prompt)
-        classes = [ContentClass.USER for segment in segments if not segment.is_control]
+        classes = [ContentClass.USER for segment in segments if not segment.is_token]
         return self._begin(segments, classes, scope)
 
     def _begin(
@@ -146,8 +146,8 @@ class CachingEncoder:
         classes = iter(contents)
         prompt = PartialPrompt(scope)
         for segment in segments:
-            if segment.is_control:
-                prompt.pieces.append(array("I", [self._vocabulary.control_id(segment.text)]))
+            if segment.is_token:
+                prompt.pieces.append(array("I", [self._vocabulary.token_id(segment.text)]))
                 continue
             content = next(classes)
             ids = self._find(segment.text, content, scope)

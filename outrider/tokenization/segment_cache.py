@@ -1,8 +1,8 @@
 """A cache of the ids of prompt segments, and the classes of segments that are counted apart. Pure.
 
-A segment is the whole text between two control tokens. A control token is a hard boundary of the
-tokenizer, so a segment's ids do not depend on the text around it. Any other stretch of text (a role
-tag apart from the message behind it) could not be cached exactly.
+A segment is the whole text between two tokens of the template's. Such a token is a hard boundary
+of the tokenizer, so a segment's ids do not depend on the text around it. Any other stretch of text
+(a role tag apart from the message behind it) could not be cached exactly.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ _OF_ROLE: Final = {
 
 
 def classify(segments: Sequence[Segment], messages: Sequence[Message]) -> list[ContentClass]:
-    """The class of every text segment, in order; control tokens are left out.
+    """The class of every text segment, in order; tokens are left out.
 
     Only text that is the template's own, whatever the messages, is a ROLE_TAG: those are shared by
     all. The other classes are for statistics. Messages come in order, and a template may trim them:
@@ -114,7 +114,7 @@ def classify(segments: Sequence[Segment], messages: Sequence[Message]) -> list[C
     found: list[ContentClass] = []
     at = 0
     for segment in segments:
-        if segment.is_control:
+        if segment.is_token:
             continue
         if segment.is_template:
             found.append(ContentClass.ROLE_TAG)

@@ -40,7 +40,7 @@ class LetterWords:
     usual_stop_id = STOP_ID
     strips_space = False
 
-    def encode(self, text: str) -> list[int]:
+    def encode_reply(self, text: str) -> list[int]:
         return [_ALPHABET.index(letter) for letter in text if letter in _ALPHABET]
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -47,7 +47,7 @@ def template(source: str = CHATML) -> ChatTemplate:
 
 
 def control(segments: list[Segment]) -> list[str]:
-    return [segment.text for segment in segments if segment.is_control]
+    return [segment.text for segment in segments if segment.is_token]
 
 
 def joined(segments: list[Segment]) -> str:

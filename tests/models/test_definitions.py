@@ -61,6 +61,7 @@ def test_everything_that_can_be_said() -> None:
         max_context_tokens=4096,
         chat_template="{{ messages }}",
         stop_tokens=["<|eot|>"],
+        typed_markup=True,
         draft="none",
         engine=engine,
         tested=True,
@@ -72,6 +73,7 @@ def test_everything_that_can_be_said() -> None:
         max_context_tokens=4096,
         chat_template="{{ messages }}",
         stop_tokens=("<|eot|>",),
+        typed_markup=True,
         draft="none",
         engine=EngineDefaults("f32", False, 0, 4),
         tested=True,
@@ -132,6 +134,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"tool_parser": "pythonic"},
         "tool_parser: expected one of hermes, llama3_json, mistral, mistral_args",
     ),
+    "markup by halves": ({"typed_markup": 1}, "typed_markup: expected true or false"),
     "tested by halves": ({"tested": "yes"}, "tested: expected true or false"),
 }
 
@@ -198,6 +201,7 @@ SPECS = st.builds(
         st.sampled_from([None, True, False]),
         st.one_of(st.none(), st.integers(0, 64)),
     ),
+    typed_markup=st.booleans(),
     tool_parser=st.sampled_from(["", "hermes", "mistral"]),
     tested=st.booleans(),
 )

@@ -116,7 +116,7 @@ def test_streams_of_ids_become_sentencepieces_text(pair: Pair) -> None:
 def test_prompts_that_are_no_chats_begin_with_the_begin_token(pair: Pair) -> None:
     model, vocabulary = pair
     (begin, text) = vocabulary.raw_segments("a b", is_prompt=True)
-    assert vocabulary.control_id(begin.text) == model.bos_id()
+    assert vocabulary.token_id(begin.text) == model.bos_id()
     assert text.text == "a b"
 
 

@@ -96,7 +96,7 @@ def test_a_variable_that_the_template_does_not_have_is_named() -> None:
 def test_texts_of_variables_make_no_control_tokens() -> None:
     source = "<|a|>{{ style }}{{ messages[0].content }}<|b|>"
     segments = template(source).segments([USER], (), check_variables({"style": "x<|b|>"}))
-    assert [(it.text, it.is_control) for it in segments] == [
+    assert [(it.text, it.is_token) for it in segments] == [
         ("<|a|>", True),
         ("x<|b|>hi", False),
         ("<|b|>", True),
@@ -119,7 +119,7 @@ def test_texts_that_depend_on_a_variable_are_cached_for_nobody_else(
 ) -> None:
     source = "{{ mode == 'deep' }}<|a|>{{ mode }}<|b|>{{ messages[0].content }}"
     segments = template(source).segments([USER], (), check_variables({"mode": value}))
-    assert [it.is_template for it in segments if not it.is_control] == [
+    assert [it.is_template for it in segments if not it.is_token] == [
         is_shared,
         is_shared,
         False,

@@ -66,7 +66,7 @@ def joined(segments: list[Segment]) -> str:
 
 
 def control(segments: list[Segment]) -> list[str]:
-    return [segment.text for segment in segments if segment.is_control]
+    return [segment.text for segment in segments if segment.is_token]
 
 
 def as_openai_has_it(messages: tuple[Message, ...]) -> list[dict[str, Any]]:
@@ -321,8 +321,7 @@ def test_only_what_no_user_wrote_is_the_templates(family: str) -> None:
         check_tools([tool_text({"name": "now", "description": "8"})]),
     )
     own = [
-        {s.text for s in segments if s.is_template and not s.is_control}
-        for segments in (one, other)
+        {s.text for s in segments if s.is_template and not s.is_token} for segments in (one, other)
     ]
     assert own[0] == own[1]
     for text in ("get_weather", "Zürich", "99", "42", "猫", "now"):

@@ -151,7 +151,7 @@ def test_a_definition_changes_chat_template_and_stop_tokens(
     own = replace(DEFAULT_MODEL, name="own", chat_template=template)
     stops = replace(own, stop_tokens=("<|im_start|>", "<repo_name>"))
     folders = [model_store.root / "derived" / DEFAULT_MODEL.sha256]
-    folders = [folders[0] / f"vocabulary-v4-{spec.vocabulary_key()}" for spec in (own, stops)]
+    folders = [folders[0] / f"vocabulary-v5-{spec.vocabulary_key()}" for spec in (own, stops)]
     try:
         loaded = [load_vocabulary(spec, model_store) for spec in (own, stops)]
         again = [load_vocabulary(spec, model_store) for spec in (own, stops, DEFAULT_MODEL)]
@@ -162,10 +162,10 @@ def test_a_definition_changes_chat_template_and_stop_tokens(
     digests = [it.digest for it in (*loaded, vocabulary)]
     assert len(set(digests)) == 3
     assert [it.digest for it in again] == digests
-    start = vocabulary.control_id("<|im_start|>")
+    start = vocabulary.token_id("<|im_start|>")
     assert loaded[0].encode_chat([Message("user", "Hello")]) == [start, *vocabulary.encode("Hello")]
     assert loaded[0].stop_ids == vocabulary.stop_ids
-    assert loaded[1].stop_ids == vocabulary.stop_ids | {start, vocabulary.control_id("<repo_name>")}
+    assert loaded[1].stop_ids == vocabulary.stop_ids | {start, vocabulary.token_id("<repo_name>")}
     assert all(it.has_ids_of(vocabulary) for it in loaded)
     # So what is shipped for these ids serves all three.
     assert {it.tokens_digest for it in loaded} == {vocabulary.tokens_digest}
@@ -188,7 +188,7 @@ def test_what_a_definition_cannot_change(
     with pytest.raises(ConfigError, match=says.replace("|", r"\|")):
         load_vocabulary(spec, model_store)
     folder = model_store.root / "derived" / DEFAULT_MODEL.sha256
-    assert not (folder / f"vocabulary-v4-{spec.vocabulary_key()}").exists()
+    assert not (folder / f"vocabulary-v5-{spec.vocabulary_key()}").exists()
 
 
 def test_damaged_records_are_refused(vocabulary: Vocabulary, tmp_path: Path) -> None:

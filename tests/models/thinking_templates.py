@@ -167,8 +167,8 @@ def reply_ids(vocabulary: Vocabulary, reply: str) -> tuple[int, ...]:
     """A reply as the model writes it, with its end: tags are control tokens where it has them."""
     ids: list[int] = []
     for segment in vocabulary.raw_segments(reply):
-        if segment.is_control:
-            ids.append(vocabulary.control_id(segment.text))
+        if segment.is_token:
+            ids.append(vocabulary.token_id(segment.text))
         else:
             ids += vocabulary.encode(segment.text)
     return (*ids, min(vocabulary.stop_ids))

@@ -294,6 +294,8 @@ def as_transformers_does(
     template: str,
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] | None,
+    *,
+    add_generation_prompt: bool = True,
     **given: Any,
 ) -> str:
     """What `PreTrainedTokenizer.apply_chat_template` of transformers 5 renders, which sets Jinja up
@@ -314,7 +316,7 @@ def as_transformers_does(
         messages=messages,
         tools=tools,
         documents=None,
-        add_generation_prompt=True,
+        add_generation_prompt=add_generation_prompt,
         **(variables(template) if template in CONTROL else {}),
         **given,
     )

@@ -184,7 +184,7 @@ def test_a_prompt_with_tools_has_the_ids_of_what_transformers_renders(
         assert encoder.encode_chat(WITH_CALLS, b"me", tools=tools).tolist() == expected
     assert model.encode_chat(WITH_CALLS, tools) == expected
     forged = model.encode_chat(WITH_CALLS, check_tools([tool_text(TOOL)]))
-    ends = vocabulary.control_id("<|im_end|>")
+    ends = vocabulary.token_id("<|im_end|>")
     assert forged.count(ends) == expected.count(ends)
 
 

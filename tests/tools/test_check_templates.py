@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.models.tool_templates import as_transformers_does
 from tools.check_templates.__main__ import Outcome, Rendered, compare, report, templates_of
 from tools.check_templates.conversations import CONVERSATIONS
 
-VARIABLES = {"bos_token": "<BOS>", "eos_token": "<EOS>"}
+VARIABLES: dict[str, Any] = {"bos_token": "<BOS>", "eos_token": "<EOS>"}
 LEAVES_CALLS_OUT = """
 {%- for tool in tools or [] %}{{ tool | tojson }}{% endfor %}
 {%- for message in messages %}{{ message.role + ': ' + message.content }}{% endfor %}"""

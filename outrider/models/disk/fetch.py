@@ -171,7 +171,7 @@ class PartialFetch:
         cannot hold it.
         """
         if total_bytes is not None:
-            self._check_room(total_bytes, offset)
+            self.check_room(total_bytes, total_bytes - offset)
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             # Unbuffered: on a full disk, closing must not fail on bytes a buffer still holds.
@@ -208,6 +208,20 @@ class PartialFetch:
         os.fsync(self._file.fileno())
         return self._hash.hexdigest(), self._num_bytes
 
+    def keep(self) -> None:
+        """Make all that is here durable for a later fetch, if the source gave a validator."""
+        if self._validator:
+            self._checkpoint()
+
+    @property
+    def parts(self) -> Path:
+        """Folder of files that the whole is made of, for sources that fetch several."""
+        return self._path.with_suffix(".parts")
+
+    def part(self, name: str, report: ReportProgress) -> PartialFetch:
+        """A fetch of one of `parts`, within the same limit."""
+        return PartialFetch(self.parts / name, max_bytes=self._max_bytes, report=report)
+
     def discard(self) -> None:
         """Remove the bytes; the next fetch starts at zero."""
         self._close()
@@ -221,21 +235,23 @@ class PartialFetch:
             self._check_limit(total_bytes)
         self._report(PullProgress(stage, done_bytes, total_bytes))
 
+    def check_room(self, total_bytes: int, needed_bytes: int) -> None:
+        """Raises SourceError if the whole exceeds the size limit, ModelStoreError if the disk lacks
+        the bytes that it needs besides what is here."""
+        self._check_limit(total_bytes)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        free_bytes = shutil.disk_usage(self._path.parent).free
+        if needed_bytes > free_bytes:
+            raise ModelStoreError(
+                f"{needed_bytes} bytes are needed and the disk of {self._path.parent} has "
+                f"{free_bytes} free; free space, or point OUTRIDER_MODEL_STORE at another disk"
+            )
+
     def _check_limit(self, num_bytes: int) -> None:
         if num_bytes > self._max_bytes:
             raise SourceError(
                 f"the source offers {num_bytes} bytes, above the limit of {self._max_bytes}; "
                 "raise the store's max_bytes if you trust it"
-            )
-
-    def _check_room(self, total_bytes: int, offset: int) -> None:
-        self._check_limit(total_bytes)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        free_bytes = shutil.disk_usage(self._path.parent).free
-        if total_bytes - offset > free_bytes:
-            raise ModelStoreError(
-                f"{total_bytes - offset} bytes are to come and the disk of {self._path.parent} has "
-                f"{free_bytes} free; free space, or point OUTRIDER_MODEL_STORE at another disk"
             )
 
     def _rewind(self, file: io.FileIO, offset: int) -> None:

@@ -15,6 +15,8 @@ from outrider.models.sources.folder import FolderSource
 from outrider.models.sources.hub import HubFolderSource
 from outrider.models.sources.local import FileSource
 from outrider.models.sources.pypi import PypiFolderSource, PypiSource
+from outrider.models.sources.split_gguf import is_part
+from outrider.models.sources.split_web import SplitWebSource
 from outrider.models.sources.web import WebSource, is_loopback
 
 FORMS = (
@@ -55,7 +57,7 @@ def parse_source(text: str, environ: Mapping[str, str] = os.environ) -> Artifact
         return DigestSource(rest)
     if scheme in ("https", "http"):
         check_url(text, text)
-        return WebSource(text, text)
+        return _web(text, text)
     raise ConfigError(f"{text!r} is no model source; write {FORMS}")
 
 
@@ -95,7 +97,12 @@ def _hf(text: str, rest: str, environ: Mapping[str, str]) -> ArtifactSource:
     check_url(file_url(revision, "file"), f"HF_ENDPOINT={endpoint}")
     if member is None:
         return HubFolderSource(text, api_url, file_url, revision, token=token)
-    return WebSource(text, file_url(revision, check_member(member, text)), token=token)
+    return _web(text, file_url(revision, check_member(member, text)), token)
+
+
+def _web(text: str, url: str, token: str = "") -> ArtifactSource:
+    kind = SplitWebSource if is_part(urlsplit(url).path.rpartition("/")[2]) else WebSource
+    return kind(text, url, token=token)
 
 
 def check_member(path: str, source: str) -> str:

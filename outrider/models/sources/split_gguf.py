@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -20,6 +21,7 @@ from outrider.models.gguf_file import Extent, GgufLayout, layout_of
 
 _PART: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _ABOUT_SPLIT: Final = b"split."
+_NUM_TENSORS: Final = b"split.tensors.count"
 _ALIGNMENT: Final = b"general.alignment"
 _NUMBERS: Final = {
     GGUFValueType.UINT16: "<H",
@@ -45,26 +47,34 @@ class JoinedGguf:
         return len(self.header) + sum(at.end - at.begin + zeros for _, at, zeros in self.tensors)
 
 
-def parts_of(path: Path) -> tuple[Path, ...]:
-    """All parts of the split file whose first one has this path, in order; none for a file of
-    another name. Raises SourceError for another part than the first, and for missing ones."""
-    named = _PART.fullmatch(path.name)
+def is_part(name: str) -> bool:
+    """Whether a file of this name is a part of a split one."""
+    return _PART.fullmatch(name) is not None
+
+
+def part_names(first: str) -> tuple[str, ...]:
+    """Names of all parts of the split file whose first one has this name, in order; none for
+    another name. Raises SourceError for another part than the first."""
+    named = _PART.fullmatch(first)
     if named is None:
         return ()
     stem, number, count = named[1], int(named[2]), int(named[3])
     if not 1 <= count <= MAX_PARTS:
-        raise SourceError(
-            f"{path.name} says that there are {count} parts; 1 to {MAX_PARTS} are read"
-        )
-    parts = tuple(path.with_name(f"{stem}-{n:05}-of-{count:05}.gguf") for n in range(1, count + 1))
+        raise SourceError(f"{first} says that there are {count} parts; 1 to {MAX_PARTS} are read")
+    names = tuple(f"{stem}-{n:05}-of-{count:05}.gguf" for n in range(1, count + 1))
     if number != 1:
-        raise SourceError(
-            f"{path.name} is part {number} of {count}; name the first, {parts[0].name}"
-        )
+        raise SourceError(f"{first} is part {number} of {count}; name the first, {names[0]}")
+    return names
+
+
+def parts_of(path: Path) -> tuple[Path, ...]:
+    """Paths of all parts of the split file whose first one has this path; none for a file of
+    another name. Raises SourceError for another part than the first, and for missing ones."""
+    parts = tuple(map(path.with_name, part_names(path.name)))
     missing = [part.name for part in parts if not part.is_file()]
     if missing:
         raise SourceError(
-            f"{path.name} is part 1 of {count}, and {', '.join(missing[:8])} "
+            f"{path.name} is part 1 of {len(parts)}, and {', '.join(missing[:8])} "
             "is not beside it; fetch all of them"
         )
     return parts
@@ -80,6 +90,11 @@ def joined(parts: tuple[Path, ...]) -> JoinedGguf:
     listed = [
         (part, it) for part, layout in zip(parts, layouts, strict=True) for it in layout.tensors
     ]
+    for part, layout in zip(parts, layouts, strict=True):
+        at = layout.fields.get(_NUM_TENSORS)
+        said = len(listed) if at is None else _number(part, _NUM_TENSORS, at)
+        if said != len(listed):
+            _refuse(part, f"it says that there are {said} tensors; all parts have {len(listed)}")
     header = bytearray(
         struct.pack("<IIQQ", GGUF_MAGIC, first.version, len(listed), len(fields))
         + b"".join(_bytes(parts[0], at) for at in fields)
@@ -100,20 +115,25 @@ def joined(parts: tuple[Path, ...]) -> JoinedGguf:
     return JoinedGguf(bytes(header), tuple(tensors))
 
 
-def read_in_pieces(whole: JoinedGguf, piece_bytes: int) -> Iterator[bytes]:
-    """The joined file. Raises SourceError for a part that has become shorter, OSError."""
+def read_in_pieces(
+    whole: JoinedGguf, piece_bytes: int, finished: Callable[[Path], None] = lambda _: None
+) -> Iterator[bytes]:
+    """The joined file. Calls `finished` with each part that is not needed any more. Raises
+    SourceError for a part that has become shorter, OSError."""
     yield whole.header
-    for part, at, zeros in whole.tensors:
+    for part, tensors in groupby(whole.tensors, lambda tensor: tensor[0]):
         with part.open("rb") as file:
-            file.seek(at.begin)
-            left = at.end - at.begin
-            while left:
-                piece = file.read(min(left, piece_bytes))
-                if not piece:
-                    raise SourceError(f"{part.name} changed while it was read; pull again")
-                left -= len(piece)
-                yield piece
-        yield bytes(zeros)
+            for _, at, zeros in tensors:
+                file.seek(at.begin)
+                left = at.end - at.begin
+                while left:
+                    piece = file.read(min(left, piece_bytes))
+                    if not piece:
+                        raise SourceError(f"{part.name} changed while it was read; pull again")
+                    left -= len(piece)
+                    yield piece
+                yield bytes(zeros)
+        finished(part)
 
 
 def _layout(part: Path) -> GgufLayout:

@@ -9,12 +9,13 @@ import ssl
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from email.message import Message
 from http.client import HTTPMessage
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO, NoReturn, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from outrider import host_names
@@ -26,10 +27,23 @@ TIMEOUT_S = 30.0
 MAX_ATTEMPTS = 5
 _RETRIED = {408, 425, 429, 500, 502, 503, 504}
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_Result = TypeVar("_Result")
 
 
 class _TransientError(Exception):
     """Worth another attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a server says of a file before it sends it."""
+
+    validator: str
+    """Name of the file's version, as in FetchPosition; "": none."""
+    num_bytes: int | None
+    """Its size; None: not said."""
+    sha256: str | None
+    """Its digest; None: not said."""
 
 
 class WebSource:
@@ -53,13 +67,20 @@ class WebSource:
 
     def fetch(self, partial: ByteSink, scratch: Path) -> str | None:
         """Download, resuming where an earlier attempt or process stopped."""
+        return self._tried(lambda: self._attempt(partial))
+
+    def offer(self) -> Offer:
+        """What the server says of the file now; none of its bytes are read. Raises SourceError."""
+        return self._tried(self._ask)
+
+    def _tried(self, attempt_once: Callable[[], _Result]) -> _Result:
         problem = ""
         backoff = Backoff(self._backoff_s)
         for attempt in range(MAX_ATTEMPTS):
             if attempt:
                 time.sleep(backoff.next_s())
             try:
-                return self._attempt(partial)
+                return attempt_once()
             except _TransientError as error:
                 problem = str(error)
         raise SourceError(
@@ -68,22 +89,33 @@ class WebSource:
         )
 
     def _attempt(self, partial: ByteSink) -> str | None:
+        kept, redirects = partial.position, RedirectPolicy()
+        headers = dict[str, str]()
+        if kept.num_bytes and kept.validator:
+            headers = {"Range": f"bytes={kept.num_bytes}-", "If-Range": kept.validator}
+        with self._faults(partial), self._opened(headers, redirects) as response:
+            self._receive(response, partial)
+        return redirects.claimed_sha256
+
+    def _ask(self) -> Offer:
+        redirects = RedirectPolicy()
+        with self._faults(None), self._opened({}, redirects) as response:
+            headers = response.headers
+        return Offer(_validator(headers), _announced(headers), redirects.claimed_sha256)
+
+    def _opened(
+        self, headers: Mapping[str, str], redirects: RedirectPolicy
+    ) -> http.client.HTTPResponse:
         request = urllib.request.Request(self._url)  # noqa: S310 - parse_source admits https only
         request.add_header("User-Agent", "outrider")
         request.add_header("Accept-Encoding", "identity")
+        for name, value in headers.items():
+            request.add_header(name, value)
         if self._token:
             request.add_unredirected_header("Authorization", f"Bearer {self._token}")
-        kept = partial.position
-        if kept.num_bytes and kept.validator:
-            request.add_header("Range", f"bytes={kept.num_bytes}-")
-            request.add_header("If-Range", kept.validator)
-        redirects = RedirectPolicy()
-        with (
-            self._faults(partial),
-            _opener(self._url, redirects).open(request, timeout=TIMEOUT_S) as response,
-        ):
-            self._receive(response, partial)
-        return redirects.claimed_sha256
+        opened: http.client.HTTPResponse
+        opened = _opener(self._url, redirects).open(request, timeout=TIMEOUT_S)
+        return opened
 
     def _receive(self, response: http.client.HTTPResponse, partial: ByteSink) -> None:
         kept = partial.position
@@ -114,14 +146,16 @@ class WebSource:
         return asked, int(match[3])
 
     @contextmanager
-    def _faults(self, partial: ByteSink) -> Iterator[None]:
+    def _faults(self, partial: ByteSink | None) -> Iterator[None]:
         """Turn the network's exceptions into _TransientError, which is worth another attempt, or
         SourceError."""
         try:
             yield
         except urllib.error.HTTPError as error:
             error.close()
-            if error.code == 416:  # the bytes kept are not a part of what is there now
+            if (
+                error.code == 416 and partial is not None
+            ):  # the bytes kept are not a part of what is there now
                 partial.discard()
                 raise _TransientError("the server has no bytes behind those kept") from error
             self._refused(error)

@@ -223,9 +223,9 @@ class TokenizationPool:
         scope: CacheScope = None,
         is_prompt: bool = False,
     ) -> TokenizationJob:
-        """Like `submit`, for a text in which the texts of control tokens become these tokens. It is
-        not rewritten. `is_prompt`: with those that the model's prompts begin and end with. Raises
-        OverloadedError."""
+        """Like `submit`, for a text in which control tokens' names and markup are these tokens. It
+        is not rewritten. `is_prompt`: with those that the model's prompts begin and end with.
+        Raises OverloadedError."""
         loop = asyncio.get_running_loop()
         job_class = JobClass.of(len(text))
         job = TokenizationJob(

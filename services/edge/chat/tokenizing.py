@@ -33,8 +33,8 @@ async def text_ids(
     *,
     is_prompt: bool = False,
 ) -> tuple[int, ...]:
-    """The ids of a client's text, in which texts of control tokens are these tokens. `is_prompt`:
-    with those that the model's prompts begin and end with. Raises PromptTooLongError,
+    """The ids of a client's text, in which control tokens' names and markup are these tokens.
+    `is_prompt`: with those that the model's prompts begin and end with. Raises PromptTooLongError,
     InvalidRequestError, OverloadedError."""
     ids = await _by_service(text, model, identity, context, is_prompt=is_prompt)
     if ids is not None:
@@ -61,7 +61,7 @@ async def _by_service(
         identity.requester,
         num_bytes=len(text),
     )
-    if [segment.text for segment in segments if not segment.is_control] != [text]:
+    if [segment.text for segment in segments if not segment.is_token] != [text]:
         return None
     vocabulary = TextVocabulary(model.limits.model, model.vocabulary_digest, model.coder)
     ids = await services.encode(text, vocabulary, identity.requester_elsewhere)
@@ -69,7 +69,7 @@ async def _by_service(
         return None
     whole = array("I")
     for segment in segments:
-        whole += array("I", [words.control_id(segment.text)]) if segment.is_control else ids
+        whole += array("I", [words.token_id(segment.text)]) if segment.is_token else ids
     most = model.limits.max_context_tokens - 1
     if len(whole) > most:
         raise PromptTooLongError.of(len(whole), most)

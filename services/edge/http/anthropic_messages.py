@@ -28,7 +28,7 @@ from services.edge.http.openai_sampling import SamplingFields, returns_metrics
 from services.edge.http.passed_over import PassedOver
 from services.edge.http.requests import ReadRequest, RequestReader
 from services.edge.http.response_format import flat_format
-from services.edge.http.template_fields import template_options
+from services.edge.http.template_fields import check_continues, template_options
 from services.edge.http.text_documents import shown, text_of_data
 from services.edge.http.translation import (
     Conversation,
@@ -197,12 +197,6 @@ def plan(asked: ApiRequest) -> PlannedReply:
     request = _REQUESTS.read(asked.body)
     body = request.body
     said = conversation_of(request)
-    if said.messages[-1].role == "assistant":
-        raise refused(
-            "messages",
-            "messages: the conversation ends with an assistant's message, and beginnings of "
-            "replies are not continued here; end it with a user's",
-        )
     fields = SamplingFields(
         model=body.model,
         stream=body.stream,
@@ -229,6 +223,7 @@ def plan(asked: ApiRequest) -> PlannedReply:
         passed_over=request.passed_over,
         names=names,
     )
+    check_continues(said.template_options, chat.request.sampling.grammar, _FORMAT)
     is_streamed = bool(body.stream)
     thinks = body.thinking is None or body.thinking.type != "disabled"
     writer = PartWriter(
@@ -262,10 +257,40 @@ def conversation_of(request: ReadRequest[_Conversation]) -> Conversation:
         raise refused("thinking", f"thinking.type is one of {', '.join(_THINKING)}")
     check_num_messages(len(body.messages))
     messages = messages_of(body.system, body.messages)
+    if _is_empty(messages[-1:]):
+        messages = messages[:-1]  # the beginning of a reply, of which there is nothing yet
+    continues = _check_end(messages, body.thinking)
     choice, parallel = tool_choice_of(body.tool_choice)
     tools = tool_definitions(body.tools or (), request.passed_over)
-    options = _template_options(body, request.names)
+    options = replace(_template_options(body, request.names), continues=continues)
     return conversation(messages, tools, choice, parallel=parallel, options=options)
+
+
+def _is_empty(last: Sequence[Message]) -> bool:
+    return any(
+        it.role == "assistant" and not (it.content or it.tool_calls or it.reasoning) for it in last
+    )
+
+
+def _check_end(messages: Sequence[Message], thinking: Thinking | None) -> bool:
+    """Whether the conversation ends with the beginning of a reply, which is continued. Raises
+    InvalidRequestError, in that API's words where it has some, for one that cannot be."""
+    if not messages or messages[-1].role != "assistant":
+        return False
+    if messages[-1].tool_calls:
+        raise refused("messages", "messages: the conversation ends with calls; send their results")
+    content = messages[-1].content
+    if content != content.rstrip():
+        raise refused(
+            "messages", "messages: final assistant content cannot end with trailing whitespace"
+        )
+    if thinking is not None and thinking.type in ("enabled", "adaptive"):
+        raise refused(
+            "messages",
+            "messages: the conversation ends with the beginning of a reply, before which a model "
+            "cannot think; end it with a user's message, or set thinking.type to disabled",
+        )
+    return True
 
 
 def _template_options(body: _Conversation, names: Mapping[str, str]) -> TemplateOptions:

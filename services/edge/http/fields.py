@@ -172,15 +172,22 @@ FIELDS: Final = (
     *_refused_on(
         _CHATS,
         _VLLM,
-        "conversations are rendered by the model's own template for its next message",
+        "conversations are rendered by the model's own template",
         "chat_template",
-        "continue_final_message",
-        neutral=("", False),
+        neutral=("",),
     ),
     *_refused_on(
-        _CHATS,
+        {Door.RESPONSES, Door.MESSAGES},
         _VLLM,
-        "conversations are rendered by the model's own template for its next message",
+        "chat completions have it, and a conversation in Messages that ends with the assistant is "
+        "continued by itself",
+        "continue_final_message",
+        neutral=(False,),
+    ),
+    *_refused_on(
+        {Door.RESPONSES, Door.MESSAGES},
+        _VLLM,
+        "it follows from how the conversation ends",
         "add_generation_prompt",
         neutral=(True,),
     ),

@@ -51,7 +51,7 @@ from services.edge.http.reply_metrics import ReplyMetrics
 from services.edge.http.reply_parts import Part, PartKind
 from services.edge.http.requests import RequestReader
 from services.edge.http.response_format import check_strict, grammar_of
-from services.edge.http.template_fields import template_options
+from services.edge.http.template_fields import check_continues, continues_in, template_options
 from services.edge.session.events import ChatRequest
 from services.edge.session.request_fields import check_prediction
 
@@ -76,6 +76,10 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     reasoning_effort: str | None = None
     """none, minimal, low, medium, high, xhigh or max: the template's variable of that name, or
     whether the model reasons."""
+    continue_final_message: bool | None = None
+    """Whether the reply continues the last message, which is the assistant's, as in vLLM."""
+    add_generation_prompt: bool | None = None
+    """The opposite of `continue_final_message`; other values are refused."""
     metadata: dict[str, str] | None = None
     """Accepted; nothing is stored."""
     safety_identifier: str | None = None
@@ -335,6 +339,7 @@ def plan(asked: ApiRequest) -> PlannedReply:
         request.names,
         thinks=body.enable_thinking,
         effort=body.reasoning_effort,
+        continues=continues_in(body.continue_final_message, body.add_generation_prompt),
     )
     sampling = replace(
         _sampling(body, asked.default_max_tokens, request.names),
@@ -343,6 +348,7 @@ def plan(asked: ApiRequest) -> PlannedReply:
         ),
         num_logprobs=chat_count(body.logprobs, body.top_logprobs),
     )
+    check_continues(options, sampling.grammar, request.names.get(FORMAT, FORMAT))
 
     def put_into(chat: ChatRequest) -> ChatRequest:
         return replace(

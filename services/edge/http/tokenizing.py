@@ -19,7 +19,7 @@ from services.edge.http.exchange import Exchange
 from services.edge.http.openai_errors import refused
 from services.edge.http.openai_messages import ChatMessage, Tool, messages_of, tools_of
 from services.edge.http.passed_over import PassedOver
-from services.edge.http.template_fields import template_options
+from services.edge.http.template_fields import continues_in, template_options
 from services.edge.http.translation import Conversation
 from services.edge.models.served import ServedModel
 
@@ -41,8 +41,9 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     add_special_tokens: bool | None = None
     """Whether `prompt` gets the tokens that the model's prompts begin and end with; null: yes."""
     add_generation_prompt: bool | None = None
-    """Always as if true."""
+    """The opposite of `continue_final_message`; other values are refused."""
     continue_final_message: bool | None = None
+    """Whether the prompt ends with the last of `messages`, which is the assistant's."""
     return_token_strs: bool | None = None
 
 
@@ -154,10 +155,6 @@ def _check(asked: TokenizeRequest) -> None:
             "chat_template",
             "chat_template: conversations are rendered by the model's own template; leave it out",
         )
-    if asked.add_generation_prompt is False or asked.continue_final_message:
-        raise refused(
-            "add_generation_prompt", "conversations are only rendered for the model's next message"
-        )
 
 
 async def num_prompt_tokens(exchange: Exchange, model_name: str, said: Conversation) -> int:
@@ -176,7 +173,8 @@ async def _ids(
 ) -> tuple[int, ...]:
     identity = _identity(exchange)
     if asked.messages is not None:
-        options = template_options(asked.chat_template_kwargs, {})
+        continues = continues_in(asked.continue_final_message, asked.add_generation_prompt)
+        options = template_options(asked.chat_template_kwargs, {}, continues=continues)
         messages = exchange.frontend.left_out.without(messages_of(asked.messages))
         said = Conversation(messages, tools, template_options=options)
         return await _chat_ids(model, said, identity)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from outrider.errors import InvalidRequestError
 from outrider.models.template_variables import (
+    CONTINUES,
     check_variables,
     dated,
     read_variables,
@@ -56,9 +57,9 @@ class TemplateControl:
         """The variables for the template. Raises InvalidRequestError."""
         named = read_variables(options.variables)
         for name in named:
-            if name not in self.variables:
+            if name not in self.variables and name != CONTINUES:
                 raise unknown_variable(name, self.variables)
-        derived: dict[str, Any] = {}
+        derived: dict[str, Any] = {CONTINUES: True} if options.continues else {}
         if options.effort and _EFFORT in self.variables:
             derived[_EFFORT] = options.effort
         thinks, field = self._asks(options)

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from outrider.errors import InvalidRequestError
+from outrider.models.template_variables import continues
 from outrider.models.tools import AUTO, NONE, REQUIRED, tool_name
-from outrider.reply_parsing.formats import ReplyFormat
+from outrider.reply_parsing.formats import ReplyFormat, ends_in
 from outrider.reply_parsing.grammar import call_grammar
 from outrider.sampling.grammar import Grammar, GrammarKind
 from outrider.sampling.json_schema import enforceable
@@ -66,14 +67,21 @@ class ToolCalling:
             return request
         else:
             reply_format = reply_format.without_calls
-        # For a prompt that the region makes; of its own an edge sees the end.
-        is_open = self.begins_in_reasoning(request.template_variables)
+        is_open = self._is_open(request)
         reply_format = replace(reply_format, begins_in_reasoning=is_open)
         if any(self.find_control(marker) is not None for marker in reply_format.markers):
             sampling = replace(sampling, special_tokens=True)
         if sampling.grammar is not None or sampling.max_thinking_tokens >= 0:
             sampling = replace(sampling, reasoning_tags=reply_format.reasoning)
         return replace(request, sampling=sampling, reply_format=reply_format)
+
+    def _is_open(self, request: ChatRequest) -> bool:
+        """Whether the reply begins within reasoning: for a prompt that the region makes; of its own
+        an edge sees the end."""
+        tags, variables = self.reply_format.reasoning, request.template_variables
+        if continues(variables):
+            return tags is not None and ends_in(tags, request.messages[-1].content)
+        return self.begins_in_reasoning(variables)
 
     def check_calls_tools(self) -> ReplyFormat:
         """How replies with calls are read. Raises InvalidRequestError for a model that calls no

@@ -25,6 +25,8 @@ class TemplateOptions:
     """One of EFFORTS."""
     effort_field: str = ""
     """The request's field with it; "": of a template without such a variable it asks nothing."""
+    continues: bool = False
+    """Whether the reply continues the last message, which is the assistant's."""
 
 
 NO_OPTIONS: Final = TemplateOptions()

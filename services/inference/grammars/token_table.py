@@ -37,7 +37,7 @@ class GrammarVocabulary(Protocol):
     @property
     def strips_space(self) -> bool: ...
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode_reply(self, text: str) -> list[int]: ...
 
     def token_bytes(self, token_id: int) -> bytes: ...
 
@@ -81,7 +81,7 @@ class TokenTable:
         found = self._token(tag)
         if found is not None:
             return (found,)
-        ids = tuple(self._vocabulary.encode(tag))
+        ids = tuple(self._vocabulary.encode_reply(tag))
         if tag.encode() not in b"".join(map(self._vocabulary.token_bytes, ids)):
             raise InvalidSamplingError(UNWRITABLE)
         return ids
@@ -153,7 +153,7 @@ class _Tokenizer:
         # The space that an encoder puts before a text would be in the way: a line's end goes
         # before it, and is taken off.
         before = f" {_ANCHOR}".encode() if self._vocabulary.strips_space else b""
-        ids = self._vocabulary.encode(_ANCHOR + text if before else text)
+        ids = self._vocabulary.encode_reply(_ANCHOR + text if before else text)
         num_bytes = at = 0
         while at < len(ids) and num_bytes < len(before):
             num_bytes += len(self.tokens[ids[at]])

@@ -113,10 +113,30 @@ def test_every_value_arrives() -> None:
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}}
 TOOL_USE = {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": 1}}
+BEGUN = {"role": "assistant", "content": "so"}
+"""The beginning of a reply."""
+THINKS = {"type": "enabled", "budget_tokens": 1024}
+JSON = {"type": "json_object"}
 LARGE = {str(number): 0 for number in range(40_000)}
 """To read some four times as much would hold the event loop for a quarter of a second."""
 NOBODYS_RESULT = {"type": "tool_result", "content": "x"}
 TOOL_RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "seen"}
+
+
+def test_a_conversation_that_ends_with_the_assistant_is_continued() -> None:
+    blocks = [{"type": "text", "text": "s"}, {"type": "text", "text": "o"}]
+    for begun in (BEGUN, BEGUN | {"content": blocks}):
+        (chat,) = planned(API, body(messages=[USER, begun])).chats
+        assert chat.messages == (Message("user", "hello"), Message("assistant", "so"))
+        assert chat.template_options.continues
+    (chat,) = planned(API, body(messages=[USER, BEGUN, USER])).chats
+    assert not chat.template_options.continues
+    for nothing in ("", [], [{"type": "text", "text": ""}]):
+        (chat,) = planned(API, body(messages=[USER, BEGUN | {"content": nothing}])).chats
+        assert chat.messages == (Message("user", "hello"),), "nothing has begun yet"
+        assert not chat.template_options.continues
+    off = body(messages=[USER, BEGUN], thinking={"type": "disabled"})
+    assert planned(API, off).chats[0].template_options.continues
 
 
 @pytest.mark.parametrize(
@@ -130,7 +150,11 @@ TOOL_RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "seen"}
         ({"tools": [{"name": "f"}], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice"),
         ({"messages": [{"role": "user", "content": [TOOL_USE]}]}, "content.0: a block of type 't"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
-        ({"messages": [USER, {"role": "assistant", "content": "so"}]}, "assistant's"),
+        ({"messages": [USER, BEGUN | {"content": "so\n"}]}, "cannot end with trailing whitespace"),
+        ({"messages": [USER, BEGUN | {"content": [TOOL_USE]}]}, "ends with calls"),
+        ({"messages": [USER, BEGUN], "thinking": THINKS}, "cannot think"),
+        ({"messages": [USER, BEGUN], "output_config": {"format": JSON}}, "follows no format"),
+        ({"messages": [USER, BEGUN], "continue_final_message": True}, "continue_final_message"),
         ({"messages": []}, "no text"),
         ({"messages": [{"role": "user", "content": 5}]}, "].content: Expected"),
         ({"messages": [{"role": "user", "content": [NOBODYS_RESULT]}]}, "tool_use_id"),

@@ -134,6 +134,14 @@ over_all = pytest.mark.parametrize("it", ALL.values(), ids=ALL)
             {"reasoning": {"effort": "high"}, "chat_template_kwargs": {"a": 1}},
             TemplateOptions('{"a":1}', effort="high", effort_field="reasoning.effort"),
         ),
+        (CHAT, {"continue_final_message": True}, TemplateOptions(continues=True)),
+        (
+            CHAT,
+            {"continue_final_message": True, "add_generation_prompt": False},
+            TemplateOptions(continues=True),
+        ),
+        (CHAT, {"add_generation_prompt": True}, TemplateOptions()),
+        (CHAT, {"continue_final_message": False}, TemplateOptions()),
         (MESSAGE, {"thinking": {"type": "adaptive"}}, TemplateOptions(thinks=True)),
         (
             MESSAGE,

@@ -20,6 +20,7 @@ from outrider.errors import OverloadedError
 from outrider.models.catalog import ModelCatalog
 from outrider.models.chat import Message
 from outrider.models.suggested_sampling import SuggestedSampling
+from outrider.models.template_variables import check_variables
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from outrider.tokenization.pool.config import TokenizationConfig
@@ -52,6 +53,7 @@ from tests.edge.integration.http_client import (
 from tests.edge.integration.region import Region, small_vocabulary
 from tests.edge.integration.running import REPLY, Running
 from tests.mesh import catalog_of
+from tests.models import tool_templates
 
 pytestmark = pytest.mark.edge(http=HttpConfig(port=0))
 
@@ -209,8 +211,8 @@ async def test_completions_go_on_a_prompt_as_it_is(
 ) -> None:
     ids: list[int] = []
     for segment in words.raw_segments(COMPLETION.body["prompt"]):
-        is_control = segment.is_control
-        ids += [words.control_id(segment.text)] if is_control else words.encode(segment.text)
+        is_token = segment.is_token
+        ids += [words.token_id(segment.text)] if is_token else words.encode(segment.text)
     for prompt in (COMPLETION.body["prompt"], ids):
         await caller.post(COMPLETION.path, json={**COMPLETION.body, "prompt": prompt})
     prompts = {mesh.region.prompt(it) for it in mesh.region.opened}
@@ -222,7 +224,7 @@ async def test_completions_go_on_a_prompt_as_it_is(
 
 async def test_completions_begin_with_the_models_begin_token(tmp_path: Path) -> None:
     words = small_vocabulary(adds_bos=True)
-    begin = words.control_id("<|im_start|>")
+    begin = words.token_id("<|im_start|>")
     asked = ["a b", "<|im_start|>a b", words.encode("a b")]
     async with serving_http(words, tmp_path) as mesh, plain(mesh) as client:
         for prompt in asked:
@@ -267,6 +269,44 @@ async def test_a_client_may_tokenize_a_chat_itself(vocabulary: Vocabulary, tmp_p
             assert refused.status_code == 400, bad[:2]
             assert refused.json()["error"]["message"]
         assert len(mesh.region.opened) == num_opened, "no region is asked"
+        await mesh.settled()
+
+
+async def test_a_reply_continues_what_the_assistant_began(tmp_path: Path) -> None:
+    """The prompt ends with it, whichever API asks; what counts tokens counts these."""
+    words = tool_templates.vocabulary_of(tool_templates.PLAIN)
+    begun = Message("assistant", "It is <|im_end|> because")
+    messages = [USER, {"role": begun.role, "content": begun.content}]
+    continued = {"messages": messages, "continue_final_message": True}
+    variables = check_variables({"continue_final_message": True})
+    ids = words.encode_chat([Message("user", USER["content"]), begun], (), variables)
+    async with serving_http(words, tmp_path) as mesh, plain(mesh) as client:
+        for route, body in (
+            (MESSAGE, dict(MESSAGE.body) | {"messages": messages}),
+            (CHAT, continued),
+            (CHAT, continued | {"add_generation_prompt": False}),
+            (CHAT, {"messages": messages, "chat_template_kwargs": json.loads(variables)}),
+        ):
+            assert (await client.post(route.path, json=body)).status_code == 200
+            assert mesh.region.prompt(mesh.region.opened[-1]) == tuple(ids)
+        told = await client.post("/tokenize", json=continued)
+        assert told.json()["tokens"] == ids
+        asked = {"model": "small", "messages": messages}
+        counted = await client.post("/v1/messages/count_tokens", json=asked)
+        assert counted.json() == {"input_tokens": len(ids)}
+        num_opened = len(mesh.region.opened)
+        for path, bad in (
+            (CHAT.path, {"messages": [USER], "continue_final_message": True}),
+            (CHAT.path, continued | {"add_generation_prompt": True}),
+            (CHAT.path, {"messages": messages, "add_generation_prompt": False}),
+            (CHAT.path, continued | {"response_format": {"type": "json_object"}}),
+            ("/tokenize", {"messages": messages, "add_generation_prompt": False}),
+            ("/tokenize", {"messages": [USER], "continue_final_message": True}),
+        ):
+            answer = await client.post(path, json=bad)
+            assert answer.status_code == 400, (path, bad)
+            assert answer.json()["error"]["param"]
+        assert len(mesh.region.opened) == num_opened
         await mesh.settled()
 
 

@@ -68,14 +68,14 @@ async def test_a_service_tokenizes_them_while_it_is_there_and_the_edge_without(
             assert done_by(mesh, "service") == 1
             assert await ids_of(client, TEXT[:900]) == expected[:900], "a short one"
             control = await ids_of(client, TEXT + "<|im_end|>")
-            assert control == [*expected, vocabulary.control_id("<|im_end|>")], "no plain text"
+            assert control == [*expected, vocabulary.token_id("<|im_end|>")], "no plain text"
             assert done_by(mesh, "service") == 1 and done_by(mesh, "process") == 0
             await mesh.settled()
 
 
 async def test_prompts_begin_with_their_token_whoever_tokenizes(tmp_path: Path) -> None:
     vocabulary = small_vocabulary(adds_bos=True)
-    begin = vocabulary.control_id("<|im_start|>")
+    begin = vocabulary.token_id("<|im_start|>")
     served: Any = [ServedVocabulary.of(MODEL, vocabulary)]
     async with service_with_a_worker(served) as service:
         long_texts = handed(service.address)
@@ -141,7 +141,7 @@ async def test_a_client_asks_for_ids(tmp_path: Path) -> None:
             )
             assert list(long.ids) == vocabulary.encode(TEXT)
             assert (long.model, long.vocabulary_digest) == (MODEL, vocabulary.digest)
-            assert list(short.ids) == [*vocabulary.encode("a"), vocabulary.control_id("<|im_end|>")]
+            assert list(short.ids) == [*vocabulary.encode("a"), vocabulary.token_id("<|im_end|>")]
             assert done_by(mesh, "service") == 1
             with pytest.raises(PromptTooLongError, match="17400"):
                 await client.tokenize(TEXT * 6)

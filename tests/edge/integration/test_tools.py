@@ -54,7 +54,7 @@ def reply_ids(vocabulary: Vocabulary, reply: str) -> tuple[int, ...]:
         ]
         at, marker = min(found, default=(len(reply), ""))
         ids += vocabulary.encode(reply[:at])
-        ids += [vocabulary.control_id(marker)] if marker else []
+        ids += [vocabulary.token_id(marker)] if marker else []
         reply = reply[at + len(marker) :]
     return (*ids, min(vocabulary.stop_ids))
 

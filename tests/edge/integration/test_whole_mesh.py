@@ -202,7 +202,7 @@ async def test_a_chat_with_tools_is_the_same_whoever_tokenizes_and_drafts(
     """Control tokens have text in it, in which the edge and the replica find the same ends. The
     engine's replies are noise, half of it control tokens where their likelihood is raised."""
     vocabulary = tool_templates.vocabulary_of(tool_templates.MISTRAL_ARGS)
-    markers = [vocabulary.control_id(it) for it in ("[TOOL_CALLS]", "[ARGS]", "[INST]")]
+    markers = [vocabulary.token_id(it) for it in ("[TOOL_CALLS]", "[ARGS]", "[INST]")]
     sampling = SamplingParams(
         temperature=1.0,
         seed=3,

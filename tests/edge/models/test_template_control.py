@@ -26,6 +26,7 @@ ON = TemplateOptions(thinks=True, thinks_field="enable_thinking")
 OFF = TemplateOptions(thinks=False, thinks_field="enable_thinking")
 PERMITTED = TemplateOptions(thinks=True)
 HIGH = TemplateOptions(effort="high", effort_field="reasoning_effort")
+CONTINUING = '{"continue_final_message":true}'
 TODAY = "2026-11-29"
 NO_EFFORT = TemplateOptions(effort="none", effort_field="reasoning_effort")
 
@@ -48,6 +49,8 @@ NO_EFFORT = TemplateOptions(effort="none", effort_field="reasoning_effort")
         (PLAIN, OFF, {}),
         (PLAIN, NO_EFFORT, {}),
         (PLAIN, PERMITTED, {}),
+        (PLAIN, TemplateOptions(continues=True), {"continue_final_message": True}),
+        (PLAIN, TemplateOptions(CONTINUING), {"continue_final_message": True}),
     ],
 )
 def test_what_a_template_can_be_told_it_is_told(

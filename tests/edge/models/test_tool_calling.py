@@ -156,8 +156,8 @@ def ids_of(vocabulary: Vocabulary, text: str) -> list[int]:
         token
         for segment in vocabulary.raw_segments(text)
         for token in (
-            [vocabulary.control_id(segment.text)]
-            if segment.is_control
+            [vocabulary.token_id(segment.text)]
+            if segment.is_token
             else vocabulary.encode(segment.text)
         )
     ]

@@ -47,7 +47,7 @@ class Pieces:
     def token_bytes(self, token_id: int) -> bytes:
         return self.words[token_id]
 
-    def encode(self, text: str) -> list[int]:
+    def encode_reply(self, text: str) -> list[int]:
         """The longest pieces; a character without one is dropped, as by many encoders."""
         rest = (SPACED if self.strips_space else b"") + text.encode()
         found: list[int] = []

@@ -40,7 +40,7 @@ class Bytes(Pieces):
     def usual_stop_id(self) -> int:
         return 2
 
-    def encode(self, text: str) -> list[int]:
+    def encode_reply(self, text: str) -> list[int]:
         return [byte + 3 for byte in text.encode()]
 
 
@@ -234,8 +234,8 @@ class Sparse(Bytes):
         for byte in (0x04, 0xF1):
             self.words[3 + byte] = b"ab%d" % byte
 
-    def encode(self, text: str) -> list[int]:
-        return [i for i in super().encode(text) if len(self.words[i]) == 1]
+    def encode_reply(self, text: str) -> list[int]:
+        return [i for i in super().encode_reply(text) if len(self.words[i]) == 1]
 
 
 SPARSE = TokenTable(Sparse())

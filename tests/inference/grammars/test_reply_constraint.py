@@ -140,7 +140,7 @@ def test_tags_are_tokens_where_the_vocabulary_has_them() -> None:
 
 def test_a_tag_that_cannot_be_written_is_refused() -> None:
     class Mute(Vocabulary):
-        def encode(self, text: str) -> list[int]:
+        def encode_reply(self, text: str) -> list[int]:
             return []
 
     base = VOCABULARIES["r1"]

@@ -44,6 +44,8 @@ class Hub:
     """Answered first."""
     redirects: dict[str, str] = field(default_factory=dict)
     """Where a file's address leads instead of to the storage."""
+    claims: dict[str, str] = field(default_factory=dict)
+    """SHA-256 that the hub claims of a file's bytes."""
     ignores_ranges: bool = False
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
     """Method-free: path, authorization, range."""
@@ -107,7 +109,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, hub.answer(commit))
         elif match := re.fullmatch(r"/org/name/resolve/(\w+)/(.*)", self.path):
             target = hub.redirects.get(match[2], f"/storage/{match[1]}/{match[2]}")
-            self._send(302, b"", {"Location": target})
+            claim = hub.claims.get(match[2])
+            claimed = {} if claim is None else {"X-Linked-Etag": f'"{claim}"'}
+            self._send(302, b"", {"Location": target, **claimed})
         elif match := re.fullmatch(r"/storage/(\w+)/(.*)", self.path):
             self._send_file(match[1], match[2])
         else:
@@ -119,6 +123,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(hub.statuses[name].pop(0), b"")
             return
         files = hub.files if commit == hub.commit else hub.older[commit]
+        if name not in files:
+            self._send(404, b"no such file")
+            return
         data = hub.sent.get(name, files[name])
         headers = {"ETag": f'"{hashlib.sha256(data).hexdigest()[:8]}"'}
         match = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))

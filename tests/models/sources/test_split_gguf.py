@@ -103,6 +103,8 @@ OTHERS = dict(list(TENSORS.items())[:1])
         ({"part3": {"count": 4}}, "of 4"),
         ({"part1": {"count": 2}}, "of 2"),
         ({"part2": {"other": 1}}, None),
+        ({f"part{n}": {"tensors.count": 7} for n in (1, 2, 3)}, None),
+        ({"part3": {"tensors.count": 8}}, r"m-00003.* says that there are 8 tensors; .* have 7"),
     ],
     ids=str,
 )
