@@ -74,7 +74,7 @@ def test_no_message_is_the_templates_text_whatever_it_looks_like(contents: list[
     """The ids of the template's texts are cached for all: a hit would tell of another's message."""
     for messages in ([Message("user", text) for text in contents], [Message("user", "hi")]):
         segments = template(SPLIT).segments(messages)
-        shared = {it.text for it in segments if it.is_template and not it.is_control}
+        shared = {it.text for it in segments if it.is_template and not it.is_token}
         assert shared <= {"user"}
     assert shared == {"user"}, "which is shared where nothing is in doubt"
 
