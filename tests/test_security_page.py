@@ -27,6 +27,7 @@ NO_CLAIMS: Final = (
     "Edges, routers (of clients that send text), tokenizers and replicas have them",
     "- **Timing across groups under load.**",
     "Five of 44 attacks",
+    "Only within a process single words",
     "- **Lengths on the wire.**",
     "An observer sees how long",
     "Pieces of several tokens blur this",
