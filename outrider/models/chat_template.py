@@ -6,6 +6,7 @@ from the template:
 
 1. Before rendering, each control token's text in a message is replaced by one private-use
    character that occurs nowhere in the chat or the template.
+   So is what at the ends of a message could become markup beside the template's text.
 2. The rendered text is split at control tokens, and the characters are turned back into what
    the user typed, inside the text segments, which are tokenized as plain text.
 3. A second rendering, with every character but spaces blanked out of the messages, shows which
@@ -49,7 +50,7 @@ from outrider.models.templating import (
     TemplateRefusal,
     date_formatter,
 )
-from outrider.models.tools import ToolCall, tool_text
+from outrider.models.tools import ToolCall, described, tool_text
 from outrider.reply_parsing.formats import ReasoningTags, ends_in, reasoning_tags_of
 
 _PIECE_CHARS: Final = 4096
@@ -132,7 +133,8 @@ class ChatTemplate:
         """The prompt for `messages`, which `check_messages` passed, with the generation prompt, the
         definitions of `tools`, which `check_tools` returned, and the client's own variables, as
         `check_variables` returned them. What the template refuses, or does not show, of earlier
-        calls and results is rendered in another form (`replay_forms`).
+        calls and results is rendered in another form (`replay_forms`); templates that need a
+        description of every tool get an empty one.
 
         With the variable CONTINUES the prompt ends with the last message's content instead.
 
@@ -157,13 +159,14 @@ class ChatTemplate:
                 "call them, or send the chat without tools"
             )
         refusals = list[InvalidRequestError]()
-        for form in replay_forms(messages, shows_calls=self.abilities.calls):
-            try:
-                return self._segments(form, tools, given, continues=continues)
-            except InvalidRequestError as error:
-                refusals.append(error)
-                if isinstance(error.__cause__, BudgetSpentError):
-                    break
+        for shown in dict.fromkeys((tuple(tools), described(tools))):
+            for form in replay_forms(messages, shows_calls=self.abilities.calls):
+                try:
+                    return self._segments(form, shown, given, continues=continues)
+                except InvalidRequestError as error:
+                    refusals.append(error)
+                    if isinstance(error.__cause__, BudgetSpentError):
+                        raise refusals[0] from error
         raise refusals[0]
 
     @cached_property
@@ -268,8 +271,8 @@ class ChatTemplate:
         hidden = chat
         if stand_ins:
             hidden = chat.changed(
-                lambda text: _with_stand_ins(text, self._tokens, stand_ins),
-                lambda text: _with_stand_ins(text, self._control, stand_ins),
+                lambda text: _with_stand_ins(self._hidden(text), stand_ins),
+                lambda text: _with_stand_ins(self._control.split(text), stand_ins),
             )
         segments = _segments_of(self._render(hidden, day, end), self._control)
         # On another day: a text with the date, which may be the client's choice, is no template's.
@@ -294,15 +297,27 @@ class ChatTemplate:
         is_own_word = isinstance(value, str) and value in self._own_words
         return is_own_word or value is None or isinstance(value, bool)
 
+    def _hidden(self, text: str) -> Iterator[tuple[str, bool]]:
+        """The parts of a text that is not the assistant's, and whether a character stands for
+        each."""
+        num_head, num_tail = self._markup.open_ends(text)
+        end = len(text) - num_tail
+        if num_head:
+            yield text[:num_head], True
+        yield from self._tokens.split(text[num_head:end])
+        if num_tail:
+            yield text[end:], True
+
     def _stand_ins(
         self, texts: Sequence[tuple[str, bool]], *, has_end: bool = False
     ) -> dict[str, str]:
-        """For each token in these texts (of the assistant: control token) a character that occurs
-        nowhere, and with `has_end` one for _END."""
+        """For each part of these texts that is hidden (of the assistant: control token) a character
+        that occurs nowhere, and with `has_end` one for _END."""
         found = {
-            match.group()
+            part
             for text, is_reply in texts
-            for match in (self._control if is_reply else self._tokens).matches(text)
+            for part, is_hidden in (self._control.split if is_reply else self._hidden)(text)
+            if is_hidden
         }
         if has_end:
             found.add(_END)
@@ -377,8 +392,8 @@ def _segments_of(text: str, tokens: TokenFinder) -> list[Segment]:
     return [Segment(part, is_token) for part, is_token in tokens.split(text)]
 
 
-def _with_stand_ins(text: str, tokens: TokenFinder, stand_ins: Mapping[str, str]) -> str:
-    return "".join(stand_ins[part] if is_token else part for part, is_token in tokens.split(text))
+def _with_stand_ins(parts: Iterator[tuple[str, bool]], stand_ins: Mapping[str, str]) -> str:
+    return "".join(stand_ins[part] if is_hidden else part for part, is_hidden in parts)
 
 
 def _control_texts(segments: Sequence[Segment]) -> list[str]:

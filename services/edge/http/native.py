@@ -20,11 +20,8 @@ from services.edge.session.events import ClientGone
 def is_stream(exchange: Exchange) -> bool:
     """Whether a request opens a stream, and who asks is for its first frame to say."""
     scope = exchange.scope
-    return (scope["method"], scope["path"], scope["http_version"]) == (
-        "POST",
-        HTTP_PATH,
-        "2",
-    ) and exchange.media_type == HTTP_FRAMES
+    is_request = scope["method"] == "POST" and scope["path"] == HTTP_PATH
+    return is_request and scope["http_version"] == "2" and exchange.media_type == HTTP_FRAMES
 
 
 async def serve_stream(exchange: Exchange) -> None:
