@@ -16,7 +16,11 @@ from outrider.cli.local.state import default_state_dir, no_mesh, running_mesh
 from outrider.errors import InvalidRequestError, UnavailableError
 
 Edge = Annotated[
-    str | None, typer.Option(help="HOST:PORT of the edge; default: the mesh of `outrider up`.")
+    str | None,
+    typer.Option(
+        help="HOST:PORT of the edge, HOST:PORT?tcp=PORT if its TCP port is another number; "
+        "default: the mesh of `outrider up`."
+    ),
 ]
 Ca = Annotated[Path | None, typer.Option(help="PEM certificate to trust for the edge.")]
 Insecure = Annotated[bool, typer.Option(help="Trust any certificate of the edge.")]
@@ -43,6 +47,15 @@ class EdgeAddress:
     port: int
     ca: Path | None
     insecure: bool
+    http_port: int | None = None
+    """TCP port, if it is not the same number."""
+
+    @property
+    def url(self) -> str:
+        """As `outrider.client.connect` takes it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        tcp = "" if self.http_port is None else f"?tcp={self.http_port}"
+        return f"quic://{host}:{self.port}{tcp}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +106,19 @@ def given_key(file: Path | None, flag: str | None) -> str:
 
 def _address(edge: str | None, ca: Path | None, state: Path, *, insecure: bool) -> EdgeAddress:
     if edge is not None:
-        host, _, port = edge.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-            raise InvalidRequestError(f"--edge takes HOST:PORT, not {edge!r}")
-        return EdgeAddress(host, int(port), ca, insecure)
+        where, query, tcp = edge.partition("?tcp=")
+        host, _, port = where.rpartition(":")
+        if not (host and _is_port(port) and (_is_port(tcp) if query else True)):
+            raise InvalidRequestError(f"--edge takes HOST:PORT or HOST:PORT?tcp=PORT, not {edge!r}")
+        http_port = int(tcp) if query else None
+        return EdgeAddress(host.strip("[]"), int(port), ca, insecure, http_port)
     mesh = running_mesh(state)
     if mesh is None:
         raise UnavailableError(f"{no_mesh(state).message}, or give --edge")
     return EdgeAddress(
         mesh.host, mesh.service("edge")["port"], ca or state / "tls" / "cert.pem", insecure
     )
+
+
+def _is_port(text: str) -> bool:
+    return text.isdecimal() and 0 < int(text) < 1 << 16

@@ -8,7 +8,6 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -58,8 +57,9 @@ async def dial(
     With `early`, and a ticket of an earlier connection, it returns before an answer has come: data
     sent at once goes in 0-RTT, and the connection is lost if no way to the edge is found.
     """
-    attempt = QuicAttempt(address, timeout_s, tickets or SessionTickets(), process_name)
-    search = _Search(attempt, await _network_to(address))
+    attempt = _QuicAttempt(address, timeout_s, tickets or SessionTickets(), process_name)
+    await attempt.resolve()
+    search = _Search(attempt)
     if early and search.first is Way.QUIC:
         with contextlib.suppress(UnavailableError):  # the search comes to the same end
             made = await attempt.bind()
@@ -70,7 +70,16 @@ async def dial(
     return Dialled(await search.run())
 
 
-class QuicAttempt:
+async def dial_quic(
+    address: EdgeAddress, timeout_s: float, tickets: SessionTickets, process_name: bytes = b""
+) -> ClientConnection:
+    """Connect over QUIC alone; see `dial`."""
+    attempt = _QuicAttempt(address, timeout_s, tickets, process_name)
+    await attempt.resolve()
+    return await attempt.run()
+
+
+class _QuicAttempt:
     """A try to connect to an edge over QUIC."""
 
     def __init__(
@@ -87,8 +96,10 @@ class QuicAttempt:
         self._tickets = tickets
         self._process_name = process_name
         self._configuration = _configuration(address)
-        self._peers: Iterator[Peer] | None = None
-        """The host's addresses that are still to be tried; None: it was not resolved yet."""
+        self._peers: list[Peer] = []
+        """The host's addresses that are still to be tried."""
+        self.network = ""
+        """The network on which this machine reaches the edge, named by its own address there."""
         self._failure: OutriderError = UnavailableError(f"{address.host} has no address")
         self._has_begun = False
         self.connection: ClientConnection | None = None
@@ -104,12 +115,18 @@ class QuicAttempt:
         """Whether it failed because one side did not want the other."""
         return self.connection is not None and self.connection.was_refused
 
+    async def resolve(self) -> None:
+        """Look the host's addresses up; nothing is sent to them. Raises UnavailableError,
+        ConfigError."""
+        found = await _resolve(self.address)
+        self._peers = [peer for _, peer in found]
+        self.network = next((it for each in found if (it := _own_address(*each))), "")
+
     async def bind(self) -> ClientConnection:
         """A connection to the next of the host's addresses, whose handshake is not begun. Raises
-        UnavailableError after the last address, ConfigError."""
-        if self._peers is None:
-            self._peers = iter([peer for _, peer in await _resolve(self.address)])
-        for peer in self._peers:
+        UnavailableError after the last address."""
+        while self._peers:
+            peer = self._peers.pop(0)
             quic = _with_tickets(self.address, self._configuration, self._tickets)
             made = ClientConnection(quic, str(self.address), peer, self._process_name)
             try:
@@ -130,7 +147,7 @@ class QuicAttempt:
 
     async def run(self) -> ClientConnection:
         """Connect to the first of the host's addresses that answers. Raises UnavailableError,
-        OverloadedError, ConfigError."""
+        OverloadedError."""
         made = self.connection or await self.bind()
         while True:
             try:
@@ -150,9 +167,10 @@ class QuicAttempt:
 class _Search:
     """A search for a connection to one edge, over both ways."""
 
-    def __init__(self, attempt: QuicAttempt, network: str) -> None:
+    def __init__(self, attempt: _QuicAttempt) -> None:
+        """The host of `attempt` is resolved."""
         self._attempt = attempt
-        self._network = f"{network} {attempt.address}"
+        self._network = f"{attempt.network} {attempt.address}"
         with _KNOWN_WAYS_LOCK:
             self.first = KNOWN_WAYS.first(self._network, time.monotonic())
         self._address = attempt.address
@@ -242,13 +260,11 @@ class _Search:
                 made.shut(CloseCode.COMING_BACK)
 
 
-async def _network_to(address: EdgeAddress) -> str:
-    """The network on which this machine reaches an edge, named by its own address there. Raises
-    UnavailableError, ConfigError."""
-    for family, peer in await _resolve(address):
-        with socket.socket(family, socket.SOCK_DGRAM) as asking, contextlib.suppress(OSError):
-            asking.connect(peer)  # sends nothing
-            return str(asking.getsockname()[0])
+def _own_address(family: int, peer: Peer) -> str:
+    """This machine's own address towards another one; "" if it has no way there."""
+    with socket.socket(family, socket.SOCK_DGRAM) as asking, contextlib.suppress(OSError):
+        asking.connect(peer)  # sends nothing
+        return str(asking.getsockname()[0])
     return ""
 
 

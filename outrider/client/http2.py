@@ -176,7 +176,6 @@ class Http2Connection(asyncio.Protocol):
                 for stream_id, stream in list(self._streams.items()):
                     self._send_allowed(stream_id, stream)
             case h2.events.ConnectionTerminated():
-                self.is_leaving = True
                 said = (event.additional_data or b"").decode(errors="replace")
                 why = f"{self._edge} closes this connection{f': {said}' if said else ''}"
                 kind = OverloadedError if event.error_code else UnavailableError

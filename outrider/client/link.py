@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from outrider.client.address import EdgeAddress
-from outrider.client.dialling import LIMITS, Dialled, QuicAttempt, dial
+from outrider.client.dialling import LIMITS, Dialled, dial, dial_quic
 from outrider.client.protocol import CloseCode
 from outrider.client.recovery import Attempts, ReconnectPolicy
 from outrider.client.streams import Connection
@@ -147,7 +147,7 @@ class Link:
         before, at = self._connection, self._at
         address = self._addresses[at % len(self._addresses)]
         try:
-            found = await QuicAttempt(address, policy.attempt_timeout_s, self._tickets).run()
+            found = await dial_quic(address, policy.attempt_timeout_s, self._tickets)
         except OutriderError:
             return  # not now
         if before is not self._connection or before.lost is not None:

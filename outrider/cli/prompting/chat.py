@@ -38,6 +38,7 @@ from outrider.sampling.params import SamplingParams
 
 _PATIENCE_S = 120.0
 """A person sees that it is interrupted, and has Ctrl-C."""
+_OVER_TCP = "outrider: QUIC does not get through; this goes over TCP"
 
 if TYPE_CHECKING:
     from outrider.client import ChatResult, Client
@@ -200,6 +201,7 @@ class ChatCommand:
         self._address = address
         self._wanted = wanted
         self._interrupts = Interrupts()
+        self._has_told_way = False
 
     @contextlib.asynccontextmanager
     async def _client(self) -> AsyncIterator[Client]:
@@ -210,8 +212,7 @@ class ChatCommand:
         patient = ReconnectPolicy(give_up_after_s=_PATIENCE_S)
         caller = self._wanted.caller
         async with connect(
-            where.host,
-            where.port,
+            where.url,
             ca=where.ca,
             insecure=where.insecure,
             reconnect=patient,
@@ -219,6 +220,12 @@ class ChatCommand:
             user=caller.user,
         ) as client:
             yield client
+
+    def _tell_way(self, client: Client) -> None:
+        """Say once that chats go over TCP: the first words come later than over QUIC."""
+        if client.way == "TCP" and not self._has_told_way:
+            self._has_told_way = True
+            print(_OVER_TCP, file=sys.stderr, flush=True)
 
     async def answer(
         self,
@@ -316,6 +323,7 @@ class ChatCommand:
         *,
         show: bool,
     ) -> ChatResult:
+        self._tell_way(client)
         view = ReplyView(
             painter or Painter(*terminal_size()),
             shown=show,

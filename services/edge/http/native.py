@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from outrider.client.protocol import HTTP_FRAMES, HTTP_PATH
 from outrider.errors import InvalidRequestError, OverloadedError
+from outrider.telemetry.logs import failure_place
 from services.edge.chat.typeahead import TypeaheadPrefill
 from services.edge.http.exchange import ClientLeft, Exchange
 from services.edge.limits.quotas import Count, Rate, too_many
@@ -19,11 +20,8 @@ from services.edge.session.events import ClientGone
 def is_stream(exchange: Exchange) -> bool:
     """Whether a request opens a stream, and who asks is for its first frame to say."""
     scope = exchange.scope
-    return (scope["method"], scope["path"], scope["http_version"]) == (
-        "POST",
-        HTTP_PATH,
-        "2",
-    ) and exchange.media_type == HTTP_FRAMES
+    is_request = scope["method"] == "POST" and scope["path"] == HTTP_PATH
+    return is_request and scope["http_version"] == "2" and exchange.media_type == HTTP_FRAMES
 
 
 async def serve_stream(exchange: Exchange) -> None:
@@ -175,7 +173,7 @@ class RequestConnection:
 
     def fail(self, failure: Exception) -> None:
         """The edge cannot go on with the stream."""
-        self.context.telemetry.refused("failure", error=repr(failure))
+        self.context.telemetry.refused("failure", error=failure_place(failure))
         self.reset_stream()
 
     def transmit_soon(self) -> None:

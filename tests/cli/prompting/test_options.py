@@ -105,7 +105,10 @@ def test_two_places_at_once(given: tuple[str | None, str | None, Path | None]) -
         read_prompts(*given)
 
 
-@pytest.mark.parametrize("edge", ["nowhere", ":4433", "here:0", "here:99999", "here:http"])
+@pytest.mark.parametrize(
+    "edge",
+    ["nowhere", ":4433", "here:0", "here:99999", "here:http", "here:1?tcp=", "here:1?tcp=0"],
+)
 def test_edges_that_are_none(edge: str) -> None:
     done = invoke(["chat", "hi", "--edge", edge])
     assert isinstance(done.exception, OutriderError)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from outrider.client.address import EdgeAddress
-from outrider.client.dialling import QuicAttempt
+from outrider.client.dialling import dial_quic
 from outrider.client.protocol import process_name
 from outrider.client.tickets import SessionTickets
 from outrider.models.vocabulary import Vocabulary
@@ -32,7 +32,7 @@ async def test_the_first_packet_has_the_name_and_the_handshake_completes(
 ) -> None:
     async with running(words, tmp_path) as mesh:
         address = EdgeAddress("127.0.0.1", mesh.ports.main, ca=mesh.ca)
-        connection = await QuicAttempt(address, 10.0, SessionTickets(), bytes([1, 2, 3, 4])).run()
+        connection = await dial_quic(address, 10.0, SessionTickets(), bytes([1, 2, 3, 4]))
         cid = connection._quic.original_destination_connection_id
         connection.shut()
     assert cid[:4] == bytes([1, 2, 3, 4]) and len(cid) == 8

@@ -15,7 +15,7 @@ from outrider.client import Client, Committed, Event, Message
 from outrider.client.address import EdgeAddress
 from outrider.client.chat import Chat
 from outrider.client.connection import ClientConnection
-from outrider.client.dialling import QuicAttempt
+from outrider.client.dialling import dial_quic
 from outrider.client.http2 import Http2Connection, connect_http2
 from outrider.client.streams import Connection
 from outrider.client.tickets import SessionTickets
@@ -66,7 +66,7 @@ class RawStream:
 @asynccontextmanager
 async def raw(mesh: Running) -> AsyncIterator[ClientConnection]:
     address = EdgeAddress("127.0.0.1", mesh.ports.main, mesh.ca)
-    connection = await QuicAttempt(address, 5.0, SessionTickets()).run()
+    connection = await dial_quic(address, 5.0, SessionTickets())
     try:
         yield connection
     finally:

@@ -101,7 +101,7 @@ class Returned:
         nothing: Callable[[], None] = lambda: None  # noqa: E731
         return SimpleNamespace(
             limits=ListenerLimits(max_unsent_bytes=LIMIT),
-            quic=self.wire,
+            transport=self.wire,
             budget=MemoryBudget(1 << 20),
             context=SimpleNamespace(request_timeout_s=10.0, name="edge"),
             transmit_soon=nothing,
