@@ -36,7 +36,7 @@ from outrider.models.chat import Message, Segment, check_continued, check_text
 from outrider.models.markup import TokenFinder
 from outrider.models.replay_forms import replay_forms
 from outrider.models.template_budget import BudgetSpentError
-from outrider.models.template_data import TemplateData
+from outrider.models.template_data import TemplateData, is_blank
 from outrider.models.template_variables import (
     CONTINUES,
     DATE,
@@ -277,7 +277,8 @@ class ChatTemplate:
         given = dict(variables or {})
         day = read_date(given.pop(DATE)) if DATE in given else _A_DAY
         chat = self._data(messages, tools, given)
-        stand_ins = self._stand_ins(list(chat.texts()), has_end=continues)
+        texts = list(chat.texts())
+        stand_ins = self._stand_ins(texts, has_end=continues)
         end = stand_ins.get(_END, "")
         hidden = chat
         if stand_ins:
@@ -293,8 +294,9 @@ class ChatTemplate:
                 "a message and the chat template together would make a control token; change the "
                 "beginning or the end of the message"
             )
-        # Texts made with what others cannot know are no texts of the template.
-        is_common = self._are_common(chat.variables)
+        # Texts made with what others cannot know are no texts of the template. A text that looks
+        # blanked as it was sent would look like one.
+        is_common = self._are_common(chat.variables) and not any(is_blank(it) for it, _ in texts)
         typed = {char: text for text, char in stand_ins.items()}
         return list(_restored(segments, alone if is_common else [], self._markup, typed))
 

@@ -24,12 +24,13 @@ import structlog
 from outrider.engines.base import Ids
 from outrider.engines.footprint import footprint
 from outrider.engines.free_memory import known_free_memory
+from outrider.engines.gguf_decoder.architectures import check_architecture
+from outrider.engines.gguf_decoder.gemma import GEMMA3
+from outrider.engines.gguf_decoder.gpt_oss import GPT_OSS
+from outrider.engines.gguf_decoder.rotary import read_factors
 from outrider.engines.load_stage import LoadStage, ReportStage, ignore_stage
 from outrider.engines.model_size import size_of
-from outrider.engines.openvino.architectures import check_architecture
-from outrider.engines.openvino.gemma_file import GEMMA3
 from outrider.engines.openvino.gemma_graph import save_gemma
-from outrider.engines.openvino.gpt_oss_file import GPT_OSS
 from outrider.engines.openvino.gpt_oss_graph import save_gpt_oss
 from outrider.engines.openvino.layouts import (
     AS_CONVERTED,
@@ -40,7 +41,7 @@ from outrider.engines.openvino.layouts import (
     layout_of,
 )
 from outrider.engines.openvino.repacking import NO_ERROR, RepackedModel, WeightError
-from outrider.engines.openvino.rotary import read_factors, scale_frequencies
+from outrider.engines.openvino.rotary import scale_frequencies
 from outrider.errors import EngineError, UnsupportedModelError
 from outrider.models import checkpoint_gguf
 from outrider.models.catalog import ModelSpec

@@ -15,6 +15,7 @@ import numpy as np
 import openvino as ov
 import openvino.opset13 as ops
 
+from outrider.engines.gguf_decoder.gemma import GemmaFile, GemmaLayer, read_gemma
 from outrider.engines.openvino.decoder_graph import (
     DecoderGraph,
     Inputs,
@@ -22,7 +23,6 @@ from outrider.engines.openvino.decoder_graph import (
     integers,
     number,
 )
-from outrider.engines.openvino.gemma_file import GemmaFile, GemmaLayer, read_gemma
 from outrider.models.gguf_file import open_gguf
 
 _Turning: TypeAlias = tuple[float, float]

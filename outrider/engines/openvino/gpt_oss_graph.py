@@ -25,6 +25,7 @@ import openvino.opset13 as ops
 from gguf import dequantize
 from openvino.utils.node_factory import NodeFactory
 
+from outrider.engines.gguf_decoder.gpt_oss import GptOssFile, read_gpt_oss
 from outrider.engines.openvino.decoder_graph import (
     DecoderGraph,
     Inputs,
@@ -32,7 +33,6 @@ from outrider.engines.openvino.decoder_graph import (
     integers,
     number,
 )
-from outrider.engines.openvino.gpt_oss_file import GptOssFile, read_gpt_oss
 from outrider.models.gguf_file import open_gguf
 
 _SHARPNESS: Final = 1.702

@@ -29,7 +29,7 @@ from outrider.engines.draft_file import (
     copy_fields,
     has_plain_tokenizer,
 )
-from outrider.engines.openvino.rotary import read_factors
+from outrider.engines.gguf_decoder.rotary import read_factors
 from outrider.errors import UnsupportedModelError
 from outrider.models.gguf_file import content_of, open_gguf
 

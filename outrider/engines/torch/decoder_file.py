@@ -11,11 +11,11 @@ import torch
 from gguf import GGUFReader, dequantize
 from torch import Tensor
 
-from outrider.engines.openvino.architectures import check_architecture
-from outrider.engines.openvino.gemma_file import GEMMA3, GemmaLayer, read_gemma
-from outrider.engines.openvino.gpt_oss_file import GPT_OSS
-from outrider.engines.openvino.metadata import count_of, number_of
-from outrider.engines.openvino.rotary import head_size_of, read_factors
+from outrider.engines.gguf_decoder.architectures import check_architecture
+from outrider.engines.gguf_decoder.gemma import GEMMA3, GemmaLayer, read_gemma
+from outrider.engines.gguf_decoder.gpt_oss import GPT_OSS
+from outrider.engines.gguf_decoder.metadata import count_of, number_of
+from outrider.engines.gguf_decoder.rotary import head_size_of, read_factors
 from outrider.engines.torch.decoder_shape import DecoderShape, LayerRule
 from outrider.errors import UnsupportedModelError
 from outrider.models.gguf_file import content_of, open_gguf

@@ -227,7 +227,7 @@ class EdgeModels:
             if isinstance(failure, OutriderError):
                 log.warning("model_not_loaded", model=name, error=failure.message)
             else:
-                log.exception("model_not_loaded", model=name)
+                log.exception("model_not_loaded", model=name, error=str(failure))
             self._telemetry.model_failed(name)
             self._ended(key)
             self._perform(self._table.failed(key, self._loop.time()))

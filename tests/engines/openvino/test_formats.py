@@ -14,10 +14,10 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 
 from outrider.engines.config import EngineConfig
-from outrider.engines.openvino.architectures import ARCHITECTURES
+from outrider.engines.gguf_decoder.architectures import ARCHITECTURES
+from outrider.engines.gguf_decoder.gpt_oss import GPT_OSS
 from outrider.engines.openvino.convert import convert, read_converted
 from outrider.engines.openvino.engine import OpenVinoEngine
-from outrider.engines.openvino.gpt_oss_file import GPT_OSS
 from outrider.engines.openvino.layouts import DEFAULT_LAYOUT
 from outrider.engines.openvino.repacking import READABLE
 from outrider.errors import UnsupportedModelError

@@ -14,9 +14,9 @@ import torch
 from outrider.engines.base import Engine
 from outrider.engines.config import EngineConfig, Precision
 from outrider.engines.factory import create_engine, warm_up
+from outrider.engines.gguf_decoder.architectures import ARCHITECTURES
+from outrider.engines.gguf_decoder.gpt_oss import GPT_OSS
 from outrider.engines.load_stage import LoadStage
-from outrider.engines.openvino.architectures import ARCHITECTURES
-from outrider.engines.openvino.gpt_oss_file import GPT_OSS
 from outrider.engines.torch.decoder_file import DecoderFile
 from outrider.engines.torch.engine import TorchEngine
 from outrider.engines.torch.loading import load_engine

@@ -1,10 +1,10 @@
-"""Which GGUF files the converter turns into a graph that computes what the file describes.
+"""Which GGUF files engines compute as the file describes.
 
-The converter reads the names it knows and silently ignores the rest, so a file is served only if
-everything in it is known here. It does not know Gemma 3 and gpt-oss, whose graphs gemma_graph and
-gpt_oss_graph build.
-tests/engines/openvino/test_formats.py compares each of these architectures with the numpy
-reference.
+OpenVINO's converter reads the names it knows and silently ignores the rest, and so would any
+reader: a file is served only if everything in it is known here. The converter does not know
+Gemma 3 and gpt-oss, whose graphs openvino/gemma_graph and gpt_oss_graph build. Each of these
+architectures is compared with the numpy reference in tests/engines/openvino/test_formats.py and
+tests/engines/torch/test_engine.py.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Final
 import numpy as np
 from gguf import GGUFReader
 
-from outrider.engines.openvino.gemma_file import GEMMA3, read_gemma
-from outrider.engines.openvino.gpt_oss_file import GPT_OSS, read_gpt_oss
-from outrider.engines.openvino.metadata import count_of
-from outrider.engines.openvino.rotary import FACTORS, head_size_of
+from outrider.engines.gguf_decoder.gemma import GEMMA3, read_gemma
+from outrider.engines.gguf_decoder.gpt_oss import GPT_OSS, read_gpt_oss
+from outrider.engines.gguf_decoder.metadata import count_of
+from outrider.engines.gguf_decoder.rotary import FACTORS, head_size_of
 from outrider.errors import UnsupportedModelError
 from outrider.models.gguf_file import content_of
 
