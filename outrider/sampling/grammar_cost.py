@@ -10,8 +10,9 @@ llguidance bounds the compiled grammar, but not the cost of reading it. Measured
   by n squared: 20,000 characters of `.*` take 13 s and 3 GB, 500 of `\\w*` 0.1 s and 20 MB.
 
 So lines, which every rule needs, and marks of parts that may be empty are counted wherever they
-stand: distinguishing a mark from a character would need a parser. Counted repetitions have no such
-cost. For references, the greatest possible depth is computed.
+stand: distinguishing a mark from a character would need a parser. For references, the greatest
+possible depth is computed. What costs too much in other ways, replicas find out by a trial
+(services/inference/grammars/trial.py).
 """
 
 from __future__ import annotations

@@ -9,23 +9,15 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import structlog
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLMatcher
 
 from outrider.errors import InvalidSamplingError, OutriderError
 from outrider.reply_parsing.formats import ReasoningTags
 from outrider.sampling.grammar import Grammar, GrammarKind
 from services.inference.grammars.matcher import GrammarMatcher
 from services.inference.grammars.token_table import TokenTable
+from services.inference.grammars.trial import LIMITS, check_cost
 
-LIMITS: Final = LLParserLimits(
-    max_items_in_row=2_000,
-    initial_lexer_fuel=1_000_000,  # about 20 ms
-    step_lexer_fuel=50_000,  # about 4 ms for a mask
-    step_max_items=20_000,  # about 1 ms for a mask
-    max_lexer_states=20_000,  # 1 to 2 KiB each, for all replies that share the compiled grammar
-    max_grammar_size=100_000,
-    verbose_errors=False,  # they would show the grammar
-)
 WHITESPACE: Final = {
     "whitespace_flexible": False,
     "item_separator": ", ",
@@ -121,9 +113,10 @@ class _Refused(Exception):
 
 
 def compile_grammar(table: TokenTable, grammar: Grammar) -> CompiledGrammar:
-    """Compile a grammar: takes milliseconds, up to two seconds for schemas of thousands of
-    properties, and releases Python's lock meanwhile. Raises InvalidSamplingError, whose message
-    quotes nothing of it."""
+    """Compile a grammar, on trial first if its cost is not known (trial.py): takes milliseconds, up
+    to two seconds for schemas of thousands of properties, and releases Python's lock meanwhile.
+    Raises InvalidSamplingError, whose message quotes nothing of it."""
+    check_cost(grammar, json.dumps({"grammars": [_body(grammar)]}))
     text = definition(table, grammar)
     try:
         compiled = CompiledGrammar(table, text)

@@ -10,7 +10,7 @@ from services.inference.grammars.compiler import CompiledGrammar
 
 MAX_KEPT = 32
 """Most compiled grammars: usually some 100 KiB each, and at most 40 MiB
-(compiler.LIMITS.max_lexer_states)."""
+(trial.LIMITS.max_lexer_states)."""
 MAX_KEPT_OF_GROUP = 16
 """Most compiled grammars of one trust group."""
 MAX_USES = 256

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import sys
 import time
 
 import numpy as np
@@ -12,6 +14,7 @@ from outrider.errors import InvalidSamplingError
 from outrider.sampling.grammar import JSON_OBJECT, Grammar, GrammarKind, json_schema
 from services.inference.grammars.compiler import compile_grammar, definition
 from services.inference.grammars.token_table import MAX_TOKEN_BYTES, TokenTable
+from services.inference.grammars.trial import needs_trial
 from tests.inference.grammars.finite import TABLE, Pieces
 
 SECRET = "Zanzibar"
@@ -84,6 +87,54 @@ def test_errors_say_what_is_wrong_and_nothing_of_the_text(
         compile_grammar(BYTES, Grammar(kind, text))
     assert SECRET not in caught.value.message
     assert caught.value.__cause__ is None
+
+
+COSTLY = {
+    "expressions that all match": (
+        LARK,
+        "start: A\nA: " + " & ".join(f"/(.|\\n)*a{n}(.|\\n){{5,50}}/" for n in range(30)),
+    ),
+    "patterns that all match": (
+        SCHEMA,
+        json.dumps({"type": "string", "allOf": [{"pattern": f"a{n}[ab]+"} for n in range(40)]}),
+    ),
+    "patterns of properties": (
+        SCHEMA,
+        json.dumps({"type": "object", "patternProperties": {f"^a{n}$": {} for n in range(2500)}}),
+    ),
+    "a long forced text": (REGEX, "a{1000000}"),
+    "forced texts in forced texts": (REGEX, "(((a{99}){99}){99}){99}"),
+    "many great classes": (REGEX, r"\w" * 16_000),
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="its limits are those of Linux")
+@pytest.mark.parametrize("name", COSTLY)
+def test_what_takes_too_much_to_compile_is_refused_by_another_process(name: str) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    with pytest.raises(InvalidSamplingError, match="to compile"):
+        compile_grammar(BYTES, Grammar(*COSTLY[name]))
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    assert after.ru_maxrss - before.ru_maxrss < 64 << 10  # KiB
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "is_tried"),
+    [
+        (SCHEMA, '{"properties": {"a": {"$ref": "#/$defs/b", "title": "c"}}}', False),
+        (SCHEMA, '{"properties": {"a": {"pattern": "^[a-z]{1,64}$", "maxLength": 9999}}}', False),
+        (SCHEMA, '{"\\u0061llOf": [{}]}', True),
+        (SCHEMA, '{"items": {"$ref": "#/$defs/b", "pattern": "a"}}', True),
+        (REGEX, r"\d{4}-\d{2}", False),
+        (REGEX, r"a{ 1 ,99999}", True),
+        (LARK, 'start: "a"', False),
+        (LARK, "start: A\nA: /a/ & /b/", True),
+    ],
+)
+def test_only_grammars_whose_cost_nobody_knows_are_tried(
+    kind: GrammarKind, text: str, is_tried: bool
+) -> None:
+    assert needs_trial(Grammar(kind, text)) == is_tried
 
 
 HOSTILE = {
