@@ -41,8 +41,10 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o600, is_durable: bool
         if is_durable:
             os.fsync(descriptor)
         new.replace(path)
-    except BaseException:
+    except BaseException as failure:
         new.unlink(missing_ok=True)
+        if isinstance(failure, OSError) and failure.filename is None:
+            failure.filename = str(path)  # whoever tells of it says which file failed
         raise
     finally:
         os.close(descriptor)
@@ -59,10 +61,11 @@ def _claim(path: Path) -> tuple[int, Path]:
         name = path.with_name(f".new-{number}-{path.name}")
         try:
             descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        except OSError:
-            if not os.path.lexists(name):
-                raise
-            continue  # another user's
+        except OSError as error:
+            if os.path.lexists(name):
+                continue  # another user's
+            error.filename = str(path)  # which is what the caller knows
+            raise
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # It may have got its final name since it was opened.

@@ -14,6 +14,7 @@ Methods return the actions to carry out, in this order. Times are in seconds on 
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from enum import Enum, auto
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from outrider.bounds import NonNegativeFloat, NonNegativeInt
+from outrider.fair_work.shares import Shares
+from outrider.fair_work.turns import ANYBODY, Requester
 
 
 class LoadKey(Hashable, Protocol):
@@ -41,7 +44,8 @@ class LoadLimits:
     """Bounds of waits for loads. Those of an edge's models are set in `[edge.loading]`."""
 
     max_waiting: NonNegativeInt = 256
-    """Most that may wait for loads at once; further ones are refused."""
+    """Most that may wait for loads at once; for further ones, whoever has most waiting loses
+    some."""
     max_wait_s: NonNegativeFloat = 60.0
     """Longest wait."""
     min_loaded_s: NonNegativeFloat = 10.0
@@ -69,7 +73,7 @@ class Refusal(Enum):
     FAILED = auto()
     """Its last load failed, less than `retry_s` ago."""
     TOO_MANY_WAITING = auto()
-    """`max_waiting` wait already."""
+    """`max_waiting` wait already, and most of them are this one's."""
     STILL_LOADING = auto()
     """It was still being loaded when the wait ended."""
     IN_USE = auto()
@@ -132,11 +136,17 @@ class _Place:
         return self.state is LoadState.LOADED and not self.num_users
 
 
-@dataclass(frozen=True, slots=True)
-class _Wait:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Wait(Generic[WaiterT]):
+    waiter: WaiterT
     until: float
     is_deadline: bool
     """Whether it ends with the waiter's own deadline."""
+    requester: Requester
+    number: int
+    """In order of arrival."""
+    size: int = 0
+    """Waiters are bounded in number alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +170,12 @@ class LoadTable(Generic[KeyT, WaiterT]):
         """Served keys by name, in the order in which they were defined."""
         self._places: OrderedDict[KeyT, _Place] = OrderedDict()
         """Places by key, the least recently used first."""
-        self._queues: OrderedDict[KeyT, OrderedDict[WaiterT, _Wait]] = OrderedDict()
+        self._queues: OrderedDict[KeyT, OrderedDict[WaiterT, _Wait[WaiterT]]] = OrderedDict()
         """Waiters by key; the key requested first comes first."""
         self._queue_of: dict[WaiterT, KeyT] = {}
+        self._shares: Shares[_Wait[WaiterT]] = Shares()
+        """Of those who wait."""
+        self._num_asked = 0
         self._held_off: dict[KeyT, _HoldOff] = {}
         """Keys whose load failed, each with the time of the next attempt."""
 
@@ -187,9 +200,9 @@ class LoadTable(Generic[KeyT, WaiterT]):
             if new is not None:
                 self._move(queue, new)
                 continue
-            for waiter in queue:
-                del self._queue_of[waiter]
-                actions.append(Refuse(waiter, old.name, Refusal.NOT_SERVED))
+            for wait in queue.values():
+                self._left(wait)
+                actions.append(Refuse(wait.waiter, old.name, Refusal.NOT_SERVED))
         for key, place in self._places.items():
             if place.is_idle and not self._serves(key):
                 actions.append(self._close(key, is_eviction=False))
@@ -198,10 +211,15 @@ class LoadTable(Generic[KeyT, WaiterT]):
         return actions + self._fill(now)
 
     def ask(
-        self, name: str, waiter: WaiterT, now: float, patience_s: float | None = None
+        self,
+        name: str,
+        waiter: WaiterT,
+        now: float,
+        patience_s: float | None = None,
+        requester: Requester = ANYBODY,
     ) -> list[LoadAction[KeyT, WaiterT]]:
         """Request the thing of this name. `patience_s`: seconds until the waiter's own deadline;
-        None: it has none."""
+        None: it has none. `requester`: with whom the places to wait are shared."""
         key = self._served.get(name)
         if key is None:
             return [Refuse(waiter, name, Refusal.NOT_SERVED)]
@@ -212,14 +230,23 @@ class LoadTable(Generic[KeyT, WaiterT]):
         if hold_off is not None and now < hold_off.until:
             wait_s = hold_off.until - now
             return [Refuse(waiter, name, Refusal.FAILED, wait_s, hold_off.reason)]
-        if self.num_waiting >= self._limits.max_waiting:
-            return [*self._fill(now, key), Refuse(waiter, name, Refusal.TOO_MANY_WAITING)]
         longest_s = self._limits.max_wait_s
         is_deadline = patience_s is not None and patience_s < longest_s
         wait_s = patience_s if patience_s is not None and is_deadline else longest_s
+        self._num_asked += 1
+        wait = _Wait(waiter, now + wait_s, is_deadline, requester, self._num_asked)
+        given_up = self._shares.admit(wait, self._limits.max_waiting, math.inf)
+        if given_up is None:
+            return [*self._fill(now, key), Refuse(waiter, name, Refusal.TOO_MANY_WAITING)]
+        actions: list[LoadAction[KeyT, WaiterT]] = []
+        for lost in given_up:
+            self._shares.add(lost)  # until it is forgotten
+            theirs = self._queue_of[lost.waiter].name
+            self._forget(lost.waiter)
+            actions.append(Refuse(lost.waiter, theirs, Refusal.TOO_MANY_WAITING))
         self._queue_of[waiter] = key
-        self._queues.setdefault(key, OrderedDict())[waiter] = _Wait(now + wait_s, is_deadline)
-        actions = self._fill(now)
+        self._queues.setdefault(key, OrderedDict())[waiter] = wait
+        actions += self._fill(now)
         if not self._waits_for_room and key not in self._places:
             self._forget(waiter)
             actions.append(Refuse(waiter, name, Refusal.IN_USE))
@@ -285,9 +312,9 @@ class LoadTable(Generic[KeyT, WaiterT]):
         if self._serves(key):
             retry_s = self._limits.retry_s
             self._held_off[key] = _HoldOff(now + retry_s, reason)
-            for waiter in self._queues.pop(key, OrderedDict()):
-                del self._queue_of[waiter]
-                actions.append(Refuse(waiter, key.name, Refusal.FAILED, retry_s, reason))
+            for wait in self._queues.pop(key, OrderedDict()).values():
+                self._left(wait)
+                actions.append(Refuse(wait.waiter, key.name, Refusal.FAILED, retry_s, reason))
         return actions + self._fill(now)
 
     def closed(self, key: KeyT, now: float) -> list[LoadAction[KeyT, WaiterT]]:
@@ -323,7 +350,7 @@ class LoadTable(Generic[KeyT, WaiterT]):
         assert len(places) <= 2 * self._max_loaded
         assert self.num_waiting <= limits.max_waiting
         waiting = {waiter: key for key, queue in self._queues.items() for waiter in queue}
-        assert waiting == self._queue_of
+        assert waiting == self._queue_of and len(waiting) == self._shares.count
         assert all(self._queues.values())
         for key in (*self._queues, *self._held_off):
             assert self._serves(key) and not self._is_loaded(key)
@@ -365,13 +392,13 @@ class LoadTable(Generic[KeyT, WaiterT]):
     def _grant_all(self, key: KeyT) -> list[LoadAction[KeyT, WaiterT]]:
         self._held_off.pop(key, None)
         actions: list[LoadAction[KeyT, WaiterT]] = []
-        for waiter in self._queues.pop(key, OrderedDict()):
-            del self._queue_of[waiter]
+        for wait in self._queues.pop(key, OrderedDict()).values():
+            self._left(wait)
             self._use(key)
-            actions.append(Grant(waiter, key))
+            actions.append(Grant(wait.waiter, key))
         return actions
 
-    def _move(self, queue: OrderedDict[WaiterT, _Wait], key: KeyT) -> None:
+    def _move(self, queue: OrderedDict[WaiterT, _Wait[WaiterT]], key: KeyT) -> None:
         """Move those that wait for an older definition to this one."""
         if not queue:
             return
@@ -380,10 +407,15 @@ class LoadTable(Generic[KeyT, WaiterT]):
             self._queue_of[waiter] = key
 
     def _forget(self, waiter: WaiterT) -> None:
-        key = self._queue_of.pop(waiter)
-        del self._queues[key][waiter]
+        key = self._queue_of[waiter]
+        self._left(self._queues[key].pop(waiter))
         if not self._queues[key]:
             del self._queues[key]
+
+    def _left(self, wait: _Wait[WaiterT]) -> None:
+        """It waits no longer, and is in no queue."""
+        del self._queue_of[wait.waiter]
+        self._shares.remove(wait)
 
     def _wanting(self) -> list[KeyT]:
         """Keys that are waited for and not being loaded."""

@@ -18,6 +18,8 @@ import uvloop
 from outrider.durable_files import write_atomic
 
 C = TypeVar("C", contravariant=True)
+_LEAST_FILES: Final = 32
+"""A service without connections has some twenty files open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,21 @@ def run(
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     # Datagrams and streams cost a tenth to a fifth less on libuv than on asyncio's own loop.
+    _check_files()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(serve, config, ready_file, on_hangup, has_parent))
+
+
+def _check_files() -> None:
+    """Raises OSError if the process may open too few files to begin with: uvloop and gRPC abort it
+    then, without a word."""
+    opened = list[int]()
+    try:
+        for _ in range(_LEAST_FILES // 2):
+            opened += os.pipe()
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
 
 
 async def _run(

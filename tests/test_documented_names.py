@@ -1,8 +1,10 @@
-"""Files, modules and settings that the pages name exist."""
+"""Files, modules, settings and tests that the pages name exist."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import functools
 import re
 import tomllib
 import typing
@@ -37,6 +39,8 @@ FILE = re.compile(rf"(?:{'|'.join(FOLDERS)})(?:/[a-z_][a-z0-9_.-]*)+/?")
 """A path from the root; one with a placeholder in capitals is not meant."""
 SETTING = re.compile(rf"({'|'.join(CONFIGS)})((?:\.(?!toml|json|proto)[a-z][a-z0-9_]*)+)")
 """`role.key`, and not the name of a file."""
+TEST = re.compile(r"(tests/[a-z0-9_/]+\.py)::(test_[a-z0-9_]+)")
+"""A test by its file and name."""
 MODULE = re.compile(r"python -m ((?:bench|services|tests|tools)[a-z0-9_.]*)")
 
 
@@ -55,6 +59,41 @@ def test_files_and_modules_exist(page: Path) -> None:
     assert [name for name in names if not (ROOT / name).exists()] == []
     modules = [module.rstrip(".") for module in MODULE.findall(page.read_text("utf-8"))]
     assert [module for module in modules if find_spec(module) is None] == []
+
+
+def named_tests(page: Path) -> Iterator[tuple[str, str]]:
+    """File and name of each test that a page names. In a footnote a name without a file is in the
+    file before it."""
+    for line in prose(page).splitlines():
+        file = ""
+        for code in CODE.findall(line):
+            if named := TEST.fullmatch(code):
+                file = named[1]
+                yield file, named[2]
+            elif line.startswith("[^") and file and code.startswith("test_"):
+                yield file, code
+
+
+@functools.cache
+def functions_of(file: str) -> frozenset[str]:
+    if not (ROOT / file).exists():
+        return frozenset()
+    tree = ast.parse((ROOT / file).read_text("utf-8"))
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef
+    return frozenset(it.name for it in ast.walk(tree) if isinstance(it, kinds))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_tests_exist(page: Path) -> None:
+    assert [it for it in named_tests(page) if it[1] not in functions_of(it[0])] == []
+
+
+def test_tests_of_footnotes_are_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("`tests/a.py::test_b`\n[^1]: `tests/a.py::test_c`, `test_d`\n`test_e.py`\n")
+    assert [*named_tests(page)] == [("tests/a.py", f"test_{it}") for it in "bcd"]
+    assert functions_of("tests/a.py") == frozenset()
+    assert "test_tests_exist" in functions_of("tests/test_documented_names.py")
 
 
 def unknown_keys(kind: object, table: Mapping[str, object], where: str) -> Iterator[str]:

@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from outrider.fair_work.turns import Requester
 from outrider.load_table import (
     Grant,
     Load,
@@ -110,6 +111,20 @@ def test_as_many_wait_as_may() -> None:
     assert refusals(table.ask("a", "more", 0)) == {"more": Refusal.TOO_MANY_WAITING}
     table.leave("1", 0)
     assert refusals(table.ask("a", "more", 0)) == {}
+
+
+def test_whoever_has_most_waiting_loses_the_newest() -> None:
+    table = table_of("ab")
+    flood, other = Requester("flood"), Requester("other")
+    for number in range(LIMITS.max_waiting):
+        table.ask("a", str(number), 0, None, flood)
+    last = str(LIMITS.max_waiting - 1)
+    assert refusals(table.ask("b", "mine", 0, None, other)) == {last: Refusal.TOO_MANY_WAITING}
+    assert refusals(table.ask("a", "more", 0, None, flood)) == {"more": Refusal.TOO_MANY_WAITING}
+    table.check_invariants()
+    granted = [it.waiter for it in table.loaded(Key("a"), 1) if isinstance(it, Grant)]
+    assert granted == [str(number) for number in range(LIMITS.max_waiting - 1)]
+    table.check_invariants()
 
 
 def test_a_load_begins_however_many_wait_for_another() -> None:

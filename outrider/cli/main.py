@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
@@ -36,6 +39,24 @@ COMMANDS: Final = {
     "bench": "outrider.cli.bench.serve:app",
 }
 """Module and function of each command or group. Importing all of them takes most of a second."""
+
+_MACHINE: Final = {
+    errno.ENOSPC: "no space is left on the disk; make room, then run the command again",
+    errno.EDQUOT: "your quota of the disk is used up; make room, then run the command again",
+    errno.EFBIG: "a file may not become so large here; raise the limit (ulimit -f)",
+    errno.EROFS: "this file system is read-only; name a folder elsewhere",
+    errno.EIO: "the disk reports an error; see the kernel's log",
+    errno.EACCES: "permission denied; run the command as the owner, or name another folder",
+    errno.EPERM: "not permitted; run the command as the owner, or name another folder",
+    errno.EMFILE: "too many open files; raise the limit of this shell (ulimit -n)",
+    errno.ENFILE: "too many open files on this machine; end other programs",
+    errno.ENOMEM: "no memory is left; end other programs",
+    errno.EAGAIN: "no more processes or threads may be started; end other programs",
+    errno.EPIPE: "whoever read the output has ended",
+}
+"""What is the machine's state, not a defect, by errno; and what to do about it."""
+_ANY_FILE: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
+"""Those that have nothing to do with the file that was met by chance."""
 
 _HELP: Final = (
     "Serve LLM chats across sites: every reply is byte-identical to the model's own and "
@@ -92,22 +113,51 @@ def main() -> None:
         # A shell's `<&-` closed it: nothing is to be read, which is no defect.
         sys.stdin = open(os.devnull, encoding="utf-8")
     try:
-        app_for(sys.argv[1:])()
-    except OutriderError as error:
-        print(f"outrider: {error.message}", file=sys.stderr)
-        raise SystemExit(1) from None
-    except OSError as error:
-        if error.filename is None:
-            raise
-        print(f"outrider: {error.filename}: {error.strerror}", file=sys.stderr)
-        raise SystemExit(1) from None
-    except ModuleNotFoundError as error:
-        if not (advice := advice_for(error.name)):
-            raise
-        print(f"outrider: {advice}", file=sys.stderr)
-        raise SystemExit(1) from None
+        try:
+            app_for(sys.argv[1:])()
+        finally:
+            if sys.stdout is not None:  # Python itself would do it later, and print a traceback
+                sys.stdout.flush()
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    except Exception as failure:
+        if not (told := _told(failure)):
+            raise
+        # What the failure left half made, such as an event loop without its pipe, is thrown away.
+        sys.unraisablehook = lambda _: None
+        warnings.simplefilter("ignore")
+        print(f"outrider: {told}", file=sys.stderr)
+        _leave_stdout()
+        raise SystemExit(1) from None
+
+
+def _told(failure: BaseException) -> str:
+    """One sentence for a failure that is no defect: one of our errors, a file that fails, a machine
+    without room, an optional package that is missing; "": it is a defect."""
+    if isinstance(failure, BaseExceptionGroup):
+        told = [_told(it) for it in failure.exceptions]
+        return told[0] if all(told) else ""
+    if isinstance(failure, OutriderError):
+        return failure.message
+    if isinstance(failure, ModuleNotFoundError):
+        return advice_for(failure.name)
+    if not isinstance(failure, OSError):
+        return ""
+    words = _MACHINE.get(failure.errno or 0, failure.strerror or str(failure))
+    if failure.filename is not None and failure.errno not in _ANY_FILE:
+        return f"{failure.filename}: {words}"
+    return words if failure.errno in _MACHINE else ""
+
+
+def _leave_stdout() -> None:
+    """What is still to be written there cannot be, or will be lost with it."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stdout.flush()
+        return
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 if __name__ == "__main__":

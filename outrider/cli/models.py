@@ -146,8 +146,8 @@ def list_(store: Store = None, as_json: Json = False) -> None:
     """List the defined models and what the store holds, without verifying it.
 
     Outrider serves the architectures llama, mistral, qwen2, qwen3 and gemma3 (text only) as GGUF
-    files or safetensors, and OpenVINO's own graphs; as embedding models, bert and roberta. It
-    refuses mixtures of experts and other architectures at start-up.
+    files or safetensors, gpt-oss as GGUF files, and OpenVINO's own graphs; as embedding models,
+    bert and roberta. It refuses other mixtures of experts and architectures at start-up.
     """
     opened = open_store(store)
     with failures(as_json):

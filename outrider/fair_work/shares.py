@@ -83,7 +83,7 @@ class Shares(Generic[HeldT]):
 
     def _newest_of_greediest(self, new: HeldT, max_count: float, max_size: float) -> HeldT:
         def share(name: str, part: Shares[HeldT], own: str) -> tuple[float, bool]:
-            return max(part.count / max_count, part.size / max_size), name == own
+            return max(part.count / max(1, max_count), part.size / max_size), name == own
 
         shares = self
         for own in new.requester:

@@ -6,6 +6,7 @@ from the template:
 
 1. Before rendering, each control token's text in a message is replaced by one private-use
    character that occurs nowhere in the chat or the template.
+   So is what at the ends of a message could become markup beside the template's text.
 2. The rendered text is split at control tokens, and the characters are turned back into what
    the user typed, inside the text segments, which are tokenized as plain text.
 3. A second rendering, with every character but spaces blanked out of the messages, shows which
@@ -27,6 +28,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
+from itertools import islice
 from typing import Any, Final
 
 from outrider.errors import ConfigError, InvalidRequestError
@@ -34,7 +36,7 @@ from outrider.models.chat import Message, Segment, check_continued, check_text
 from outrider.models.markup import TokenFinder
 from outrider.models.replay_forms import replay_forms
 from outrider.models.template_budget import BudgetSpentError
-from outrider.models.template_data import TemplateData
+from outrider.models.template_data import TemplateData, is_blank
 from outrider.models.template_variables import (
     CONTINUES,
     DATE,
@@ -49,12 +51,14 @@ from outrider.models.templating import (
     TemplateRefusal,
     date_formatter,
 )
-from outrider.models.tools import ToolCall, tool_text
+from outrider.models.tools import ToolCall, described, tool_text
 from outrider.reply_parsing.formats import ReasoningTags, ends_in, reasoning_tags_of
 
 _PIECE_CHARS: Final = 4096
 _PRIVATE_USE: Final = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 _MAX_OPENINGS: Final = 64
+_MAX_SEGMENTS: Final = 1 << 16
+"""Most control tokens and texts between them that a template may write."""
 _QUOTED: Final = re.compile(r"'([^'\\\n]*)'|\"([^\"\\\n]*)\"")
 _A_DAY: Final = date(1, 1, 1)
 """The day of small chats that find out what a template can do."""
@@ -132,7 +136,8 @@ class ChatTemplate:
         """The prompt for `messages`, which `check_messages` passed, with the generation prompt, the
         definitions of `tools`, which `check_tools` returned, and the client's own variables, as
         `check_variables` returned them. What the template refuses, or does not show, of earlier
-        calls and results is rendered in another form (`replay_forms`).
+        calls and results is rendered in another form (`replay_forms`); templates that need a
+        description of every tool get an empty one.
 
         With the variable CONTINUES the prompt ends with the last message's content instead.
 
@@ -140,6 +145,12 @@ class ChatTemplate:
         no tools, if it has no such variable, if it shows the date and there is none, or if a
         message and the template would make a control token together.
         """
+        with self._environment.job():
+            return self._in_some_form(messages, tools, variables)
+
+    def _in_some_form(
+        self, messages: Sequence[Message], tools: Sequence[str], variables: str
+    ) -> list[Segment]:
         given = read_variables(variables)
         continues = given.pop(CONTINUES, False)
         if continues:
@@ -157,13 +168,14 @@ class ChatTemplate:
                 "call them, or send the chat without tools"
             )
         refusals = list[InvalidRequestError]()
-        for form in replay_forms(messages, shows_calls=self.abilities.calls):
-            try:
-                return self._segments(form, tools, given, continues=continues)
-            except InvalidRequestError as error:
-                refusals.append(error)
-                if isinstance(error.__cause__, BudgetSpentError):
-                    break
+        for shown in dict.fromkeys((tuple(tools), described(tools))):
+            for form in replay_forms(messages, shows_calls=self.abilities.calls):
+                try:
+                    return self._segments(form, shown, given, continues=continues)
+                except InvalidRequestError as error:
+                    refusals.append(error)
+                    if isinstance(error.__cause__, BudgetSpentError):
+                        raise refusals[0] from error
         raise refusals[0]
 
     @cached_property
@@ -179,15 +191,18 @@ class ChatTemplate:
     @cached_property
     def abilities(self) -> TemplateAbilities:
         """Features that the template renders, found by rendering small chats."""
-        prompt = self._probed([_ASK], [])
-        tags = reasoning_tags_of(self._source, prompt)
-        return TemplateAbilities(
-            tools=_has(self._probed([_ASK], [_PROBE_TOOL]), "probe_tool", "probe_value"),
+        with self._environment.job():
+            prompt = self._probed([_ASK], [])
+            with_tool = self._probed([_ASK], [_PROBE_TOOL])
             # Some templates fail without tools.
-            calls=any(
+            shows_calls = any(
                 _has(self._probed(_PROBE_CALL, tools), "probe_tool", "probe_city", "probe_result")
                 for tools in ([], [_PROBE_TOOL])
-            ),
+            )
+        tags = reasoning_tags_of(self._source, prompt)
+        return TemplateAbilities(
+            tools=_has(with_tool, "probe_tool", "probe_value"),
+            calls=shows_calls,
             reasoning=tags,
             begins_in_reasoning=tags is not None and ends_in(tags, prompt),
         )
@@ -262,25 +277,26 @@ class ChatTemplate:
         given = dict(variables or {})
         day = read_date(given.pop(DATE)) if DATE in given else _A_DAY
         chat = self._data(messages, tools, given)
-        stand_ins = self._stand_ins(list(chat.texts()), has_end=continues)
+        texts = list(chat.texts())
+        stand_ins = self._stand_ins(texts, has_end=continues)
         end = stand_ins.get(_END, "")
         hidden = chat
         if stand_ins:
             hidden = chat.changed(
-                lambda text: _with_stand_ins(text, self._tokens, stand_ins),
-                lambda text: _with_stand_ins(text, self._control, stand_ins),
+                lambda text: _with_stand_ins(self._hidden(text), stand_ins),
+                lambda text: _with_stand_ins(self._control.split(text), stand_ins),
             )
-        segments = _segments_of(self._render(hidden, day, end), self._control)
+        segments = self._written(hidden, day, end)
         # On another day: a text with the date, which may be the client's choice, is no template's.
-        blanked = chat.blanked(self._own_words)
-        alone = _segments_of(self._render(blanked, _A_DAY, end), self._control)
+        alone = self._written(chat.blanked(self._own_words), _A_DAY, end)
         if _control_texts(segments) != _control_texts(alone):
             raise InvalidRequestError(
                 "a message and the chat template together would make a control token; change the "
                 "beginning or the end of the message"
             )
-        # Texts made with what others cannot know are no texts of the template.
-        is_common = self._are_common(chat.variables)
+        # Texts made with what others cannot know are no texts of the template. A text that looks
+        # blanked as it was sent would look like one.
+        is_common = self._are_common(chat.variables) and not any(is_blank(it) for it, _ in texts)
         typed = {char: text for text, char in stand_ins.items()}
         return list(_restored(segments, alone if is_common else [], self._markup, typed))
 
@@ -292,15 +308,27 @@ class ChatTemplate:
         is_own_word = isinstance(value, str) and value in self._own_words
         return is_own_word or value is None or isinstance(value, bool)
 
+    def _hidden(self, text: str) -> Iterator[tuple[str, bool]]:
+        """The parts of a text that is not the assistant's, and whether a character stands for
+        each."""
+        num_head, num_tail = self._markup.open_ends(text)
+        end = len(text) - num_tail
+        if num_head:
+            yield text[:num_head], True
+        yield from self._tokens.split(text[num_head:end])
+        if num_tail:
+            yield text[end:], True
+
     def _stand_ins(
         self, texts: Sequence[tuple[str, bool]], *, has_end: bool = False
     ) -> dict[str, str]:
-        """For each token in these texts (of the assistant: control token) a character that occurs
-        nowhere, and with `has_end` one for _END."""
+        """For each part of these texts that is hidden (of the assistant: control token) a character
+        that occurs nowhere, and with `has_end` one for _END."""
         found = {
-            match.group()
+            part
             for text, is_reply in texts
-            for match in (self._control if is_reply else self._tokens).matches(text)
+            for part, is_hidden in (self._control.split if is_reply else self._hidden)(text)
+            if is_hidden
         }
         if has_end:
             found.add(_END)
@@ -322,6 +350,15 @@ class ChatTemplate:
             knows_developer="developer" in self._source,
             reasoning_field=self._reasoning_field,
         )
+
+    def _written(self, chat: TemplateData, day: date, end: str) -> list[Segment]:
+        parts = islice(self._control.split(self._render(chat, day, end)), _MAX_SEGMENTS + 1)
+        segments = [Segment(part, is_token) for part, is_token in parts]
+        if len(segments) > _MAX_SEGMENTS:
+            raise InvalidRequestError(
+                f"the model's chat template writes more than {_MAX_SEGMENTS // 2} control tokens"
+            )
+        return segments
 
     def _render(self, chat: TemplateData, day: date, end: str = "") -> str:
         """`end`: the character that stands for the end of the prompt, behind the content of the
@@ -375,8 +412,8 @@ def _segments_of(text: str, tokens: TokenFinder) -> list[Segment]:
     return [Segment(part, is_token) for part, is_token in tokens.split(text)]
 
 
-def _with_stand_ins(text: str, tokens: TokenFinder, stand_ins: Mapping[str, str]) -> str:
-    return "".join(stand_ins[part] if is_token else part for part, is_token in tokens.split(text))
+def _with_stand_ins(parts: Iterator[tuple[str, bool]], stand_ins: Mapping[str, str]) -> str:
+    return "".join(stand_ins[part] if is_hidden else part for part, is_hidden in parts)
 
 
 def _control_texts(segments: Sequence[Segment]) -> list[str]:

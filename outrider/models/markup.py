@@ -51,8 +51,12 @@ class TokenFinder:
         # Longest first: where two tokens begin, the tokenizer takes the longer one.
         longest_first = sorted(tokens, key=len, reverse=True)
         self._any = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
-        firsts = {token[0] for token in tokens}
-        self._first = firsts.pop() if len(firsts) == 1 else ""
+        self._firsts = {token[0] for token in tokens}
+        self._lasts = {token[-1] for token in tokens}
+        self._first = next(iter(self._firsts)) if len(self._firsts) == 1 else ""
+        self._max_chars = len(longest_first[0]) if tokens else 0
+        self._begun = {token[:at] for token in tokens for at in range(1, len(token))}
+        self._ended = {token[at:] for token in tokens for at in range(1, len(token))}
 
     def matches(self, text: str) -> Iterator[re.Match[str]]:
         """Every token in `text`. Tokens with one first character are looked for where it stands:
@@ -77,3 +81,17 @@ class TokenFinder:
             at = match.end()
         if at < len(text):
             yield text[at:], False
+
+    def open_ends(self, text: str) -> tuple[int, int]:
+        """Characters at the beginning and at the end of a text that text before and behind it could
+        complete to a token."""
+        most = self._max_chars - 1
+        if most < 1:
+            return 0, 0
+        head, tail = text[:most], text[-most:]
+        num_head = num_tail = 0
+        if not self._lasts.isdisjoint(head):
+            num_head = next((n for n in range(len(head), 0, -1) if head[:n] in self._ended), 0)
+        if not self._firsts.isdisjoint(tail):
+            num_tail = next((n for n in range(len(tail), 0, -1) if tail[-n:] in self._begun), 0)
+        return num_head, min(num_tail, len(text) - num_head)

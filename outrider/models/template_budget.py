@@ -18,8 +18,8 @@ from jinja2.utils import Namespace
 from markupsafe import Markup
 
 MAX_STEPS: Final = 1 << 19
-MAX_RENDER_S: Final = 2.0
-"""Most computing time of one rendering in its thread, whatever its number of steps."""
+MAX_JOB_S: Final = 1.5
+"""Most computing time of all renderings of one chat in their thread, whatever their steps."""
 MAX_BYTES: Final = 40 << 20
 """Most memory of the values that one rendering holds, and of the operation under way."""
 MAX_EXTENT: Final = 1 << 23
@@ -98,7 +98,7 @@ class RenderBudget:
             raise BudgetSpentError(f"it takes more than {MAX_STEPS} steps")
         is_check_due = before // _CLOCK_CHECK_STEPS != self.steps // _CLOCK_CHECK_STEPS
         if is_check_due and self.clock() > self.ends_at:
-            raise BudgetSpentError(f"it takes more than {MAX_RENDER_S:g} s of computing")
+            raise BudgetSpentError(f"it takes more than {MAX_JOB_S:g} s of computing")
 
     def need(self, num_bytes: int, num_items: int = 0) -> None:
         """An operation is about to take so much memory, and to make a value of so many items.

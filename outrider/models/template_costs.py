@@ -352,9 +352,10 @@ def _reversed(budget: RenderBudget, value: Any) -> None:
         _each(budget, value)
 
 
-def _batched(budget: RenderBudget, value: Any, linecount: int, fill_with: Any = None) -> None:
-    _check_numbers(linecount)
-    _each(budget, value, max(0, int(linecount)))
+def _batched(budget: RenderBudget, value: Any, *args: Any, **kwargs: Any) -> None:
+    for count in (*args[:1], kwargs.get("linecount", 0), kwargs.get("slices", 0)):
+        _check_numbers(count)
+        _each(budget, value, max(0, int(count)))
 
 
 def _chosen(budget: RenderBudget, value: Any, *args: Any, **kwargs: Any) -> None:
@@ -413,11 +414,17 @@ def _has_nested(value: Any) -> bool:
     )
 
 
-def _in_json(budget: RenderBudget, value: Any, **kwargs: Any) -> None:
+def _in_json(
+    budget: RenderBudget,
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> None:
     given = budget.extent(value)
-    chars = given.size * 6 * (2 if given.char_bytes == 4 and kwargs.get("ensure_ascii") else 1)
-    budget.need(chars * (1 if kwargs.get("ensure_ascii") else given.char_bytes))
-    indent, separators = kwargs.get("indent"), kwargs.get("separators")
+    num_chars = given.size * (12 if ensure_ascii and given.char_bytes == 4 else 6)
+    budget.need(num_chars * (1 if ensure_ascii else given.char_bytes))
     num_spaces = len(indent) if isinstance(indent, str) else indent or 0
     if num_spaces > _MAX_INDENT or any(len(it) > _MAX_INDENT for it in separators or ()):
         raise TemplateRuntimeError("JSON is written with too much space")

@@ -23,6 +23,7 @@ _BLANK: Final = "\ufffd"
 _ASCII_BLANKS: Final = bytes(b if chr(b).isspace() else 0x7F for b in range(256))
 """DEL stands for `_BLANK` in ASCII text: no control token has it, no template looks for it."""
 _WORD: Final = re.compile(r"\S+")
+_BLANKED: Final = re.compile(r"[\s\x7f\ufffd]+")
 _PIECE_CHARS: Final = 4096
 _NUMBERED: Final = 0xE000
 """The first private-use character; no control token has one."""
@@ -128,6 +129,12 @@ def blank(text: str) -> str:
         return text.encode().translate(_ASCII_BLANKS).decode()
     pieces = (text[at : at + _PIECE_CHARS] for at in range(0, len(text), _PIECE_CHARS))
     return "".join(_WORD.sub(lambda word: _BLANK * len(word.group()), piece) for piece in pieces)
+
+
+def is_blank(text: str) -> bool:
+    """Whether a text has characters that `blank` leaves as they are, and no others: only spaces, or
+    what stands for another character."""
+    return _BLANKED.fullmatch(text) is not None
 
 
 def _turn(message: Message, role: str, names: dict[str, str]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ made out of sight. Only those methods of Python's types can be called whose cost
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
@@ -27,7 +28,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 from outrider.models import template_costs as costs
-from outrider.models.template_budget import MAX_RENDER_S, MAX_STEPS, RenderBudget, bits, char_bytes
+from outrider.models.template_budget import MAX_JOB_S, MAX_STEPS, RenderBudget, bits, char_bytes
 from outrider.models.tools import UnreadArguments
 
 MAX_SOURCE_CHARS: Final = 1 << 18
@@ -46,10 +47,11 @@ _ASKING: Final = ("defined", "undefined", "default", "d")
 BROKEN: Final = (
     TemplateError,
     ArithmeticError,
+    AssertionError,
     AttributeError,
     LookupError,
     MemoryError,
-    RecursionError,
+    RuntimeError,
     TypeError,
     ValueError,
 )
@@ -57,6 +59,8 @@ BROKEN: Final = (
 
 _RUNNING: Final[ContextVar[RenderBudget]] = ContextVar("running")
 """The budget of the rendering under way in this thread."""
+_ENDS_AT: Final[ContextVar[float | None]] = ContextVar("ends_at", default=None)
+"""When the job under way in this thread has to end, by its environment's clock."""
 
 
 class _Counted(Extension):
@@ -110,6 +114,18 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.tests = {name: self._bounded_test(name, it) for name, it in tests.items()}
         self.globals.pop("lipsum")
         self.globals["raise_exception"] = _refuse
+
+    @contextlib.contextmanager
+    def job(self) -> Iterator[None]:
+        """All renderings inside share the time of one."""
+        if _ENDS_AT.get() is not None:
+            yield
+            return
+        token = _ENDS_AT.set(self._clock() + MAX_JOB_S)
+        try:
+            yield
+        finally:
+            _ENDS_AT.reset(token)
 
     def compiled(self, source: str) -> Template:
         """Raises one of BROKEN, or SyntaxError."""
@@ -244,7 +260,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return _RUNNING.get()
 
     def _begin(self) -> RenderBudget:
-        budget = RenderBudget(self._clock, self._clock() + MAX_RENDER_S)
+        ends_at = _ENDS_AT.get()
+        budget = RenderBudget(
+            self._clock, self._clock() + MAX_JOB_S if ends_at is None else ends_at
+        )
         _RUNNING.set(budget)
         return budget
 

@@ -63,6 +63,11 @@ def tool_text(tool: Mapping[str, Any] | str) -> str:
     return _named_text(tool)[1]
 
 
+def described(tools: Sequence[str]) -> tuple[str, ...]:
+    """Canonical texts with an empty description where they have none."""
+    return tuple(tool_text({"description": "", **json.loads(text)}) for text in tools)
+
+
 def _named_text(tool: Mapping[str, Any] | str) -> tuple[str, str]:
     """Name and canonical text."""
     found = _parsed(tool) if isinstance(tool, str) else tool

@@ -155,7 +155,7 @@ class Replica:
         if num_left and self.kv_service is not None:
             await self.kv_service.linger(self.config.kv_peers.linger_s)
         if self._grammars is not None:
-            self._grammars.close()
+            await asyncio.to_thread(self._grammars.close)
         await self.tiers.close()
         self._health.close()
         self.service.close()

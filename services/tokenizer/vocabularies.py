@@ -17,6 +17,7 @@ from outrider.tokenization.backends.base import REFERENCE
 from outrider.tokenization.backends.fallback import FallbackBackend
 from outrider.tokenization.backends.packages import installed_version
 from outrider.tokenization.backends.selection import adopt_backend, select_backend
+from outrider.tokenization.cut_proofs import rule_of
 from outrider.tokenization.encoder import CachingEncoder, SharedCache
 from outrider.tokenization.segment_cache import CachePolicy
 from outrider.v1 import tokenizer_pb2
@@ -58,7 +59,8 @@ class ServedVocabulary:
         caches = caches or CacheSettings()
         backend = backend or select_backend(vocabulary, REFERENCE)
         shared = caches.make_shared(vocabulary, backend) if caches.make_shared else None
-        encoder = CachingEncoder(vocabulary, backend, caches.own, shared)
+        cuts = rule_of(vocabulary.tokenizer_json)
+        encoder = CachingEncoder(vocabulary, backend, caches.own, shared, cuts)
         return cls(model, vocabulary, coder, encoder)
 
 

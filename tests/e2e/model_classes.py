@@ -4,14 +4,16 @@ vocabulary with its flags, trained here, and a chat template in the class's form
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from gguf import GGUFWriter, TokenType
 
 from outrider.models.chat import Message
 from tests.fidelity.models import Shape, weights, write
+from tests.models import gpt_oss_files
+from tests.models.gpt_oss_files import GptOss
 from tests.models.sentencepieces import add_vocabulary, piece_type, trained
 from tests.models.thinking_templates import R1
 from tests.models.tool_templates import CONTROL, HARMONY, MISTRAL
@@ -63,15 +65,16 @@ _DEEPSEEK: Final = {
 """The names of R1's control tokens."""
 
 
+_Tokenizer: TypeAlias = tuple[Callable[[GGUFWriter], None], int]
+"""What writes a vocabulary into a file, and its size."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelClass:
     """A class of models, and a chat with it."""
 
     name: str
-    add_tokenizer: Callable[[GGUFWriter], None]
-    shape: Shape
-    vocabulary_size: int
-    biased: bool = False
+    write_to: Callable[[Path], Path]
     messages: tuple[Message, ...] = _TALK
     max_thinking_tokens: int = -1
     tool: Mapping[str, Any] = field(default_factory=dict)
@@ -79,19 +82,39 @@ class ModelClass:
 
     def write(self, folder: Path) -> Path:
         """The model's file."""
-        tensors = weights(self.sized, tied=False, biased=self.biased, scale=SCALE)
-        file = folder / f"{self.name}.gguf"
-        return write(file, self.sized, tensors, add_tokenizer=self.add_tokenizer)
-
-    @property
-    def sized(self) -> Shape:
-        """The shape, with the vocabulary's size."""
-        values = {name: getattr(self.shape, name) for name in Shape.__slots__}
-        return Shape(**values | {"vocabulary": self.vocabulary_size, "context": CONTEXT})
+        return self.write_to(folder / f"{self.name}.gguf")
 
 
-def _llama2() -> tuple[Callable[[GGUFWriter], None], int]:
-    """As `_byte_level`. Runs of 2 to 16 spaces share one score below all others, as Llama 2's."""
+def _decoder(
+    tokenizer: _Tokenizer, shape: Shape, *, biased: bool = False
+) -> Callable[[Path], Path]:
+    add, size = tokenizer
+    whole = replace(shape, vocabulary=size, context=CONTEXT, width=256, inner=256)
+
+    def write_to(path: Path) -> Path:
+        tensors = weights(whole, tied=False, biased=biased, scale=SCALE)
+        return write(path, whole, tensors, add_tokenizer=add)
+
+    return write_to
+
+
+def _gpt_oss(tokenizer: _Tokenizer) -> Callable[[Path], Path]:
+    add, size = tokenizer
+    shape = GptOss(
+        vocabulary=size,
+        experts=8,
+        chosen=4,
+        window=128,
+        base=150_000.0,
+        factor=32.0,
+        original_context=CONTEXT // 32,
+        context=CONTEXT,
+    )
+    return lambda path: gpt_oss_files.write(path, shape, gpt_oss_files.weights(shape), add)
+
+
+def _llama2() -> _Tokenizer:
+    """Runs of 2 to 16 spaces share one score below all others, as Llama 2's."""
     pieces = trained(crosses_words=False)
     size = pieces.get_piece_size()
     scores = {pieces.id_to_piece(i): pieces.get_score(i) for i in range(size)}
@@ -117,8 +140,7 @@ def _byte_level(
     bos: str,
     eos: str,
     control_first: bool = False,
-) -> tuple[Callable[[GGUFWriter], None], int]:
-    """What writes the vocabulary, and its size."""
+) -> _Tokenizer:
     texts, merges = trained_bpe(pre)
     parts = [
         (texts, TokenType.NORMAL),
@@ -150,7 +172,6 @@ def _r1_template() -> str:
     return template
 
 
-_LLAMA2_TOKENS: Final = _llama2()
 _R1_TOKENS: Final = _byte_level(
     "deepseek-r1-qwen",
     _r1_template(),
@@ -180,31 +201,22 @@ _GPT_OSS_TOKENS: Final = _byte_level(
 CLASSES: Final = (
     ModelClass(
         "llama-2",
-        _LLAMA2_TOKENS[0],
-        Shape(width=256, heads=4, kv_heads=4, inner=256, base=10_000.0),
-        _LLAMA2_TOKENS[1],
+        _decoder(_llama2(), Shape(kv_heads=4, base=10_000.0)),
         messages=(Message("system", "Be brief."), *_TALK),
     ),
     ModelClass(
         "r1-distill-qwen",
-        _R1_TOKENS[0],
-        Shape("qwen2", width=256, inner=256, base=10_000.0),
-        _R1_TOKENS[1],
-        biased=True,
+        _decoder(_R1_TOKENS, Shape("qwen2", base=10_000.0), biased=True),
         max_thinking_tokens=300,
     ),
     ModelClass(
         "mistral-nemo",
-        _NEMO_TOKENS[0],
-        Shape(width=256, own_head_size=32, inner=256, base=1e6),
-        _NEMO_TOKENS[1],
+        _decoder(_NEMO_TOKENS, Shape(own_head_size=32, base=1e6)),
         tool=WEATHER,
     ),
     ModelClass(
         "gpt-oss",
-        _GPT_OSS_TOKENS[0],
-        Shape(width=256, inner=256, base=150_000.0),
-        _GPT_OSS_TOKENS[1],
+        _gpt_oss(_GPT_OSS_TOKENS),
         messages=(Message("system", "Be brief."), *_TALK),
         tool=WEATHER,
     ),

@@ -140,7 +140,7 @@ async def test_long_work_leaves_its_thread_to_others_after_each_slice(
     long = asyncio.create_task(workers.run_slices(slices("long"), ONE))
     await eventually(lambda: order == ["long 0"])
     other = asyncio.create_task(workers.run(partial(order.append, "short"), OTHER))
-    await asyncio.sleep(0)
+    await eventually(lambda: workers.num_pending == 2)
     may_go_on.set()
     await other
     assert await long == "long"

@@ -65,6 +65,20 @@ def test_role_and_content_are_one_segment() -> None:
     ]
 
 
+SPLIT = "{% for m in messages %}<|im_start|>{{ m.role }}<|im|>{{ m.content }}<|im_end|>{% endfor %}"
+BLANKS = st.text(st.sampled_from(" \n\t\x7f\ufffd\u3000\x1c"), min_size=1, max_size=8)
+
+
+@given(st.lists(BLANKS | FORGERIES, min_size=1, max_size=3))
+def test_no_message_is_the_templates_text_whatever_it_looks_like(contents: list[str]) -> None:
+    """The ids of the template's texts are cached for all: a hit would tell of another's message."""
+    for messages in ([Message("user", text) for text in contents], [Message("user", "hi")]):
+        segments = template(SPLIT).segments(messages)
+        shared = {it.text for it in segments if it.is_template and not it.is_token}
+        assert shared <= {"user"}
+    assert shared == {"user"}, "which is shared where nothing is in doubt"
+
+
 @given(st.lists(st.builds(Message, ROLES, FORGERIES), min_size=1, max_size=5))
 def test_no_content_makes_a_control_token(messages: list[Message]) -> None:
     segments = template().segments(messages)

@@ -16,9 +16,10 @@ from tokenizers import Tokenizer
 from outrider.models.bpe import VocabularyDefinition
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.chat import Message
+from outrider.models.chat_template import ChatTemplate
 from outrider.models.definitions import ModelSpec
 from outrider.models.gguf_vocabulary import read_definition
-from outrider.models.markup import markup_ids
+from outrider.models.markup import TokenFinder, markup_ids
 from outrider.models.sentencepiece_bpe import SpacePipeline, SpacePrefix
 from outrider.models.store import ModelStore, default_root
 from outrider.models.tools import ToolCall, check_tools
@@ -99,7 +100,7 @@ def test_what_others_type_is_text(name: str, typed: str, asked: str, found: str)
         def written(text: str) -> str:
             for token in MARKUP:
                 text = text.replace(token, change or token)
-            return f"x{text}x"
+            return text
 
         call = (ToolCall("1", "look", "{}"),)
         return (
@@ -160,6 +161,31 @@ def test_the_operator_may_make_tokens_of_all_of_it() -> None:
     assert not typed.facts.markup_ids
     assert ours.digest != typed.digest, "services that differ refuse each other"
     assert ours.has_ids_of(typed)
+
+
+@pytest.mark.parametrize(
+    ("before", "typed", "after"),
+    [
+        ("<th", "ink>", ""),
+        ("", "<th", "ink>"),
+        ("</", "think>a<thin", "k>"),
+        ("<thi", "nk><think><thi", "nk>"),
+        ("<think>", "</think", ">"),
+    ],
+)
+def test_the_template_and_a_message_make_no_markup_together(
+    before: str, typed: str, after: str
+) -> None:
+    source = f"{before}{{{{ messages[0].content }}}}{after}"
+    template = ChatTemplate(source, ["<s>"], {}, markup=MARKUP)
+    segments = template.segments([Message("user", typed)])
+    assert "".join(it.text for it in segments) == before + typed + after
+    tokens = [it.text for it in segments if it.is_token]
+    assert tokens == [it for it in (before, after) if it in MARKUP]
+    reply = template.segments([Message("assistant", typed)])
+    assert [it.text for it in reply if it.is_token] == [
+        text for text, is_token in TokenFinder(MARKUP).split(before + typed + after) if is_token
+    ], "as the model wrote it"
 
 
 def test_raw_prompts_and_replies_have_tokens() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import random
 import tracemalloc
 from functools import partial
 from typing import Any
@@ -21,8 +22,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from outrider.errors import ConfigError, InvalidRequestError
 from outrider.models.chat import Message
 from outrider.models.chat_template import ChatTemplate
-from outrider.models.template_budget import MAX_STEPS
+from outrider.models.template_budget import MAX_JOB_S, MAX_STEPS, BudgetSpentError
 from outrider.models.templating import BROKEN, MAX_SOURCE_CHARS, MAX_TOKENS, BoundedEnvironment
+from tools.fuzz_templates import Composer, smallest, source_of
 
 DOUBLING = (
     "{%% set ns = namespace(x=%s) %%}"
@@ -115,6 +117,8 @@ HOSTILE = {
     % ("{'a': 1}", "{'a': ns.x.items(), 'b': ns.x.items()}", "{{ ns.x.items() }}"),
     "a search from behind": "{{ ('a' * 8000000).rfind('a' * 4000000 ~ 'b' ~ 'a' * 99999) }}",
     "reasons without end": "{{ raise_exception(['a' * 8000000] * 1000) }}",
+    "an assertion of Jinja's": "{{ 'aaaaaaaaaa'|truncate(1) }}",
+    "an error of Jinja's": "{{ cycler() }}",
     "division": "{{ 1 / 0 }}",
     "nothing": "{{ a.b.c }}",
     "forbidden": "{{ ''.__class__.__mro__ }}",
@@ -164,6 +168,30 @@ def test_whatever_filters_are_chained_little_memory_is_taken(much: str, steps: l
         tracemalloc.stop()
 
 
+def test_control_tokens_without_end_are_refused() -> None:
+    template = ChatTemplate("{% for i in range(9999) %}{{ '<s>' * 9 }}{% endfor %}", ["<s>"], {})
+    with pytest.raises(InvalidRequestError, match="control tokens"):
+        template.segments([Message("user", "hello")])
+
+
+def test_all_renderings_of_a_chat_share_their_time() -> None:
+    now = itertools.count()
+    template = ChatTemplate("a", ["<s>"], {}, lambda: next(now) * 0.01)
+    template.segments([Message("user", "hello")])
+    begun = next(now)
+    bounded = template._environment
+    with bounded.job(), pytest.raises(BudgetSpentError, match="s of computing"):
+        for _ in range(999):
+            bounded.rendered(bounded.compiled("{% for i in range(99) %}{% endfor %}"), {})
+    assert 0 < (next(now) - begun) * 0.01 < 2 * MAX_JOB_S
+
+
+def test_json_may_be_written_with_arguments_by_place() -> None:
+    bounded = BoundedEnvironment(lambda: 0.0)
+    said, _ = bounded.rendered(bounded.compiled("{{ ['\u00e9'] | tojson(true, 2) }}"), {})
+    assert said == json.dumps(["\u00e9"], indent=2)
+
+
 def test_a_rendering_that_failed_leaves_no_memory_taken() -> None:
     bounded = BoundedEnvironment(lambda: 0.0)
     template = bounded.compiled("{% set a = ('\U0001f600' * 99999) | list %}{{ a.b.c }}")
@@ -176,6 +204,30 @@ def test_a_rendering_that_failed_leaves_no_memory_taken() -> None:
         assert str(caught.value)
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_templates_composed_at_random_stay_within_their_memory(seed: int) -> None:
+    """A short run of `python -m tools.fuzz_templates`, without its clock."""
+    composer, bounded = Composer(random.Random(seed)), BoundedEnvironment(lambda: 0.0)
+    messages = [{"role": "user", "content": "a, b \u00e9\n" * 99}] * 3
+    for _ in range(8):
+        source = source_of(composer.template())
+        tracemalloc.start()
+        try:
+            with contextlib.suppress(*BROKEN, SyntaxError):
+                template = bounded.compiled(source)
+                bounded.rendered(template, {"messages": messages, "bos_token": "<s>"})
+            assert tracemalloc.get_traced_memory()[1] < 64 << 20, source
+        finally:
+            tracemalloc.stop()
+
+
+def test_the_fuzzer_finds_a_smallest_form() -> None:
+    composer = Composer(random.Random(3))
+    template = (composer.template(), ("{{ ", ("'b'", " ~ ", "'c'"), " }}"))
+    found = smallest(template, lambda source: "'b'" in source)
+    assert found in ("'b'", "{{ 'b' }}", "{{ 'b'", "'b' }}")
 
 
 @pytest.mark.parametrize("one", ["{{a}}", "{% set a = b, b, b %}", "{% for a in b %}{% endfor %}"])
@@ -193,7 +245,8 @@ def test_compiling_a_template_takes_little_memory(one: str) -> None:
 
 def test_numbers_are_as_long_as_their_digits() -> None:
     """Schemas of libraries bound integers by 2^53 - 1."""
-    schema = {"type": "integer", "minimum": -(2**53 - 1), "maximum": 2**53 - 1}
+    bounded = {"type": "integer", "minimum": -(2**53 - 1), "maximum": 2**53 - 1}
+    schema = {"type": "object", "properties": {"n": bounded}}
     tool = json.dumps({"type": "function", "function": {"name": "f", "parameters": schema}})
     template = ChatTemplate("{{ tools | tojson }}{{ messages }}", ["<s>"], {})
     (segment,) = template.segments([Message("user", "hello")], tools=[tool])

@@ -131,6 +131,20 @@ def test_a_template_is_asked_what_it_shows() -> None:
     assert needs_tools.abilities.tools and needs_tools.abilities.calls
 
 
+def test_a_template_that_needs_descriptions_gets_empty_ones() -> None:
+    """As gpt-oss's, which joins them to other texts."""
+    template = ChatTemplate(
+        "{% for tool in tools or [] %}{{ '// ' + tool.function.description + '\n' }}"
+        "{{ tool.function | tojson }}{% endfor %}{{ messages[0].content }}",
+        [],
+        {},
+    )
+    bare = tool_text({"name": "now", "parameters": {}})
+    assert joined(template.segments([ASK], [bare])) == (
+        '// \n{"name": "now", "description": "", "parameters": {}}' + ASK.content
+    )
+
+
 def test_a_developer_is_a_system_to_templates_that_know_none() -> None:
     told = [Message("developer", "Be brief."), ASK]
     as_system = [Message("system", "Be brief."), ASK]

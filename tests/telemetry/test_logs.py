@@ -76,13 +76,39 @@ def test_the_level_filters_both_worlds(out: io.StringIO) -> None:
     assert line["service"] == "edge"
 
 
+def test_at_debug_libraries_stay_silent(out: io.StringIO) -> None:
+    configure_logging("edge", "debug", stream=out)
+    logging.getLogger("hpack.hpack").debug("Decoded authorization: Bearer secret")
+    logging.getLogger("services.edge.app").debug("ours")
+    logging.getLogger("hpack.hpack").info("theirs")
+    assert [line["event"] for line in _lines(out)] == ["ours", "theirs"]
+
+
 def test_exceptions_are_one_line(out: io.StringIO) -> None:
     try:
-        raise ValueError("boom")
-    except ValueError:
+        raise ConfigError("boom")
+    except ConfigError:
         structlog.get_logger().exception("failed")
     (line,) = _lines(out)
-    assert "ValueError: boom" in line["exception"]
+    assert line["exception"].startswith("Traceback (most recent call last):")
+    assert line["exception"].endswith("ConfigError: boom")
+
+
+def test_what_a_defect_says_is_withheld_with_all_that_led_to_it(out: io.StringIO) -> None:
+    secret = "Miriam"
+    try:
+        try:
+            raise KeyError(secret)
+        except KeyError as error:
+            raise ExceptionGroup("parts", [ValueError(secret), OSError(28, "no space")]) from error
+    except ExceptionGroup as group:
+        structlog.get_logger().error("failed", exc_info=group)
+        logging.getLogger("asyncio").error("a task\nexception=%r", secret, exc_info=group)
+    lines = _lines(out)
+    assert secret not in out.getvalue()
+    assert [line["event"] for line in lines] == ["failed", "a task"]
+    for part in ("KeyError: [", "which led to", "parts (2 sub", "ValueError: [", "28] no space"):
+        assert all(part in line["exception"] for line in lines)
 
 
 def test_a_terminal_shows_no_local_variables() -> None:
@@ -96,8 +122,8 @@ def test_a_terminal_shows_no_local_variables() -> None:
     configure_logging("edge", "info", stream=terminal)
     try:
         user_words = "sec" + "ret"
-        raise ValueError(f"boom {len(user_words)}")
-    except ValueError:
+        raise ConfigError(f"boom {len(user_words)}")
+    except ConfigError:
         structlog.get_logger().exception("failed")
     finally:
         root.handlers[:] = handlers

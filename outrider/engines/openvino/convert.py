@@ -1,9 +1,9 @@
 """Converts a GGUF file, or a checkpoint written as one, to OpenVINO's intermediate representation.
 
 The converter (openvino_genai's GGUF reader) gives the graph. It builds a whole pipeline on the way,
-so it runs in a child process, whose memory is freed at its end. Graphs of Gemma 3, which the
-converter does not know, are built here (gemma_graph). The weights are the file's own, stored by the
-layout. What is saved also runs under openvino_genai's own pipelines.
+so it runs in a child process, whose memory is freed at its end. Graphs of Gemma 3 and gpt-oss,
+which the converter does not know, are built here (gemma_graph, gpt_oss_graph). The weights are the
+file's own, stored by the layout. What is saved also runs under openvino_genai's own pipelines.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Final
 
 import openvino as ov
 import structlog
@@ -23,11 +24,14 @@ import structlog
 from outrider.engines.base import Ids
 from outrider.engines.footprint import footprint
 from outrider.engines.free_memory import known_free_memory
+from outrider.engines.gguf_decoder.architectures import check_architecture
+from outrider.engines.gguf_decoder.gemma import GEMMA3
+from outrider.engines.gguf_decoder.gpt_oss import GPT_OSS
+from outrider.engines.gguf_decoder.rotary import read_factors
 from outrider.engines.load_stage import LoadStage, ReportStage, ignore_stage
 from outrider.engines.model_size import size_of
-from outrider.engines.openvino.architectures import check_architecture
-from outrider.engines.openvino.gemma_file import GEMMA3
 from outrider.engines.openvino.gemma_graph import save_gemma
+from outrider.engines.openvino.gpt_oss_graph import save_gpt_oss
 from outrider.engines.openvino.layouts import (
     AS_CONVERTED,
     BITS_OF_LAYOUT,
@@ -37,7 +41,7 @@ from outrider.engines.openvino.layouts import (
     layout_of,
 )
 from outrider.engines.openvino.repacking import NO_ERROR, RepackedModel, WeightError
-from outrider.engines.openvino.rotary import read_factors, scale_frequencies
+from outrider.engines.openvino.rotary import scale_frequencies
 from outrider.errors import EngineError, UnsupportedModelError
 from outrider.models import checkpoint_gguf
 from outrider.models.catalog import ModelSpec
@@ -51,6 +55,8 @@ CONVERTER_VERSION = 3
 """Raised whenever the files or their meaning change."""
 _log = structlog.get_logger()
 
+_BUILT_HERE: Final = {GEMMA3: save_gemma, GPT_OSS: save_gpt_oss}
+"""Architectures that the converter does not know, and what writes the graph of a copy in Q8_0."""
 _FACTS = "facts.json"
 _GRAPH = "openvino_model.xml"
 _TIMEOUT_S = 900.0
@@ -236,12 +242,13 @@ def _with_errors(facts: ModelFacts, errors: Mapping[str, WeightError]) -> ModelF
 
 def run_converter(source: Path, work: Path, *, repack: bool) -> RepackedModel | None:
     """Have the converter write a graph and the tokenizer into `work`, from the file itself or, with
-    `repack`, from its copy in Q8_0, whose matrices are returned. Gemma 3 is always built from the
-    copy and without tokenizer. Raises as `convert`."""
+    `repack`, from its copy in Q8_0, whose matrices are returned. Those in
+    _BUILT_HERE are always made from the copy and without tokenizer. Raises as `convert`."""
     copy = work / "model.gguf"  # the converter writes beside its input and goes by the suffix
-    if content_of(open_gguf(source), "general.architecture") == GEMMA3:
+    save = _BUILT_HERE.get(str(content_of(open_gguf(source), "general.architecture")))
+    if save is not None:
         rewritten = RepackedModel(source, copy)
-        save_gemma(copy, work / _GRAPH)
+        save(copy, work / _GRAPH)
         copy.unlink()
         return rewritten
     repacked = None

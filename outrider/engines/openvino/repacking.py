@@ -29,7 +29,7 @@ from outrider.engines.draft_file import (
     copy_fields,
     has_plain_tokenizer,
 )
-from outrider.engines.openvino.rotary import read_factors
+from outrider.engines.gguf_decoder.rotary import read_factors
 from outrider.errors import UnsupportedModelError
 from outrider.models.gguf_file import content_of, open_gguf
 
@@ -40,6 +40,10 @@ _ROW_DIGEST_BYTES: Final = 16
 _Q8_0_BLOCK_VALUES: Final = 32
 """Behind a scale of two bytes, as signed bytes."""
 _CENTRE: Final = 128
+_KEPT: Final = (".bias", "ffn_gate_inp.weight")
+"""Ends of tensors that stay in F32."""
+_OF_EXPERTS: Final = 3
+"""Dimensions of a tensor with a matrix for each expert."""
 _ROWS_AT_A_TIME: Final = 4096
 """Rows of a matrix converted at a time, as four-byte numbers."""
 READABLE: Final = (
@@ -91,9 +95,11 @@ class FileMatrix:
 
 @dataclass(frozen=True, slots=True)
 class _Matrix:
-    """A matrix of the model file."""
+    """A matrix of the model file, or one expert's of those in a tensor."""
 
-    tensor: Any
+    name: str
+    data: Any
+    kind: GGMLQuantizationType
     shape: tuple[int, int]
     """Rows and columns."""
     rows: dict[bytes, int]
@@ -146,9 +152,8 @@ class RepackedModel:
             if matrix.shape == (len(rows), columns) and digests[0] in matrix.rows:
                 numbers = [matrix.rows.get(digest) for digest in digests]
                 if None not in numbers:
-                    tensor = matrix.tensor
-                    whole = dequantize(tensor.data[np.array(numbers)], tensor.tensor_type)
-                    return FileMatrix(str(tensor.name), np.asarray(whole, np.float32))
+                    whole = dequantize(matrix.data[np.array(numbers)], matrix.kind)
+                    return FileMatrix(matrix.name, np.asarray(whole, np.float32))
         raise UnsupportedModelError(
             f"the converter changed a matrix of {len(rows)} rows and {columns} columns: what would "
             "be served is not what the file says; choose another model file"
@@ -163,21 +168,33 @@ class RepackedModel:
         if not _is_matrix(tensor):
             # Vectors of other types are read wrongly or not at all.
             return np.asarray(_values(tensor, tensor.data, name), np.float32)
-        packed, error = self._packed(tensor, name)
-        self.errors[str(tensor.name)] = error
+        if len(tensor.shape) == _OF_EXPERTS:
+            return np.stack(
+                [
+                    self._packed(tensor, f"{tensor.name}[{number}]", data, name)
+                    for number, data in enumerate(tensor.data)
+                ]
+            )
+        return self._packed(tensor, str(tensor.name), tensor.data, name)
+
+    def _packed(self, tensor: Any, name: str, data: npt.NDArray[Any], file: str) -> Bytes:
+        """A matrix as the copy stores it."""
+        packed, self.errors[name] = self._quantised(tensor, data, file)
         shape = int(tensor.shape[1]), int(tensor.shape[0])
-        self._matrices.append(_Matrix(tensor, shape, _row_numbers(packed)))
+        self._matrices.append(_Matrix(name, data, tensor.tensor_type, shape, _row_numbers(packed)))
         return packed
 
-    def _packed(self, tensor: Any, name: str) -> tuple[Bytes, WeightError]:
+    def _quantised(
+        self, tensor: Any, data: npt.NDArray[Any], name: str
+    ) -> tuple[Bytes, WeightError]:
         kind = tensor.tensor_type
         if kind == GGMLQuantizationType.Q8_0:
-            return np.asarray(tensor.data), NO_ERROR
-        packed = np.empty(_packed_shape(tensor), np.uint8)
+            return np.asarray(data), NO_ERROR
+        packed = np.empty(_packed_shape(tensor)[-2:], np.uint8)
         error = NO_ERROR
         for begin in range(0, len(packed), _ROWS_AT_A_TIME):
             some = slice(begin, begin + _ROWS_AT_A_TIME)
-            values = _values(tensor, tensor.data[some], name)
+            values = _values(tensor, data[some], name)
             packed[some] = quantize(values, GGMLQuantizationType.Q8_0)
             stored = dequantize(packed[some], GGMLQuantizationType.Q8_0)
             error += WeightError.of(values, stored)
@@ -202,9 +219,10 @@ def _values(tensor: Any, data: npt.NDArray[Any], name: str) -> Floats:
     return values
 
 
-def _packed_shape(tensor: Any) -> tuple[int, int]:
+def _packed_shape(tensor: Any) -> tuple[int, ...]:
     num_blocks = int(tensor.shape[0]) // _Q8_0_BLOCK_VALUES
-    return int(tensor.shape[1]), num_blocks * (_Q8_0_BLOCK_VALUES + 2)
+    outer = [int(length) for length in reversed(tensor.shape[1:])]
+    return (*outer, num_blocks * (_Q8_0_BLOCK_VALUES + 2))
 
 
 def _announce(writer: GGUFWriter, tensor: Any) -> None:
@@ -219,7 +237,10 @@ def _announce(writer: GGUFWriter, tensor: Any) -> None:
 
 
 def _is_matrix(tensor: Any) -> bool:
-    return len(tensor.shape) == 2 and int(tensor.shape[0]) % _Q8_0_BLOCK_VALUES == 0
+    """Or one for each expert. Their biases are none, nor is what chooses them: by a small error
+    others would be chosen."""
+    has_rows = len(tensor.shape) in (2, _OF_EXPERTS) and not tensor.name.endswith(_KEPT)
+    return has_rows and int(tensor.shape[0]) % _Q8_0_BLOCK_VALUES == 0
 
 
 def _row_numbers(packed: Bytes) -> dict[bytes, int]:

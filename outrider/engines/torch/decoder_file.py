@@ -11,10 +11,11 @@ import torch
 from gguf import GGUFReader, dequantize
 from torch import Tensor
 
-from outrider.engines.openvino.architectures import check_architecture
-from outrider.engines.openvino.gemma_file import GEMMA3, GemmaLayer, read_gemma
-from outrider.engines.openvino.metadata import count_of, number_of
-from outrider.engines.openvino.rotary import head_size_of, read_factors
+from outrider.engines.gguf_decoder.architectures import check_architecture
+from outrider.engines.gguf_decoder.gemma import GEMMA3, GemmaLayer, read_gemma
+from outrider.engines.gguf_decoder.gpt_oss import GPT_OSS
+from outrider.engines.gguf_decoder.metadata import count_of, number_of
+from outrider.engines.gguf_decoder.rotary import head_size_of, read_factors
 from outrider.engines.torch.decoder_shape import DecoderShape, LayerRule
 from outrider.errors import UnsupportedModelError
 from outrider.models.gguf_file import content_of, open_gguf
@@ -33,6 +34,10 @@ class DecoderFile:
         another architecture, or with a part that would be left out."""
         self._reader = open_gguf(path)
         check_architecture(self._reader)
+        if content_of(self._reader, "general.architecture") == GPT_OSS:
+            raise UnsupportedModelError(
+                f"the torch engine computes no {GPT_OSS}, which has experts; use openvino"
+            )
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
         self.shape = _read_shape(self._reader)
 

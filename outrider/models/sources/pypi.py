@@ -29,6 +29,7 @@ _ZIP_ERRORS = (
     RuntimeError,
 )
 _PROGRESS = re.compile(rb"Progress (\d+) of (\d+)")
+_RAISED = re.compile(r"[A-Za-z.]*(Error|Exception): ")
 
 
 class PypiSource:
@@ -144,7 +145,8 @@ class PypiFolderSource(PypiSource):
 
 
 def _follow(process: subprocess.Popen[bytes], partial: PartialFetch) -> str:
-    """Report pip's progress until it ends; returns the last lines of its other output."""
+    """Report pip's progress until it ends; returns the last lines of its other output, of a
+    traceback the very last one."""
     assert process.stdout is not None, "the pipe was asked for"
     said: deque[str] = deque(maxlen=8)
     for line in process.stdout:
@@ -154,4 +156,5 @@ def _follow(process: subprocess.Popen[bytes], partial: PartialFetch) -> str:
         else:
             said.append(line.decode(errors="replace").strip()[:500])
     process.wait()
-    return " | ".join(line for line in said if line) or "it said nothing"
+    lines = [line for line in said if line] or ["it said nothing"]
+    return lines[-1] if _RAISED.match(lines[-1]) else " | ".join(lines)

@@ -152,7 +152,8 @@ class WaitingChat:
         """Begin to wait. The stream passes inputs here by now."""
         request = self._asked.request
         patience_s = request.deadline_ms / 1000 if request.deadline_ms else None
-        self._context.models.ask(request.model, self, patience_s)
+        requester = self._asked.identity.requester
+        self._context.models.ask(request.model, self, patience_s, requester)
 
     # For the models.
 

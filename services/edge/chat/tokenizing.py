@@ -132,7 +132,7 @@ async def using_model(
     name = choose(asked, context.models.names, identity.models)
     with contextlib.ExitStack() as held:
         held.callback(begin_chat(identity.client))
-        model = context.models.use(name) or await _wait_for(name, context)
+        model = context.models.use(name) or await _wait_for(name, context, identity)
         held.callback(context.models.release, model)
         allowance = context.limiter.begin(identity)
         held.callback(allowance.close)
@@ -156,9 +156,9 @@ async def allowed(allowance: Allowance) -> None:
     await decided
 
 
-async def _wait_for(name: str, context: EdgeContext) -> ServedModel:
+async def _wait_for(name: str, context: EdgeContext, identity: Identity) -> ServedModel:
     waiting = _Waiting(context.models.release)
-    context.models.ask(name, waiting, None)
+    context.models.ask(name, waiting, None, identity.requester)
     try:
         return await waiting.model
     except asyncio.CancelledError:

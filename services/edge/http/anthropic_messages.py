@@ -263,7 +263,9 @@ def conversation_of(request: ReadRequest[_Conversation]) -> Conversation:
     choice, parallel = tool_choice_of(body.tool_choice)
     tools = tool_definitions(body.tools or (), request.passed_over)
     options = replace(_template_options(body, request.names), continues=continues)
-    return conversation(messages, tools, choice, parallel=parallel, options=options)
+    return conversation(
+        messages, tools, choice, field="messages", parallel=parallel, options=options
+    )
 
 
 def _is_empty(last: Sequence[Message]) -> bool:

@@ -124,7 +124,7 @@ class _Gate:
         except ClientLeft:
             raise
         except Exception as failure:
-            log.exception("request_failed", request_id=exchange.request_id)
+            log.exception("request_failed", route=exchange.route, request_id=exchange.logged_id)
             why = f"the edge failed in this request: {type(failure).__name__}"
             await self._answer(exchange, OutriderError(why))
 

@@ -66,7 +66,10 @@ class Exchange:
         self.frontend = frontend
         self.scope = scope
         self.headers = Headers(scope=scope)
-        self.request_id = request_id_of(self.headers.get("x-request-id", ""))
+        stated = self.headers.get("x-request-id", "")
+        self.request_id = request_id_of(stated)
+        self.logged_id = "" if self.request_id == stated else self.request_id
+        """`request_id` if the edge made it. One that the client states may say anything."""
         self.identity: Identity | None = None
         self.route = "none"
         """The pattern of its path, once it has been routed."""

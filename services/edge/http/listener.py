@@ -38,6 +38,7 @@ from outrider.errors import (
     OutriderError,
     OverloadedError,
 )
+from outrider.telemetry.logs import failure_place
 from services.edge.http.config import HttpConfig
 from services.edge.http.exchange import CONNECTION
 from services.edge.http.frame_gate import BURST_S, FrameGate, FrameLimits
@@ -238,7 +239,7 @@ class HttpListener:
         faults = list(_leaves(error))
         clients = all(isinstance(fault, _CLIENTS_FAULTS) for fault in faults)
         reason = "broken http" if clients else "http failure"
-        self._frontend.context.telemetry.refused(reason, error=repr(faults[0]))
+        self._frontend.context.telemetry.refused(reason, error=failure_place(faults[0]))
         if not clients and self._tracebacks.take(1, asyncio.get_running_loop().time()):
             log.error("http_connection_failed", exc_info=error)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from outrider.client.protocol import HTTP_FRAMES, HTTP_PATH
 from outrider.errors import InvalidRequestError, OverloadedError
+from outrider.telemetry.logs import failure_place
 from services.edge.chat.typeahead import TypeaheadPrefill
 from services.edge.http.exchange import ClientLeft, Exchange
 from services.edge.limits.quotas import Count, Rate, too_many
@@ -172,7 +173,7 @@ class RequestConnection:
 
     def fail(self, failure: Exception) -> None:
         """The edge cannot go on with the stream."""
-        self.context.telemetry.refused("failure", error=repr(failure))
+        self.context.telemetry.refused("failure", error=failure_place(failure))
         self.reset_stream()
 
     def transmit_soon(self) -> None:

@@ -191,7 +191,7 @@ def prompts_of(given: str | list[str | int | list[int]], max_prompts: int) -> li
     if isinstance(given, str):
         return [_text(given)]
     if not given:
-        raise EmptyPromptError("prompt is empty; send text or token ids")
+        raise _empty("prompt is empty; send text or token ids")
     if isinstance(given[0], int):
         return [_ids(given)]
     # Before any is looked at: a body has room for a hundred thousand.
@@ -199,9 +199,13 @@ def prompts_of(given: str | list[str | int | list[int]], max_prompts: int) -> li
     return [_text(it) if isinstance(it, str) else _ids(it) for it in given]
 
 
+def _empty(message: str) -> EmptyPromptError:
+    return EmptyPromptError(message, metadata={"param": "prompt"})
+
+
 def _text(prompt: str) -> str:
     if not prompt:
-        raise EmptyPromptError("prompt is empty; send at least one character")
+        raise _empty("prompt is empty; send at least one character")
     if len(prompt) > MAX_CHAT_CHARS:
         raise PromptTooLongError.of_text("the prompt", len(prompt), MAX_CHAT_CHARS)
     check_text(prompt)
@@ -212,7 +216,7 @@ def _ids(prompt: object) -> tuple[int, ...]:
     if not isinstance(prompt, list) or not set(map(type, prompt)) <= {int}:
         raise refused("prompt", "prompt is text, token ids, or a list of either, not a mixture")
     if not prompt:
-        raise EmptyPromptError("prompt has no token ids; send at least one")
+        raise _empty("prompt has no token ids; send at least one")
     if len(prompt) > MAX_CHAT_CHARS:
         raise refused("prompt", f"a prompt has at most {MAX_CHAT_CHARS} token ids; shorten it")
     if min(prompt) < 0 or max(prompt) >= 2**31:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from outrider.errors import InvalidRequestError
 from outrider.models.chat import Message, check_messages, check_num_calls, check_num_messages
 from outrider.models.tools import (
     AUTO,
@@ -148,8 +149,18 @@ def messages_of(given: Sequence[ChatMessage]) -> tuple[Message, ...]:
     """The conversation. Raises InvalidRequestError."""
     check_num_messages(len(given))
     messages = tuple(_message(number, message) for number, message in enumerate(given))
-    check_messages(messages)
+    check_conversation(messages, "messages")
     return messages
+
+
+def check_conversation(messages: Sequence[Message], field: str) -> None:
+    """Raises EmptyPromptError, PromptTooLongError or InvalidRequestError, which blame the request's
+    `field`, for a conversation that cannot be answered."""
+    try:
+        check_messages(messages)
+    except InvalidRequestError as error:
+        error.metadata.setdefault("param", field)
+        raise
 
 
 def _message(number: int, message: ChatMessage) -> Message:

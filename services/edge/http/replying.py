@@ -37,10 +37,11 @@ async def serve_reply(api: ChatApi, exchange: Exchange) -> None:
     # The body is not kept while the reply is under way: it counts in no budget any more.
     planned = _without_lines(api.plan(await _asked(exchange)), exchange.frontend.left_out)
     exchange.release()
-    if planned.passed_over.names:
-        log.info("passed_over", request_id=exchange.request_id, parts=planned.passed_over.names)
     identity = exchange.admit(planned.user) if planned.user else exchange.identity
     assert identity is not None
+    if parts := planned.passed_over.logged:
+        request_id = identity.request_id(planned.chats[0].request_id)
+        log.info("passed_over", request_id=request_id, parts=parts)
     config, replies = exchange.frontend.config, exchange.frontend.replies
     reply = RunningReply(planned.writer, len(planned.chats), exchange, config.max_unsent_bytes)
     may_return = bool(exchange.headers.get("idempotency-key"))
@@ -80,7 +81,7 @@ async def _asked(exchange: Exchange) -> ApiRequest:
 def _without_lines(planned: PlannedReply, left_out: LeftOutLines) -> PlannedReply:
     """The same reply to what the model is to read; its client is told what that leaves out."""
     for beginning in left_out.found(planned.chats[0].messages):
-        planned.passed_over.add("system", beginning)
+        planned.passed_over.add(f"system:{beginning}")
     chats = (replace(it, messages=left_out.without(it.messages)) for it in planned.chats)
     return replace(planned, chats=tuple(chats))
 

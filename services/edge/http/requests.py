@@ -14,7 +14,7 @@ from outrider.errors import InvalidRequestError
 from services.edge.http.bodies import is_given, null, read, read_part
 from services.edge.http.fields import FORMAT, Door, Field, Outcome, listed
 from services.edge.http.openai_errors import refused
-from services.edge.http.passed_over import PassedOver
+from services.edge.http.passed_over import UNLISTED, PassedOver
 from services.edge.http.structures import response_format_of
 
 _MAX_NEUTRAL_BYTES: Final = 64
@@ -101,7 +101,7 @@ class RequestReader(Generic[_Body]):
             field = self._listed.get(name)
             if name not in self._names:
                 if is_given(value):
-                    passed_over.add(name)
+                    passed_over.add_unlisted(name)
             elif field is None or field.outcome is Outcome.NO_EFFECT or not _asks(field, value):
                 continue
             elif field.outcome is Outcome.REFUSED:
@@ -120,7 +120,7 @@ class RequestReader(Generic[_Body]):
             given = {name: it for name, it in known.items() if not isinstance(it, UnsetType)}
             num_bytes = sum(len(name) + memoryview(it).nbytes for name, it in given.items())
             if len(data) - num_bytes > _MAX_UNLISTED_BYTES:
-                passed_over.add("unlisted_fields")
+                passed_over.add(UNLISTED)
                 return given
         return read(_members, data)
 

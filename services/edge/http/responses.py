@@ -171,6 +171,7 @@ def conversation_of(request: ReadRequest[ConversationFields]) -> Conversation:
         messages_of(body.instructions, body.input, passed_over),
         [definition_of(it.name, it.description, it.parameters) for it in body.tools],
         choice,
+        field="input",
         parallel=body.parallel_tool_calls is not False,
         names=names,
         options=template_options(

@@ -14,14 +14,14 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from outrider.errors import OutriderError
-from outrider.models.chat import Message, check_messages, check_num_messages
+from outrider.models.chat import Message, check_num_messages
 from outrider.models.tools import AUTO, NONE, check_choice, check_tools
 from outrider.session.client import Accepted, Committed, Done, Provisional, Retracted
 from outrider.session.types import FinishReason, TokenLogprobs
 from services.edge.http import sse
 from services.edge.http.api import ApiRequest
 from services.edge.http.fields import FORMAT
-from services.edge.http.openai_messages import allowed
+from services.edge.http.openai_messages import allowed, check_conversation
 from services.edge.http.openai_reply import ProvisionalText
 from services.edge.http.openai_sampling import (
     SamplingFields,
@@ -106,15 +106,16 @@ def conversation(
     definitions: Sequence[str],
     tool_choice: str,
     *,
+    field: str,
     parallel: bool,
     names: Collection[str] | None = None,
     options: TemplateOptions,
 ) -> Conversation:
-    """A conversation and the tools (as outrider.models.tools.check_tools takes them) that may be
-    called in it; `names`: of those that tool_choice allows, None for all. Raises
-    InvalidRequestError."""
+    """A conversation, which stands in the request's `field`, and the tools (as
+    outrider.models.tools.check_tools takes them) that may be called in it; `names`: of those that
+    tool_choice allows, None for all. Raises InvalidRequestError."""
     check_num_messages(len(messages))
-    check_messages(messages)
+    check_conversation(messages, field)
     tools = check_tools(definitions)
     if names is not None:
         tool_choice, tools = allowed(tool_choice, names, tools)

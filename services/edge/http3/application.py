@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, TypeAlias
 
+from outrider.telemetry.logs import failure_place
 from services.edge.http3.messages import Message, scope_of
 from services.edge.http3.session import Http3Session, RequestStream
 from services.edge.limits.listener import MemoryBudget
@@ -79,7 +80,7 @@ class ApplicationCall:
         try:
             await billed(self._called(scope), self._bill)
         except Exception as failure:
-            connection.context.telemetry.refused("application", error=repr(failure))
+            connection.context.telemetry.refused("application", error=failure_place(failure))
 
     async def _called(self, scope: Message) -> None:
         await self._application(scope, self._receive, self._send)

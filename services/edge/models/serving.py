@@ -10,6 +10,7 @@ from typing import Final, Protocol
 import structlog
 
 from outrider.errors import OutriderError
+from outrider.fair_work.turns import Requester
 from outrider.load_table import Grant, Load, LoadAction, LoadTable, Refuse, Unload
 from outrider.models.definitions import ModelSpec
 from outrider.models.suggested_sampling import SuggestedSampling
@@ -142,9 +143,11 @@ class EdgeModels:
         if models:
             self._perform(self._table.preload(models[0].spec.name))
 
-    def ask(self, name: str, waiter: ModelWaiter, patience_s: float | None) -> None:
+    def ask(
+        self, name: str, waiter: ModelWaiter, patience_s: float | None, requester: Requester
+    ) -> None:
         """A chat wants a model that is served; see LoadTable.ask."""
-        self._perform(self._table.ask(name, waiter, self._loop.time(), patience_s))
+        self._perform(self._table.ask(name, waiter, self._loop.time(), patience_s, requester))
 
     def leave(self, waiter: ModelWaiter) -> None:
         """A chat stops waiting; its methods are not called any more."""
@@ -224,7 +227,7 @@ class EdgeModels:
             if isinstance(failure, OutriderError):
                 log.warning("model_not_loaded", model=name, error=failure.message)
             else:
-                log.exception("model_not_loaded", model=name)
+                log.exception("model_not_loaded", model=name, error=str(failure))
             self._telemetry.model_failed(name)
             self._ended(key)
             self._perform(self._table.failed(key, self._loop.time()))

@@ -22,6 +22,7 @@ from aioquic.quic.packet import QuicErrorCode, QuicFrameType
 from outrider.client.protocol import ACK_DELAY_S, CloseCode
 from outrider.codec.frames import encode_frame
 from outrider.errors import DrainingError, OutriderError, OverloadedError
+from outrider.telemetry.logs import failure_place
 from services.edge.chat.context import EdgeContext
 from services.edge.chat.typeahead import TypeaheadPrefill
 from services.edge.limits.listener import AddressState, ListenerQuotas, MemoryBudget
@@ -168,7 +169,7 @@ class EdgeConnection(ConnectionProtocol):
 
     def fail(self, failure: Exception) -> None:
         """The edge cannot continue with this connection."""
-        self.context.telemetry.refused("failure", error=repr(failure))
+        self.context.telemetry.refused("failure", error=failure_place(failure))
         self.drop("the edge failed in this connection")
 
     def drop(self, reason: str) -> None:

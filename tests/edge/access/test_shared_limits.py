@@ -70,6 +70,15 @@ async def test_two_edges_let_as_many_through_as_one(server: RedisServer) -> None
         assert 0 < error.retry_delay_ms <= 60_000 and error.metadata["remaining"] == "0"
 
 
+async def test_a_reader_of_redis_finds_no_tenants_name(server: RedisServer) -> None:
+    who = tenant("clinic", requests_per_minute=10, input_tokens_per_minute=10, max_sessions=2)
+    async with edge(server) as one:
+        assert await asked(one.begin(who), 5) is None
+        with redis.Redis(port=server.port) as reader:
+            told = str([(key, reader.hgetall(key)) for key in reader.keys()])
+    assert len(told) > 100 and "clinic" not in told
+
+
 async def test_a_prompt_counts_at_all_edges(server: RedisServer) -> None:
     who = tenant(input_tokens_per_minute=1000)
     async with edge(server) as one, edge(server) as two:

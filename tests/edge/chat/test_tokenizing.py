@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from outrider.fair_work.turns import Requester
 from outrider.load_table import LoadLimits, LoadTable
+from services.edge.access.identity import UNIDENTIFIED
 from services.edge.chat.tokenizing import _wait_for
 from services.edge.models.keys import ModelKey
 
@@ -31,9 +33,9 @@ class Waits:
         )
         self.context: Any = SimpleNamespace(models=models)
 
-    def _ask(self, name: str, waiting: Any, patience_s: float | None) -> None:
+    def _ask(self, name: str, waiting: Any, patience_s: float | None, requester: Requester) -> None:
         self.asked.append(waiting)
-        self.table.ask(name, waiting, 0.0, patience_s)
+        self.table.ask(name, waiting, 0.0, patience_s, requester)
 
 
 async def cancelled(task: asyncio.Task[Any]) -> None:
@@ -45,7 +47,7 @@ async def cancelled(task: asyncio.Task[Any]) -> None:
 async def test_who_leaves_waits_no_longer() -> None:
     it = Waits()
     for _ in range(3):
-        task = asyncio.create_task(_wait_for("wanted", it.context))
+        task = asyncio.create_task(_wait_for("wanted", it.context, UNIDENTIFIED))
         await asyncio.sleep(0)
         assert it.table.num_waiting == 1
         await cancelled(task)
@@ -55,7 +57,7 @@ async def test_who_leaves_waits_no_longer() -> None:
 
 async def test_a_model_that_came_in_the_last_moment_is_given_back() -> None:
     it = Waits()
-    task = asyncio.create_task(_wait_for("wanted", it.context))
+    task = asyncio.create_task(_wait_for("wanted", it.context, UNIDENTIFIED))
     await asyncio.sleep(0)
     model: Any = object()
     it.asked[0].granted(model)

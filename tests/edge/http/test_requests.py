@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.errors import InvalidRequestError
+from outrider.errors import EmptyPromptError, InvalidRequestError
 from outrider.sampling.grammar import JSON_OBJECT, MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from services.edge.http import (
     anthropic_messages,
@@ -271,6 +271,17 @@ def test_what_is_missing_is_named(door: Door) -> None:
         name,
         f"{name} is missing, and has to be given",
     )
+
+
+@pytest.mark.parametrize("door", Door)
+def test_what_has_no_text_is_named(door: Door) -> None:
+    api, body = DOORS[door]
+    (name,) = {"messages", "prompt", "input"} & body.keys()
+    empty = [[], ""] if name != "messages" else [[], [{"role": "user", "content": ""}]]
+    for it in empty:
+        error = refusal(api, body | {name: it})
+        assert isinstance(error, EmptyPromptError)
+        assert error.metadata["param"] == name
 
 
 @pytest.mark.parametrize("door", Door)

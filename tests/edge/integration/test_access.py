@@ -201,6 +201,28 @@ async def test_a_token_of_an_issuer_is_a_credential(words: Vocabulary, tmp_path:
         assert mesh.region.opened[0].tenant == "acme"
 
 
+async def test_a_chat_outlives_the_token_that_began_it(words: Vocabulary, tmp_path: Path) -> None:
+    file = tmp_path / "jwks.json"
+    file.write_bytes(key_set(jwk("ES256", "k")))
+    options = {
+        "jwt": JwtConfig(ISSUER, AUDIENCE, jwks_file=file),
+        "tenants": (TenantConfig("acme"),),
+    }
+    async with running(words, tmp_path, REPLY, anonymous=False, **options) as mesh:
+        issuer, identities = mesh.edge._issuer, mesh.edge.listener.context.identities
+        assert issuer is not None
+        await eventually(lambda: issuer.num_fetched > 0)
+        mesh.region.hold(2)
+        async with mesh.client(key=token(exp=FOREVER)) as client:
+            chat = await start(client)
+            identities._clock = lambda: FOREVER + 3600
+            mesh.edge._keyed_chats.check()
+            with pytest.raises(UnauthenticatedError):
+                await told(client)
+            mesh.region.gate.set()
+            await whole(chat)
+
+
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
     with redis_server() as found:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from httpx2 import AsyncClient
+from structlog.testing import capture_logs
 
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
@@ -148,11 +149,15 @@ async def test_what_is_no_http_ends_its_connection_alone(
 async def test_a_defect_is_answered_and_harms_nobody_else(
     monkeypatch: pytest.MonkeyPatch, caller: AsyncClient
 ) -> None:
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, capture_logs() as logs:
         patch.setattr("services.edge.http.openai_models._listed", lambda exchange: 1 // 0)
         answer = await caller.get("/v1/models")
-    assert answer.status_code == 500
+        named = await caller.get("/v1/models", headers={"x-request-id": "Miriam"})
+    assert answer.status_code == named.status_code == 500
     assert "ZeroDivisionError" in answer.json()["error"]["message"]
+    assert named.headers["x-request-id"] == "Miriam", "a client gets its own back"
+    told = [it["request_id"] for it in logs if it["event"] == "request_failed"]
+    assert told == [answer.headers["x-request-id"], ""], "which no log has"
     assert (await caller.get("/v1/models")).status_code == 200
 
 

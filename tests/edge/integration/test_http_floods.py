@@ -8,9 +8,12 @@ import contextlib
 import json
 import ssl
 import struct
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from anyio.streams.tls import TLSStream
 from h2.connection import H2Connection
 from structlog.testing import capture_logs
 
@@ -19,6 +22,7 @@ from outrider.testing import eventually
 from services.edge.http.config import HttpConfig
 from services.edge.http.frame_gate import PREFACE
 from services.edge.http.listener import HttpListener
+from services.edge.limits.fair_queue import LoopUses
 from tests.edge.integration.http_client import CHAT, KEY, RawRequest, plain, serving_http
 from tests.edge.integration.running import Running
 
@@ -28,6 +32,7 @@ pytestmark = pytest.mark.edge(http=HttpConfig(port=0))
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PING, GOAWAY = 0, 1, 2, 3, 4, 6, 7
 ENHANCE_YOUR_CALM, FRAME_SIZE_ERROR = 0xB, 0x6
 _TIMEOUT_S = 30
+HERE = "127.0.0.1/32"
 _REFUSED = "outrider_edge_refused_total"
 _GET = b"\x82\x84\x86\x41\x01a"
 """`GET http://a/` in HPACK."""
@@ -117,6 +122,32 @@ async def test_a_flood_of_frames_ends_its_connection_and_nobody_elses(
             assert (await chat).status_code == 200
         await mesh.settled()
         await eventually(lambda: mesh.sample(_REFUSED, reason="http frames") == 3)
+
+
+async def test_a_handshake_is_charged_to_its_address(
+    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving_http(words, tmp_path, http=HttpConfig(port=0, tls="on")) as mesh:
+        wrap = TLSStream.wrap
+
+        async def slow(*stream: Any, **options: Any) -> TLSStream:
+            until = time.thread_time() + 0.1
+            while time.thread_time() < until:
+                pass
+            return await wrap(*stream, **options)
+
+        spent, spend = list[float](), LoopUses.spend
+
+        def spending(uses: LoopUses, address: str, seconds: float, now: float) -> None:
+            assert address == HERE
+            spent.append(seconds)
+            spend(uses, address, seconds, now)
+
+        monkeypatch.setattr(TLSStream, "wrap", slow)
+        monkeypatch.setattr(LoopUses, "spend", spending)
+        flooder = await Flooder.connected(mesh)
+        flooder.writer.close()
+        await eventually(lambda: sum(spent) > 0.09)
 
 
 async def test_who_comes_back_after_each_flood_may_send_less_each_time(
@@ -210,6 +241,8 @@ async def test_a_defect_is_told_with_its_traceback_once_and_ends_its_connection_
             assert (await other.get("/v1/models")).status_code == 200
     (told,) = [it for it in lines if it["event"] == "http_connection_failed"]
     assert isinstance(told["exc_info"], KeyError)
+    named = [it["error"] for it in lines if it["event"] == "refused"]
+    assert named and {it.partition(":")[0] for it in named} == {"KeyError at test_http_floods.py"}
 
 
 @pytest.mark.parametrize("before", [b"", _ANSWERED])

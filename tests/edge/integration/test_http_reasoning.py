@@ -179,7 +179,7 @@ async def test_thinking_is_turned_off_by_the_templates_variable(
                 body.pop("max_tokens", None)
             counts = [(await client.post(path, json=body)).json()["input_tokens"] for body in asked]
             assert set(counts[1:]) == {
-                counts[0] + len(vocabulary.encode("<think>\n\n</think>\n\n"))
+                counts[0] + len(vocabulary.encode_reply("<think>\n\n</think>\n\n"))
             }
         await mesh.settled()
 

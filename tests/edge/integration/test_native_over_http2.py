@@ -69,6 +69,14 @@ async def test_a_chat_and_questions_are_served_as_over_quic(mesh: Running, clien
             await said(client.chat(ASK))
 
 
+async def test_who_says_nothing_of_itself_is_one_connection(mesh: Running) -> None:
+    async with raw_tcp(mesh) as one, raw_tcp(mesh) as two:
+        for connection in (one, one, two):
+            await RawStream(connection, chat_frame()).ended.wait()
+    first, second, third = (opening.cache_salt for opening in mesh.region.opened)
+    assert first == second != third
+
+
 async def test_a_cancel_ends_the_chat(mesh: Running, client: Client) -> None:
     mesh.region.stop_after = 4
     chat = await start(client)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import structlog
+from prometheus_client import generate_latest
 
 from outrider.client import Accepted, Client, Message
 from outrider.client.chat import Chat
@@ -25,7 +26,9 @@ from outrider.testing import eventually
 from outrider.tokenization.segment_cache import ContentClass
 from outrider.v1 import inference_pb2
 from services.edge.access.identity import TenantConfig
+from services.edge.http.config import HttpConfig
 from tests.api_keys import key_of, text_of
+from tests.edge.integration.access_matrix import DOORS, as_bearer
 from tests.edge.integration.running import REPLY, Running, running
 from tests.edge.integration.trouble import ASK, RawStream, chat_frame, quic, raw, said, start, whole
 from tests.typed_text import type_until
@@ -90,6 +93,17 @@ async def test_what_two_share(
         await type_until(lambda: len(mesh.region.opened) > before, typing, secret)
         assert mesh.region.opened[-1].cache_salt == theirs.cache_salt, "typed text is its own"
         typing.close()
+
+
+@pytest.mark.edge(tenants=TENANTS, keys=KEYS)
+async def test_ids_of_typed_text_are_cached_for_its_group_alone(mesh: Running) -> None:
+    async with mesh.client(key=CLINIC, user="ann") as client:
+        typing, text = client.typing(), "The patient in ward seven is called Miriam."
+        await type_until(lambda: bool(mesh.region.opened), typing, text)
+        typing.close()
+    cached = mesh.model.encoder._cache._ids.items()
+    scopes = {scope for (scope, segment), _ in cached if "patient" in segment}
+    assert scopes == {mesh.region.opened[0].cache_salt}
 
 
 @pytest.mark.parametrize(("first", "second"), STRANGERS)
@@ -207,15 +221,42 @@ def logged() -> Iterator[StringIO]:
 
 
 @pytest.mark.edge(tenants=TENANTS, keys=KEYS)
-async def test_no_secret_is_logged(logged: StringIO, mesh: Running) -> None:
+async def test_neither_secrets_nor_texts_are_in_logs_and_metrics(
+    logged: StringIO, mesh: Running
+) -> None:
+    text = "The patient in ward seven is called Miriam."
     async with mesh.client(key=CLINIC, user="ann") as client:
-        async with client.chat(ASK, priority="low", idempotency_key="my-idempotency") as chat:
+        typing = client.typing()
+        await type_until(lambda: bool(mesh.region.opened), typing, text)
+        typing.close()
+        num_before = len(mesh.region.opened)
+        ask = [Message("user", text)]
+        async with client.chat(ask, priority="low", idempotency_key="my-idempotency") as chat:
             accepted = await anext(chat)
             await chat.result()
         assert isinstance(accepted, Accepted)
         secrets = [CLINIC, "ann", "my-idempotency", chat.resume_token]
     await eventually(lambda: "chat_ended" in logged.getvalue())
     assert accepted.request_id in logged.getvalue(), "the name that everybody may know"
-    assert accepted.request_id == mesh.region.opened[0].request_id
+    assert accepted.request_id == mesh.region.opened[num_before].request_id
+    told = logged.getvalue(), generate_latest(mesh.metrics.registry).decode()
     for secret in (*secrets, client.secret.hex()):
-        assert f'"{secret}"' not in logged.getvalue()
+        assert not any(f'"{secret}"' in page for page in told)
+    for words in ("Miriam", REPLY):
+        assert not any(words in page for page in told)
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.edge(tenants=TENANTS, keys=KEYS, http=HttpConfig(port=0))
+async def test_no_key_and_no_text_is_logged_over_http(
+    door: str, logged: StringIO, mesh: Running
+) -> None:
+    """At the level debug, at which libraries would log what they read."""
+    body = {"model": mesh.model.limits.model, "messages": [{"role": "user", "content": "Miriam"}]}
+    async with DOORS[door](mesh) as ask:
+        answer = await ask("POST", "/v1/chat/completions", body, as_bearer(ACME))
+    assert answer.status == 200
+    await eventually(lambda: "chat_ended" in logged.getvalue())
+    told = logged.getvalue()
+    for words in (ACME, "Miriam", REPLY):
+        assert words not in told

@@ -61,3 +61,27 @@ async def test_variables_reach_the_template(thin: bool, tmp_path: Path) -> None:
             with pytest.raises(InvalidRequestError, match="no variable 'foo'"):
                 await chat.result()
         await mesh.settled()
+
+
+@pytest.mark.parametrize("thin", [False, True])
+async def test_a_reply_continues_what_was_begun(thin: bool, tmp_path: Path) -> None:
+    """Reasoning if that was begun, and otherwise the answer, though this template's prompts begin
+    reasoning by themselves."""
+    vocabulary = thinking_templates.vocabulary_of(R1)
+    continued = {"continue_final_message": True}
+    async with running(vocabulary, tmp_path, "") as mesh, mesh.client() as client:
+        for begun, reply, read in (
+            ("It is", " four.", ("", " four.")),
+            ("<think>", "\nHm.\n</think>\n\nFour.", ("Hm.", "Four.")),
+        ):
+            mesh.region.reply = reply_ids(vocabulary, reply)
+            said = [*ASK, Message("assistant", begun)]
+            async with client.chat(said, template_variables=continued, thin=thin) as chat:
+                result = await chat.result()
+            assert (result.reasoning, result.content) == read
+            opened = mesh.region.opened[-1]
+            if thin:
+                assert opened.messages.template_variables == '{"continue_final_message":true}'
+            else:
+                assert vocabulary.decode(mesh.region.prompt(opened)).endswith(begun)
+        await mesh.settled()

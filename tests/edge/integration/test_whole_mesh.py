@@ -116,6 +116,27 @@ async def test_what_one_said_is_new_when_another_says_it(
     assert len(texts) == 1, "whatever was known, the text is the same"
 
 
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+async def test_nothing_of_a_text_is_written(words: Vocabulary, tmp_path: Path) -> None:
+    """Not by an edge, a router, a tokenizer or a replica; which tokens often follow each other is
+    in no file as text."""
+    write_keys(tmp_path / "keys.json", key_of("first"))
+    edge = {"cache_salt_key": "a secret of the edges", "tenants": (TenantConfig("first"),)}
+    async with running_mesh(words, tmp_path, tokenizers=1, edge=edge) as mesh:
+        async with mesh.client(key=text_of("first")) as client:
+            for thin in (False, True):
+                told = [await cached(client, SECRET, thin=thin) for _ in range(4)]
+                assert told[-1] > 0
+            typing = client.typing()
+            typing.update(SECRET)
+            typing.close()
+    written = contents(tmp_path)
+    assert written and not [file for file, data in written.items() if b"Miriam" in data]
+
+
 LONG_CHAT = [Message(("user", "assistant")[n % 2], f"{n}: {QUESTION[:90]}") for n in range(9)]
 """Of so many messages that the event loop does not look whether it knows them."""
 

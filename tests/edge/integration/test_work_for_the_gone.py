@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +31,7 @@ from tests.edge.integration.access_matrix import FIRST_FRAMES, GOOD
 from tests.edge.integration.http_client import KEY, RawRequest, plain, serving_http
 from tests.edge.integration.region import Embeddings
 from tests.edge.integration.running import Running
-from tests.edge.integration.trouble import RawStream, raw
+from tests.edge.integration.trouble import RawStream, raw, raw_tcp
 
 pytestmark = pytest.mark.edge(http=HttpConfig(port=0))
 
@@ -150,7 +150,7 @@ async def _http1(mesh: Running) -> AsyncIterator[Begin]:
 
     def begin(path: str, body: bytes) -> Leave:
         fields = {
-            "Host": "edge",
+            "Host": "localhost",
             "Authorization": f"Bearer {KEY}",
             "Content-Type": "application/json",
             "Content-Length": str(len(body)),
@@ -184,7 +184,7 @@ async def _http2(mesh: Running) -> AsyncIterator[Begin]:
             ":method": "POST",
             ":path": path,
             ":scheme": "http",
-            ":authority": "edge",
+            ":authority": "localhost",
             "authorization": f"Bearer {KEY}",
             "content-type": "application/json",
             "content-length": str(len(body)),
@@ -237,9 +237,14 @@ DOORS: Final[Mapping[str, Callable[[Running], AbstractAsyncContextManager[Begin]
 
 @asynccontextmanager
 async def _holding(
-    computes: Computes, words: Vocabulary, folder: Path, monkeypatch: pytest.MonkeyPatch
+    computes: Computes,
+    words: Vocabulary,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tls: str = "off",
 ) -> AsyncIterator[tuple[Running, Held]]:
-    async with serving_http(words, folder, max_context_tokens=1 << 19) as mesh:
+    http = HttpConfig(port=0, tls=tls)
+    async with serving_http(words, folder, http=http, max_context_tokens=1 << 19) as mesh:
         held = Held(monkeypatch, *computes.unit)
         try:
             yield mesh, held
@@ -248,17 +253,15 @@ async def _holding(
 
 
 async def _check_nothing_goes_on(
-    held: Held, leave: Leave, mesh: Running, path: str = "/tokenize"
+    held: Held, leave: Leave, others: Callable[[], Awaitable[None]]
 ) -> None:
     """What has begun when the client leaves is the last of it, though somebody else's work of as
-    many slices is done afterwards, by a request to `path`, in turns with what else there is."""
+    many slices is done afterwards, in turns with what else there is."""
     await eventually(lambda: held.begun == [GONE])
     leave()
     await eventually(lambda: held.num_given_up == 1)
     held.may_go_on.set()
-    async with plain(mesh) as client:
-        body = {"model": "small", **ROUTES[path].body(NEXT)}
-        assert (await client.post(path, json=body)).status_code == 200
+    await others()
     assert held.begun.count(NEXT) >= _SLICES
     assert held.begun.count(GONE) == 1
 
@@ -273,21 +276,43 @@ async def test_no_route_computes_for_who_is_gone(
         _holding(computes, words, tmp_path, monkeypatch) as (mesh, held),
         DOORS[door](mesh) as begin,
     ):
+
+        async def others() -> None:
+            other = path if path == "/detokenize" else "/tokenize"
+            body = {"model": "small", **ROUTES[other].body(NEXT)}
+            async with plain(mesh) as client:
+                assert (await client.post(other, json=body)).status_code == 200
+
         body = {"model": "small", **computes.body(GONE)}
         leave = begin(path, json.dumps(body).encode())
-        others = path if path == "/detokenize" else "/tokenize"
-        await _check_nothing_goes_on(held, leave, mesh, others)
+        await _check_nothing_goes_on(held, leave, others)
 
 
+WAYS: Final[Mapping[str, tuple[Any, str]]] = {"QUIC": (raw, "off"), "TCP": (raw_tcp, "on")}
+"""Connections of the native protocol, and whether HTTP has to be encrypted for them."""
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", FRAMES)
 async def test_no_first_frame_computes_for_who_is_gone(
-    kind: str, words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, way: str, words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with _holding(_PROMPT, words, tmp_path, monkeypatch) as (mesh, held), raw(mesh) as sent:
-        frame = FRAMES[kind](GONE)
-        stream = RawStream(sent, encode_frame(frame.SerializeToString()))
-        leave = partial(sent.drop, stream.stream_id)
-        await _check_nothing_goes_on(held, leave, mesh)
+    connected, tls = WAYS[way]
+    async with (
+        _holding(_PROMPT, words, tmp_path, monkeypatch, tls) as (mesh, held),
+        connected(mesh) as sent,
+    ):
+
+        def begin(kind: str, said: Said) -> RawStream:
+            return RawStream(sent, encode_frame(FRAMES[kind](said).SerializeToString()))
+
+        async def others() -> None:
+            answered = begin("tokenize", NEXT)
+            await eventually(answered.ended.is_set)
+            assert answered.frames[-1].WhichOneof("kind") == "tokenized"
+
+        stream = begin(kind, GONE)
+        await _check_nothing_goes_on(held, partial(sent.drop, stream.stream_id), others)
 
 
 @pytest.mark.parametrize("door", DOORS)

@@ -15,9 +15,9 @@ import openvino as ov
 import pytest
 
 from outrider.engines.base import SequenceSlice
+from outrider.engines.gguf_decoder.gemma import GemmaLayer, read_gemma
 from outrider.engines.openvino.convert import convert, read_converted
 from outrider.engines.openvino.engine import OpenVinoEngine
-from outrider.engines.openvino.gemma_file import GemmaLayer, read_gemma
 from outrider.engines.openvino.layouts import DEFAULT_LAYOUT
 from outrider.errors import UnsupportedModelError
 from outrider.fidelity.comparing import engine_rows

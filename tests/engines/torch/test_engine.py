@@ -14,17 +14,20 @@ import torch
 from outrider.engines.base import Engine
 from outrider.engines.config import EngineConfig, Precision
 from outrider.engines.factory import create_engine, warm_up
+from outrider.engines.gguf_decoder.architectures import ARCHITECTURES
+from outrider.engines.gguf_decoder.gpt_oss import GPT_OSS
 from outrider.engines.load_stage import LoadStage
-from outrider.engines.openvino.architectures import ARCHITECTURES
 from outrider.engines.torch.decoder_file import DecoderFile
 from outrider.engines.torch.engine import TorchEngine
 from outrider.engines.torch.loading import load_engine
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, UnsupportedModelError
 from outrider.fidelity.reference import Reference
 from tests.engines.seam.contract import EngineContract
 from tests.engines.seam.driving import all_rows, assert_same, opened, random_ids, run, table
 from tests.engines.shallow_model import ShallowModel
 from tests.fidelity.models import Shape, weights, write
+from tests.models import gpt_oss_files
+from tests.models.gpt_oss_files import GptOss
 
 pytestmark = [pytest.mark.torch, pytest.mark.model]
 
@@ -110,7 +113,7 @@ def relative(rows: np.ndarray, expected: np.ndarray) -> float:
     return float(np.sqrt(np.mean((rows - expected) ** 2) / np.mean(expected**2)))
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", [it for it in ARCHITECTURES if it != GPT_OSS])
 def test_every_architecture_computes_what_its_file_says(architecture: str, tmp_path: Path) -> None:
     """Against the numpy reference, in f32 from end to end."""
     shape = Shape(architecture=architecture, vocabulary=96, width=128, inner=192, window=9)
@@ -123,6 +126,17 @@ def test_every_architecture_computes_what_its_file_says(architecture: str, tmp_p
         single = all_rows(engine, ids, table(engine, 60, 3), 1)
     assert_same(single, rows)
     assert relative(rows, model.logits(model.states([ids])[0])) < 1e-5
+
+
+def test_experts_are_refused(tmp_path: Path) -> None:
+    shape = GptOss()
+    tokens = [chr(0x100 + n) for n in range(shape.vocabulary)]
+    tensors = gpt_oss_files.weights(shape)
+    source = gpt_oss_files.write(
+        tmp_path / "m.gguf", shape, tensors, lambda writer: writer.add_token_list(tokens)
+    )
+    with pytest.raises(UnsupportedModelError, match="which has experts; use openvino"):
+        DecoderFile(source)
 
 
 def test_the_scaled_frequencies_are_those_of_the_file(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ async def test_whoever_asks_for_many_waits_and_others_take_turns(
     await eventually(lambda: len(held.begun) == 2)
     same = asked(grammars, "b", 2, Requester("address", "other"))
     elsewhere = asked(grammars, "c", 2, Requester("elsewhere", "third"))
-    await asyncio.sleep(0)
+    await eventually(lambda: grammars._threads.num_pending == 24)
     held.may_end.set()
     await asyncio.gather(*flood, *same, *elsewhere)
     assert held.begun[2:].index("c{1}") < 2 and held.begun[2:].index("c{2}") < 6

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import signal
+import threading
+from array import array
 from multiprocessing.context import SpawnProcess
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -17,8 +21,11 @@ from outrider.models.chat import Message
 from outrider.models.tools import ToolCall, check_tools
 from outrider.testing import eventually
 from outrider.tokenization.backends.base import REFERENCE
+from outrider.tokenization.encoder import CachingEncoder
+from outrider.tokenization.pool import processes as other_process
 from outrider.tokenization.pool.pool import TokenizationJob, TokenizationResult
 from outrider.tokenization.pool.processes import MAX_PENDING, ProcessPool, two_choices
+from outrider.tokenization.segment_cache import ContentClass
 from tests.edge.integration.region import small_vocabulary
 from tests.models import tool_templates
 
@@ -102,6 +109,37 @@ async def test_chats_of_another_process_survive_its_death() -> None:
     processes.close()
     await asyncio.to_thread(member.join, 30)
     assert member.process.exitcode == -signal.SIGKILL
+
+
+async def test_another_process_caches_for_the_group_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs there, called here: its cache is asked by the group that it is told."""
+    vocabulary, made = small_vocabulary(), list[CachingEncoder]()
+
+    class Encoder(CachingEncoder):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            made.append(self)
+
+    monkeypatch.setattr(other_process, "CachingEncoder", Encoder)
+    ours, theirs = multiprocessing.Pipe()
+    told = theirs, vocabulary, REFERENCE, 1 << 20
+    serving = threading.Thread(target=other_process._serve, args=told)
+    serving.start()
+    chat, num_hits = [Message("user", "hello there")], list[int]()
+    with ours:
+        assert ours.recv_bytes() == b""
+        for scope in (b"one", b"one", b"two", None, None, b"three"):
+            job = TokenizationJob(
+                *(chat, print, JobClass.SHORT, Requester(), 0, asyncio.get_running_loop(), 0.0),
+                scope=scope,
+            )
+            assert (
+                other_process._ask(ours, job) == array("I", vocabulary.encode_chat(chat)).tobytes()
+            )
+            num_hits.append(made[0].lookups[ContentClass.USER].num_hits)
+    await asyncio.to_thread(serving.join, 30)
+    theirs.close()
+    assert num_hits == [0, 1, 1, 1, 1, 1]
 
 
 @pytest.mark.e2e

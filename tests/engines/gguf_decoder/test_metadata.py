@@ -9,9 +9,9 @@ import gguf
 import numpy as np
 import pytest
 
-from outrider.engines.openvino.architectures import check_architecture
-from outrider.engines.openvino.metadata import count_of, number_of
-from outrider.engines.openvino.rotary import read_factors
+from outrider.engines.gguf_decoder.architectures import check_architecture
+from outrider.engines.gguf_decoder.metadata import count_of, number_of
+from outrider.engines.gguf_decoder.rotary import read_factors
 from outrider.errors import UnsupportedModelError
 from outrider.models.gguf_file import open_gguf
 from tests.models.gguf_files import write_out

@@ -1,9 +1,10 @@
-"""Which GGUF files the converter turns into a graph that computes what the file describes.
+"""Which GGUF files engines compute as the file describes.
 
-The converter reads the names it knows and silently ignores the rest, so a file is served only if
-everything in it is known here. It does not know Gemma 3, whose graphs gemma_graph builds.
-tests/engines/openvino/test_formats.py compares each of these architectures with the numpy
-reference.
+OpenVINO's converter reads the names it knows and silently ignores the rest, and so would any
+reader: a file is served only if everything in it is known here. The converter does not know
+Gemma 3 and gpt-oss, whose graphs openvino/gemma_graph and gpt_oss_graph build. Each of these
+architectures is compared with the numpy reference in tests/engines/openvino/test_formats.py and
+tests/engines/torch/test_engine.py.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from typing import Final
 import numpy as np
 from gguf import GGUFReader
 
-from outrider.engines.openvino.gemma_file import GEMMA3, read_gemma
-from outrider.engines.openvino.metadata import count_of
-from outrider.engines.openvino.rotary import FACTORS, head_size_of
+from outrider.engines.gguf_decoder.gemma import GEMMA3, read_gemma
+from outrider.engines.gguf_decoder.gpt_oss import GPT_OSS, read_gpt_oss
+from outrider.engines.gguf_decoder.metadata import count_of
+from outrider.engines.gguf_decoder.rotary import FACTORS, head_size_of
 from outrider.errors import UnsupportedModelError
 from outrider.models.gguf_file import content_of
 
@@ -36,7 +38,16 @@ _BEYOND: Final[dict[str, tuple[str, ...]]] = {
     ),
 }
 """Architectures, and what each has in a layer besides what all have."""
-ARCHITECTURES: Final = tuple(_BEYOND)
+_LINEAR: Final = (
+    *("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate_inp"),
+    *("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"),
+)
+_OF_GPT_OSS: Final = (
+    *(f"{name}.{part}" for name in _LINEAR for part in ("weight", "bias")),
+    *("attn_norm.weight", "post_attention_norm.weight", "attn_sinks.weight"),
+)
+"""All that it has in a layer."""
+ARCHITECTURES: Final = (*_BEYOND, GPT_OSS)
 _READ_FIELDS: Final = frozenset(
     {"vocab_size", "context_length", "embedding_length", "feed_forward_length", "block_count"}
     | {"attention.head_count", "attention.head_count_kv", "attention.key_length"}
@@ -53,6 +64,13 @@ _READ_OF_GEMMA: Final = frozenset(
     | {"rope.freq_base_swa", "rope.scale_linear", "rope.scaling.type", "rope.scaling.factor"}
     | {"embedding_scale", "attn_logit_softcapping", "final_logit_softcapping"}
 )
+_READ_OF_GPT_OSS: Final = frozenset(
+    {"attention.sliding_window", "expert_count", "expert_used_count", "expert_feed_forward_length"}
+    | {"rope.scaling.type", "rope.scaling.factor", "rope.scaling.yarn_beta_fast"}
+    | {"rope.scaling.yarn_beta_slow"}
+)
+_READ_OF: Final = {GEMMA3: _READ_OF_GEMMA, GPT_OSS: _READ_OF_GPT_OSS}
+"""Fields that are computed with besides, by architecture."""
 _NONE: Final = (0, False)
 _ONE: Final = (0, 1)  # llama.cpp takes 0 for a factor that is not there
 _WITHOUT_EFFECT: Final[dict[str, tuple[object, ...]]] = {
@@ -80,7 +98,7 @@ def check_architecture(reader: GGUFReader) -> None:
     """Raises UnsupportedModelError, naming what can be served, for a file of another architecture,
     or one with a part that would be left out."""
     name = str(content_of(reader, "general.architecture"))
-    if name not in _BEYOND:
+    if name not in ARCHITECTURES:
         raise UnsupportedModelError(
             f"models of the architecture {name!r} cannot be served; choose one of "
             f"{', '.join(ARCHITECTURES)} as a GGUF file or safetensors, or a folder of OpenVINO's"
@@ -98,7 +116,7 @@ def _check_fields(reader: GGUFReader, name: str) -> None:
         _refuse(name, f"only part of a head's values turns with the position ({name}.rope)")
     if count_of(reader, f"{name}.attention.value_length", head_size) != head_size:
         _refuse(name, f"heads of values have another size ({name}.attention.value_length)")
-    read = _READ_FIELDS | (_READ_OF_GEMMA if name == GEMMA3 else frozenset())
+    read = _READ_FIELDS | _READ_OF.get(name, frozenset())
     for key in reader.fields:
         field = key.removeprefix(f"{name}.")
         if field == key or field in read:
@@ -108,6 +126,8 @@ def _check_fields(reader: GGUFReader, name: str) -> None:
             _refuse(name, f"{key} is {value!r:.60}, which changes the result in a way not known")
     if name == GEMMA3:
         read_gemma(reader)
+    if name == GPT_OSS:
+        read_gpt_oss(reader)
 
 
 def _usual_values(field: str, head_size: int) -> tuple[float, ...]:
@@ -119,8 +139,9 @@ def _check_tensors(reader: GGUFReader, name: str) -> None:
     count = content_of(reader, f"{name}.block_count")
     if type(count) is not int or not 0 < count < 1 << 12:
         _refuse(name, f"it lacks {name}.block_count")
-    known = {*_OF_MODEL} if name == GEMMA3 else {*_OF_MODEL, FACTORS}
-    known |= {f"blk.{n}.{part}" for n in range(count) for part in (*_OF_LAYER, *_BEYOND[name])}
+    known = {*_OF_MODEL} if name in _READ_OF else {*_OF_MODEL, FACTORS}
+    of_layer = _OF_GPT_OSS if name == GPT_OSS else (*_OF_LAYER, *_BEYOND[name])
+    known |= {f"blk.{n}.{part}" for n in range(count) for part in of_layer}
     needed = known - {"output.weight", FACTORS}
     found = {tensor.name: tensor for tensor in reader.tensors}
     if strange := sorted(found.keys() - known):
@@ -128,7 +149,8 @@ def _check_tensors(reader: GGUFReader, name: str) -> None:
     if lacking := sorted(needed - found.keys()):
         _refuse(name, f"it lacks {lacking[0]}")
     for tensor in found.values():
-        if len(tensor.shape) == 2 and int(tensor.shape[0]) % BLOCK_VALUES:
+        is_matrix = len(tensor.shape) > 1 and not tensor.name.endswith(".bias")
+        if is_matrix and int(tensor.shape[0]) % BLOCK_VALUES:
             _refuse(name, f"rows of {tensor.name} have {tensor.shape[0]} values, no multiple of 32")
 
 

@@ -12,8 +12,8 @@ from typing import Any, Final, NoReturn
 
 from gguf import GGUFReader
 
-from outrider.engines.openvino.metadata import count_of, number_of
-from outrider.engines.openvino.rotary import head_size_of
+from outrider.engines.gguf_decoder.metadata import count_of, number_of
+from outrider.engines.gguf_decoder.rotary import head_size_of
 from outrider.errors import UnsupportedModelError
 from outrider.models.gguf_file import content_of
 
