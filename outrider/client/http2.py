@@ -244,6 +244,8 @@ class Http2Connection(asyncio.Protocol):
         if self._transport is not None:
             self._flush()
             self._transport.close()
+            # The edge's own farewell is not waited for: whoever leaves may end the loop.
+            self._loop.call_soon(self._transport.abort)
         for stream in streams.values():
             stream.reader.failed(error)
 
@@ -254,8 +256,6 @@ class Http2Connection(asyncio.Protocol):
                 self._flush()
             case LinkAction.GIVE_UP:
                 self._lose(UnavailableError(f"{self._edge} no longer answers; connect again"))
-                if self._transport is not None:
-                    self._transport.abort()
             case LinkAction.WAIT | LinkAction.MIGRATE:
                 pass
 

@@ -111,9 +111,10 @@ class TokenizerConfig:
     max_in_flight: PositiveInt = 256
     """Requests of one stream in progress at once; then reading from it pauses."""
     max_pending: PositiveInt = 2048
-    """Requests in progress at once over all streams; more are refused as OVERLOADED."""
+    """Requests in progress at once over all streams; for more, whoever has most of them loses the
+    newest, as OVERLOADED."""
     max_pending_bytes: PositiveInt = 256 << 20
-    """Most bytes of those requests; more are refused as OVERLOADED."""
+    """Most bytes of those requests; likewise."""
     max_message_bytes: PositiveInt = 16 << 20
     """Largest message read or written."""
     worker_processes: NonNegativeInt = 2
@@ -124,7 +125,7 @@ class TokenizerConfig:
     max_part_chars: int = 1 << 20
     """Longest stretch of a text without a safe place to cut; longer ones are refused."""
     max_long_texts: PositiveInt = 64
-    """Long texts in progress at once; more are refused as OVERLOADED."""
+    """Long texts in progress at once; likewise."""
     window_parts: PositiveInt = 16
     """Parts of one long text held at once, results that the caller has not read included."""
     worker_timeout_s: PositiveFloat = 5.0

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -26,12 +26,14 @@ from outrider.cli.local.state import (
     record_start,
     running_mesh,
     start_of,
+    started_by,
     supervisor_pid,
     withdraw,
 )
 from outrider.errors import UnavailableError
 
 MESH = RunningMesh(os.getpid(), "127.0.0.1", [{"name": "edge", "port": 4433}], [{"name": "m"}])
+OLD = replace(MESH, supervisor_pid=1)
 _UP = ("up", "--engine", "fake", "--port", "0", "--http-port", "0")
 
 
@@ -148,6 +150,17 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
         (tmp_path / "mesh.json").write_text("{bad", encoding="utf-8")
         with pytest.raises(UnavailableError, match=r"mesh\.json is damaged"):
             running_mesh(tmp_path)
+
+
+@pytest.mark.parametrize("left", ["", "{bad", "{}", json.dumps(asdict(OLD))])
+def test_what_an_earlier_mesh_left_stops_no_start(left: str, tmp_path: Path) -> None:
+    own = os.getpid()
+    with holding(tmp_path):
+        (tmp_path / "mesh.json").write_text(left, encoding="utf-8")
+        assert started_by(own, tmp_path) is None
+        publish(tmp_path, MESH)
+        assert started_by(own, tmp_path) == MESH
+        assert started_by(own + 1, tmp_path) is None
 
 
 @pytest.mark.e2e

@@ -7,17 +7,19 @@ import asyncio
 import sys
 from pathlib import Path
 
+from outrider.cli.failures import sentence_of
 from outrider.cli.local.mesh import load
 from outrider.cli.local.up import run
-from outrider.errors import OutriderError
 
 
 def main() -> int:
     """Run the mesh until it is stopped."""
     try:
         asyncio.run(run(load(sys.stdin.buffer.read()), Path(sys.argv[1])))
-    except OutriderError as error:
-        print(f"outrider: {error.message}", file=sys.stderr)
+    except Exception as failure:
+        if not (told := sentence_of(failure)):
+            raise
+        print(f"outrider: {told}", file=sys.stderr)
         return 1
     return 0
 

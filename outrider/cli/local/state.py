@@ -140,6 +140,16 @@ def running_mesh(state_dir: Path) -> RunningMesh | None:
     return mesh if mesh is not None and mesh.supervisor_pid == pid else None
 
 
+def started_by(pid: int, state_dir: Path) -> RunningMesh | None:
+    """The mesh in the folder, if this supervisor has it up; None before. A record that is damaged
+    is of an earlier mesh: this one's appears whole."""
+    try:
+        mesh = running_mesh(state_dir)
+    except UnavailableError:
+        return None
+    return mesh if mesh is not None and mesh.supervisor_pid == pid else None
+
+
 def killed_mesh(state_dir: Path) -> RunningMesh | None:
     """The last mesh that was up in the folder, if it was not stopped but its supervisor killed, or
     the machine; None while another one is up, starts or stops."""

@@ -54,6 +54,7 @@ from outrider.cli.local.state import (
     record_start,
     running_mesh,
     start_of,
+    started_by,
     supervisor_pid,
 )
 from outrider.cli.local.supervisor import FAILED, STOP_LIMIT_S, Supervisor, tail
@@ -335,7 +336,7 @@ def _wait_ready(
     """Wait until all of the mesh is up, or its supervisor has ended because a process does not
     start; its output is shown meanwhile. Raises UnavailableError."""
     with log.open(encoding="utf-8", errors="replace") as said, start_line(console) as show:
-        while (mesh := running_mesh(state_dir)) is None or mesh.supervisor_pid != child.pid:
+        while (mesh := started_by(child.pid, state_dir)) is None:
             if child.poll() is not None:
                 raise UnavailableError(f"the mesh did not start: {tail(log, _MAX_TOLD_LINES)}")
             _pass_on(said, console)
