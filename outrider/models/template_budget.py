@@ -18,7 +18,7 @@ from jinja2.utils import Namespace
 from markupsafe import Markup
 
 MAX_STEPS: Final = 1 << 19
-MAX_JOB_S: Final = 1.5
+MAX_JOB_S: Final = 1.8
 """Most computing time of all renderings of one chat in their thread, whatever their steps."""
 MAX_BYTES: Final = 40 << 20
 """Most memory of the values that one rendering holds, and of the operation under way."""

@@ -52,6 +52,7 @@ _CHAR_BYTES: Final = 88
 """Of a text of one character in a list."""
 _PIECE_BYTES: Final = 88
 """Of a short text in a list, beside its characters."""
+_CONTROLS: Final = "".join(chr(it) for it in range(0x20) if chr(it) not in "\b\t\n\f\r")
 _LINE_ENDS: Final = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 _WIDE: Final = re.compile(r"\d{5}|\*|\{[^{}]*\{")
 """In a format: a width of five digits, or one that comes from elsewhere."""
@@ -424,6 +425,9 @@ def _in_json(
 ) -> None:
     given = budget.extent(value)
     num_chars = given.size * (12 if ensure_ascii and given.char_bytes == 4 else 6)
+    if given.size > _MAX_KEY_CHARS and not ensure_ascii:  # of long texts it is worth counting
+        budget.spend(given.size * len(_CONTROLS) // STEP_CHARS // 16)
+        num_chars = given.size * 2 + 4 * _num_controls(value)
     budget.need(num_chars * (1 if ensure_ascii else given.char_bytes))
     num_spaces = len(indent) if isinstance(indent, str) else indent or 0
     if num_spaces > _MAX_INDENT or any(len(it) > _MAX_INDENT for it in separators or ()):
@@ -433,6 +437,20 @@ def _in_json(
         budget.need(num_lines * _PIECE_BYTES * 3 + num_chars * given.char_bytes)
     elif separators is not None:
         budget.need(given.size * 2 * _MAX_INDENT)
+
+
+def _num_controls(value: Any) -> int:
+    """Characters that JSON writes as six."""
+    num, left = 0, [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, str):
+            num += sum(map(one.count, _CONTROLS))
+        elif isinstance(one, dict):
+            left += [*one.keys(), *one.values()]
+        elif isinstance(one, list | tuple):
+            left += one
+    return num
 
 
 def _lines_of_json(value: Any, num_spaces: int) -> tuple[int, int]:

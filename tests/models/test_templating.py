@@ -186,6 +186,17 @@ def test_all_renderings_of_a_chat_share_their_time() -> None:
     assert 0 < (next(now) - begun) * 0.01 < 2 * MAX_JOB_S
 
 
+def test_two_megabytes_with_a_wide_character_have_room() -> None:
+    bounded = BoundedEnvironment(lambda: 0.0)
+    messages = [{"role": "user", "content": "a b\n" * 500_000 + "\U0001f600"}]
+    template = bounded.compiled(
+        "{% for m in messages %}{{ '<' ~ m.content | trim ~ '>' }}{% endfor %}"
+        "{{ messages | tojson | length }}"
+    )
+    said, _ = bounded.rendered(template, {"messages": messages})
+    assert said.endswith(str(len(json.dumps(messages, ensure_ascii=False))))
+
+
 def test_json_may_be_written_with_arguments_by_place() -> None:
     bounded = BoundedEnvironment(lambda: 0.0)
     said, _ = bounded.rendered(bounded.compiled("{{ ['\u00e9'] | tojson(true, 2) }}"), {})
