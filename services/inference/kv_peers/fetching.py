@@ -87,6 +87,7 @@ class KvPeers(KvTier):
         self._peers: LruMap[str, _Peer] = LruMap(MAX_PEERS)
         self._blocks = metrics.counter(PEER_BLOCKS)
         self._bytes = metrics.counter(TRANSFERRED)
+        self._bytes.add(0, _DIRECTION)
         self._seconds = metrics.histogram(TRANSFER_SECONDS, TRANSFER_BOUNDARIES_S)
         self._failures = metrics.counter(PEER_FAILURES)
         self._latest = LoadPlanner()

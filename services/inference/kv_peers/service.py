@@ -31,6 +31,7 @@ from services.inference.kv_peers.telemetry import PEER_BLOCKS
 from services.inference.kv_tiers.blocks import TRANSFERRED, KvIdentity, payload_of
 from services.inference.model_thread import ModelThread
 
+_DIRECTION: Final = {"direction": "serve"}
 _QUIET_S: Final = 0.3
 """Seconds without a request after which no replica is expected to fetch KV any more."""
 
@@ -56,6 +57,7 @@ class KvTransferService(KvTransferServiceServicer):
         self._limits = ServingLimits(config, identity.layout.block_bytes)
         self._blocks = metrics.counter(PEER_BLOCKS)
         self._bytes = metrics.counter(TRANSFERRED)
+        self._bytes.add(0, _DIRECTION)
         self._refused = RefusalLog("kv requests")
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="kv-serve")
         self._changed = asyncio.Event()
@@ -142,7 +144,7 @@ class KvTransferService(KvTransferServiceServicer):
                         index=index, num_bytes=len(frame), data=bytes(piece)
                     )
                 self.num_bytes += len(frame)
-                self._bytes.add(len(frame), {"direction": "serve"})
+                self._bytes.add(len(frame), _DIRECTION)
                 self._blocks.add(1, {"result": "served"})
 
 

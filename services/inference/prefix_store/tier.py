@@ -128,6 +128,8 @@ class PrefixStoreTier(KvTier):
         self._saving = asyncio.Lock()
         self._blocks = metrics.counter(STORE_BLOCKS)
         self._bytes = metrics.counter(TRANSFERRED)
+        for direction in ("save", "load"):
+            self._bytes.add(0, {"direction": direction})
         self._seconds = metrics.histogram(TRANSFER_SECONDS, TRANSFER_BOUNDARIES_S)
         self._failures = metrics.counter(STORE_FAILURES)
 

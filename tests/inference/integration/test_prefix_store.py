@@ -71,7 +71,8 @@ def is_loaded(it: Running) -> bool:
 
 def moved(it: Running, direction: str) -> tuple[float, float]:
     """Bytes that went this way, and the number of times."""
-    num_bytes = it.value("outrider_kv_transferred_bytes_total", direction=direction) or 0.0
+    num_bytes = it.value("outrider_kv_transferred_bytes_total", direction=direction)
+    assert num_bytes is not None, "there from the start"
     return num_bytes, it.value("outrider_kv_transfer_seconds_count", direction=direction) or 0.0
 
 
