@@ -20,7 +20,10 @@ from tools.pin_hashes import FOLDER, needed
 
 ROLES = ("edge", "router", "tokenizer", "inference")
 EXTRA_MODULES = {
-    "client": ("aioquic", "prompt_toolkit", "pylsqpack", "service_identity", "wcwidth"),
+    "client": (
+        *("aioquic", "certifi", "h2", "prompt_toolkit"),
+        *("pylsqpack", "service_identity", "wcwidth"),
+    ),
     "inference": ("openvino", "openvino_genai", "openvino_tokenizers", "llguidance"),
     "redis": ("redis",),
     "s3": ("obstore",),

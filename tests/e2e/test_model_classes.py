@@ -17,10 +17,11 @@ from openai import AsyncOpenAI
 
 from bench.harness.local_mesh import LocalMesh, local_mesh
 from outrider.cli.local import development_key
-from outrider.cli.model_choice import choose
 from outrider.client import Committed, SamplingParams, connect
 from outrider.engines.config import EngineConfig
 from outrider.engines.openvino.loading import load_engine
+from outrider.models.catalog import ModelSpec
+from outrider.models.disk.files import file_sha256
 from outrider.models.store import ModelStore
 from outrider.models.tools import check_tools, tool_text
 from outrider.models.vocabulary import Vocabulary
@@ -87,9 +88,8 @@ def truths(kind: ModelClass, file: Path, store: ModelStore) -> list[Asked]:
         lark = call_grammar(form, tools, vocabulary.find_control, parallel=False)
         grammar = Grammar(GrammarKind.LARK, lark)
     found = list[Asked]()
-    engine = load_engine(
-        choose(str(file)).spec, store, EngineConfig(num_blocks=256, max_fixed_rows=0)
-    )
+    spec = ModelSpec(kind.name, f"file:{file}", file_sha256(file))
+    engine = load_engine(spec, store, EngineConfig(num_blocks=256, max_fixed_rows=0))
     try:
         reference = Reference(engine, vocabulary)
         for sampling in asked:

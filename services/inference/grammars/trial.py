@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from outrider.children import python_module
 from outrider.errors import InvalidSamplingError
 from outrider.sampling.grammar import Grammar, GrammarKind
 
@@ -51,7 +52,7 @@ def check_cost(grammar: Grammar, text: str) -> None:
     if not needs_trial(grammar):
         return
     done = subprocess.run(
-        [sys.executable, "-m", __name__],
+        python_module(__name__),
         input=text.encode(errors="surrogatepass"),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -202,7 +202,7 @@ async def test_the_body_of_a_request_is_not_kept_while_its_reply_is_under_way(
     mesh.region.stop_after = 4
     request = await RawRequest.chat(mesh)
     await eventually(lambda: len(mesh.region.live) == 1)
-    assert not [it for it in gc.get_objects() if isinstance(it, ApiRequest)]
+    assert not [it for it in gc.get_objects() if type(it) is ApiRequest]
     request.close()
 
 
