@@ -96,6 +96,11 @@ class FrameGate:
         self._has_reset_too_many = False
         self._refusal: OutriderError | None = None
 
+    def forget(self) -> None:
+        """Let go of what came and was not taken: nothing more is."""
+        self._data = self._header = b""
+        self._at = 0
+
     @property
     def is_http2(self) -> bool:
         """Whether the connection began with the preface of HTTP/2, byte for byte."""

@@ -66,6 +66,10 @@ class Http1(H11Protocol):
         self._pushing.push(piece)
         return True
 
+    def forget(self) -> None:
+        """The connection is over: let go of what came over it."""
+        del self.connection, self.can_read
+
     async def handle(self, event: Event) -> None:
         """Handle received bytes, or their end."""
         try:

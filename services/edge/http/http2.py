@@ -57,6 +57,10 @@ class Http2(H2Protocol):
         self._flushing: set[asyncio.Task[None]] = set()
         """Tasks that send them once there is room."""
 
+    def forget(self) -> None:
+        """The connection is over: let go of what came over it."""
+        del self.connection
+
     @property
     def is_leaving(self) -> bool:
         """Whether it takes no more requests."""

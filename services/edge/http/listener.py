@@ -297,7 +297,11 @@ class HttpListener:
         server = _Server(app, self._config, self._context, paced, raw)
         app.protocol = lambda: server.http_protocol
         app.resets = StreamResets(app.protocol, abort)
-        await server.run()
+        try:
+            await server.run()
+        finally:
+            server.forget()
+            gate.forget()
         if server.refusal is not None:
             self._refused(meter.prefix, server.refusal)
 
@@ -349,6 +353,12 @@ class _Server(TCPServer):
     def protocol(self, made: ProtocolWrapper) -> None:
         use_ours(made, self._paced, self, self.config.h11_max_incomplete_size)
         self._protocol = made
+
+    def forget(self) -> None:
+        """The connection is over: let go of what came over it. Its objects refer to each other, so
+        they are there until garbage in cycles is looked for (outrider.process.settle)."""
+        if isinstance(protocol := self.http_protocol, Http1 | Http2):
+            protocol.forget()
 
     @property
     def may_push(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import ssl
 import struct
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from anyio.streams.tls import TLSStream
 from h2.connection import H2Connection
+from h11._receivebuffer import ReceiveBuffer
 from structlog.testing import capture_logs
 
 from outrider.models.vocabulary import Vocabulary
@@ -370,3 +372,22 @@ async def test_who_has_too_many_connections_is_told_by_tls(mesh: Running) -> Non
     with pytest.raises(ssl.SSLError, match=r"(?i)alert internal error"):
         await asyncio.open_connection("127.0.0.1", mesh.ports.http, ssl=trusted)
     held.close()
+
+
+async def test_heads_that_are_refused_leave_nothing_behind(mesh: Running) -> None:
+    """Though the objects of a connection refer to each other, and garbage of that kind is looked
+    for seldom."""
+    head = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nx: " + b"y" * 300_000 + b"\r\n\r\n"
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", mesh.ports.http)
+            writer.write(head)
+            assert (await reader.read(12)).startswith(b"HTTP/1.1 431")
+            writer.close()
+        await eventually(lambda: not mesh.http._connections)
+        kept = [it for it in gc.get_objects() if type(it) is ReceiveBuffer]
+    finally:
+        gc.enable()
+    assert not any(len(it) > 1000 for it in kept)
