@@ -26,7 +26,7 @@ NO_CLAIMS: Final = (
     "- **Operators of the mesh see texts.**",
     "Edges, routers (of clients that send text), tokenizers and replicas have them",
     "- **Timing across groups under load.**",
-    "Five of 44 attacks",
+    "Nine of 22 attacks",
     "Only within a process single words",
     "- **Lengths on the wire.**",
     "An observer sees how long",
