@@ -114,7 +114,7 @@ class DocumentEncoder:
         if self._rule is None or len(text) <= LONG_CHARS:
             return [text]
         cutter = Cutter(self._rule, target_chars=LONG_CHARS, max_chars=len(text) + 1)
-        return [*cutter.feed(text), cutter.finish()]
+        return [*cutter.feed(text), *cutter.finish()]
 
     def _columns(
         self, documents: Sequence[Document], num_tokens: npt.NDArray[np.int32]

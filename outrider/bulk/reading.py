@@ -228,7 +228,7 @@ def _texts(data: bytes, rule: CutRule | None) -> tuple[str, ...]:
         for begin in range(0, len(view), TEXT_BYTES):
             end = begin + TEXT_BYTES
             texts += cutter.feed(decoder.decode(view[begin:end], final=end >= len(view)))
-    return (*texts, cutter.finish())
+    return (*texts, *cutter.finish())
 
 
 def _bounds(one: Slice, options: ReadOptions, file: io.FileIO) -> tuple[int, int]:
@@ -271,7 +271,7 @@ def _parts(path: str, options: ReadOptions) -> Iterator[str]:
         while data := file.read(_PIECE_BYTES):
             yield from cutter.feed(decoder.decode(data))
     decoder.decode(b"", final=True)
-    yield cutter.finish()
+    yield from cutter.finish()
 
 
 _READERS: Final[dict[tuple[FileKind, bool], Reader]] = {

@@ -123,11 +123,14 @@ class Cutter:
             )
         return parts
 
-    def finish(self) -> str:
-        """The last part, empty if the text ended with the one before; the cutter starts anew."""
+    def finish(self) -> list[str]:
+        """The last parts, of which the very last is empty if the text ended with the one before;
+        the cutter starts anew."""
+        # What came since the latest search may complete parts, too.
+        parts = self._cut() if self._rule else []
         last = "".join(self._pieces)
         self._keep("")
-        return last
+        return [*parts, last]
 
     def _cut(self) -> list[str]:
         assert self._rule is not None

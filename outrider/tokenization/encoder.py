@@ -234,8 +234,7 @@ class CachingEncoder:
         cutter = Cutter(self._cuts, target_chars=SLICE_CHARS, max_chars=SLICE_CHARS + len(text))
         for start in range(0, len(text), SLICE_CHARS):
             yield from cutter.feed(text[start : start + SLICE_CHARS])
-        if last := cutter.finish():
-            yield last
+        yield from filter(None, cutter.finish())
 
     def _clear_if_stale(self) -> None:
         """A backend that was turned off may have given wrong ids before."""

@@ -101,7 +101,7 @@ def cut(rule: CutRule, pieces: Sequence[str], target_chars: int) -> list[str]:
     """The parts of a text that arrives in `pieces`."""
     cutter = Cutter(rule, target_chars=target_chars, max_chars=1 << 30)
     parts = [part for piece in pieces for part in cutter.feed(piece)]
-    return [*parts, cutter.finish()]
+    return [*parts, *cutter.finish()]
 
 
 def pieces_of(text: str, rng: random.Random, longest: int) -> list[str]:

@@ -27,7 +27,7 @@ def vocabulary(folder: Path, *, prefix: bool, **kind: object) -> Vocabulary:
 
 def in_parts(vocabulary: Vocabulary, rule: CutRule | None, text: str) -> list[int]:
     cutter = Cutter(rule, target_chars=1, max_chars=len(text) + 2)
-    parts = [*cutter.feed(text), cutter.finish()]
+    parts = [*cutter.feed(text), *cutter.finish()]
     return [i for part in parts for i in vocabulary.encode(part)]
 
 

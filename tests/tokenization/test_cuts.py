@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from outrider.errors import FrameTooLargeError
@@ -21,10 +21,11 @@ def cut(text: str, lengths: list[int], target_chars: int = 3) -> list[str]:
     for length in [*lengths, len(text)]:
         parts += cutter.feed(text[:length])
         text = text[length:]
-    return [*parts, cutter.finish()]
+    return [*parts, *cutter.finish()]
 
 
 @given(TEXTS, st.lists(st.integers(0, 7)), st.integers(1, 9))
+@example("a<a b>a aaa", [3, 7], 4)
 def test_parts_depend_on_the_text_alone(text: str, lengths: list[int], target_chars: int) -> None:
     parts = cut(text, lengths, target_chars)
     assert "".join(parts) == text
@@ -52,16 +53,16 @@ def test_a_place_that_a_coming_token_may_span_is_not_cut_at() -> None:
     assert cutter.feed("xc d") == []
     assert cutter.feed(" e a") == []
     assert cutter.feed(" aaaa") == ["xc d e", " a"]
-    assert cutter.finish() == " aaaa"
+    assert cutter.finish() == [" aaaa"]
 
 
 def test_without_a_rule_the_text_is_one_part() -> None:
     cutter = Cutter(None, target_chars=2, max_chars=100)
     assert [cutter.feed("a b ") for _ in range(10)] == [[]] * 10
     assert cutter.num_held_chars == 40
-    assert cutter.finish() == "a b " * 10
+    assert cutter.finish() == ["a b " * 10]
     assert cutter.num_held_chars == 0
-    assert cutter.finish() == ""
+    assert cutter.finish() == [""]
 
 
 @pytest.mark.parametrize("rule", [SPACES, None])

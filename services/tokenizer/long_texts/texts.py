@@ -141,8 +141,7 @@ class LongTexts:
         async for step in _steps(first, rest):
             for part in cutter.feed(step):
                 await self._add(job, template, part)
-        last = cutter.finish()
-        if last:
+        for last in filter(None, cutter.finish()):
             await self._add(job, template, last)
         job.state.is_complete = True
 
