@@ -16,7 +16,7 @@ export const fetchTransport = { name: "fetch", chat };
 /** The events of one reply; see transport.js. */
 export async function* chat(request, { signal }) {
   const body = JSON.stringify(bodyOf(request));
-  const reply = { lastId: "", opened: false, finish: null, usage: null, at: 0 };
+  const reply = { lastId: request.lastEventId ?? "", opened: false, finish: null, usage: null, at: 0 };
   let lostAt = 0;
   let delay = FIRST_RETRY_MS;
   for (;;) {
@@ -59,7 +59,8 @@ class Lost extends Error {
   }
 }
 
-function bodyOf({ model, messages, sampling, speculation, provisional, thinking, tools }) {
+function bodyOf(request) {
+  const { model, messages, sampling, speculation, provisional, thinking, tools, typingId } = request;
   const body = {
     messages,
     ...sampling,
@@ -71,6 +72,7 @@ function bodyOf({ model, messages, sampling, speculation, provisional, thinking,
   if (speculation && speculation !== "on") body.speculation = speculation;
   if (thinking === "on" || thinking === "off") body.enable_thinking = thinking === "on";
   if (tools?.length) body.tools = tools;
+  if (typingId) body.typing_id = typingId;
   return body;
 }
 
@@ -98,8 +100,11 @@ async function* attempt(idempotencyKey, body, reply, signal) {
       const at = performance.now();
       for (const { name, data, id } of reader.read(piece.value)) {
         if (data === "[DONE]") return;
+        const made = [...eventsOf(name, JSON.parse(data), reply, at)];
+        // Whoever has taken all of an event may continue after it.
+        if (id && made.length) made.at(-1).eventId = id;
+        yield* made;
         if (id) reply.lastId = id;
-        yield* eventsOf(name, JSON.parse(data), reply, at);
       }
     }
   } finally {
@@ -191,6 +196,7 @@ function ending({ finish, metrics }) {
     queueMs: metrics?.queue_time_ms,
     rttMs: metrics?.rtt_ms,
     moves: metrics?.moves ?? 0,
+    aheadTokens: metrics?.ahead_tokens ?? 0,
     tokens: metrics?.tokens,
   };
 }
