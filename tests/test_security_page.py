@@ -41,6 +41,7 @@ NO_CLAIMS: Final = (
     "**Between clients.**",
     "**Against one client.**",
     "**Work in turns.**",
+    "**Against what a model writes, in the chat page.**",
     "**Against who is not there.**",
     "**Against the network.**",
     "**Against another model's words.**",
