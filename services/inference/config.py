@@ -116,8 +116,10 @@ class InferenceConfig:
     """Whether the text is the same bits in every batch; off trades that for speed."""
     trtllm: TensorRtLlmOptions = dataclasses.field(default_factory=TensorRtLlmOptions)
     """The tensorrt-llm engine; its checkpoint has to have the vocabulary of `model`."""
-    warm_up_rows: NonNegativeInt = 272
-    """Engine calls of up to so many rows are made before the replica is ready; 0: none."""
+    warm_up_rows: NonNegativeInt = 16
+    """Engine calls of up to so many rows are made before the replica is ready; 0: none. Kernels for
+    a number of rows are built in its first call, in some 20 ms, whatever the number: little beside
+    a call of more rows, and those of up to 32 get models of their own soon after."""
     scheduler: SchedulerLimits = dataclasses.field(default_factory=SchedulerLimits)
     """Bounds of the scheduler."""
     embedding: EmbeddingLimits = dataclasses.field(default_factory=EmbeddingLimits)
