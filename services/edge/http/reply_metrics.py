@@ -66,6 +66,8 @@ class ReplyMetrics(msgspec.Struct, kw_only=True, omit_defaults=True):
     tokens: TokensBySource
     moves: int
     """How often another replica went on with the reply."""
+    rtt_ms: float | UnsetType = UNSET
+    """Median round trip between edge and replica; absent if none was measured."""
 
 
 def metrics_of(done: Done) -> ReplyMetrics:
@@ -82,6 +84,7 @@ def metrics_of(done: Done) -> ReplyMetrics:
         speculative_decoding=_speculation(usage.acceptance, done.max_drafts),
         tokens=TokensBySource(**usage.sources._asdict()),
         moves=done.num_moves,
+        rtt_ms=round(done.speculation_stats.rtt_ms, 3) or UNSET,
     )
 
 
