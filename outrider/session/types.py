@@ -196,8 +196,8 @@ class FirstText:
     committed_ms: float = 0.0
     """The first final text; 0: none came."""
     region_ms: float = 0.0
-    """Estimate of `committed_ms` by the region alone: the time until the region was asked, one round
-    trip to the replica, and the replica's own time to its first token. 0: not known."""
+    """Estimate of `committed_ms` by the region alone: the time until the region was asked, one
+    round trip to the replica, and the replica's own time to its first token. 0: not known."""
 
 
 NO_FIRST_TEXT = FirstText()

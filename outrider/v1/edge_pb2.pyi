@@ -185,6 +185,7 @@ class ChatRequest(_message.Message):
     TOOL_CHOICE_FIELD_NUMBER: _builtins.int
     SINGLE_TOOL_CALL_FIELD_NUMBER: _builtins.int
     TEMPLATE_VARIABLES_FIELD_NUMBER: _builtins.int
+    ADDED_RTT_MS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Empty: the first one of the edge that the credential is for. A chat whose model is not loaded at
     the edge waits for it.
@@ -211,6 +212,10 @@ class ChatRequest(_message.Message):
     template_variables: _builtins.str
     """A JSON object with variables for the model's chat template, which has to have them: for example
     {"enable_thinking": false}. At most 32 of them, 16,384 characters. Empty: none.
+    """
+    added_rtt_ms: _builtins.int
+    """Milliseconds, at most 300, by which the round trip between edge and region is made longer for
+    this chat, to see what distance does. Refused unless the edge allows it (edge.added_distance).
     """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ChatMessage]: ...
@@ -255,10 +260,11 @@ class ChatRequest(_message.Message):
         tool_choice: _builtins.str = ...,
         single_tool_call: _builtins.bool = ...,
         template_variables: _builtins.str = ...,
+        added_rtt_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "resume", b"resume", "sampling", b"sampling", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "deadline_ms", b"deadline_ms", "idempotency_key", b"idempotency_key", "messages", b"messages", "model", b"model", "prediction", b"prediction", "priority", b"priority", "provisional", b"provisional", "residency", b"residency", "resume", b"resume", "sampling", b"sampling", "single_tool_call", b"single_tool_call", "speculation", b"speculation", "template_variables", b"template_variables", "thin", b"thin", "tool_choice", b"tool_choice", "tools", b"tools", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added_rtt_ms", b"added_rtt_ms", "credential", b"credential", "deadline_ms", b"deadline_ms", "idempotency_key", b"idempotency_key", "messages", b"messages", "model", b"model", "prediction", b"prediction", "priority", b"priority", "provisional", b"provisional", "residency", b"residency", "resume", b"resume", "sampling", b"sampling", "single_tool_call", b"single_tool_call", "speculation", b"speculation", "template_variables", b"template_variables", "thin", b"thin", "tool_choice", b"tool_choice", "tools", b"tools", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,7 +1,8 @@
 """What a reply took and what speculation did for it, in the shape of vLLM's `metrics` (pure).
 
 vLLM's fields and what they count: its pages "Per-Request Metrics" and "Per-Request Acceptance
-Metrics". Times here are measured at the edge. `tokens`, `moves`, `first_text` and `rtt_ms` are ours.
+Metrics". Times here are measured at the edge. `tokens`, `moves`, `first_text` and `rtt_ms` are
+ours.
 """
 
 from __future__ import annotations
