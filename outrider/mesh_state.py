@@ -1,5 +1,5 @@
-"""Models, replicas and moves as a router sees them, as values that JSON has (pure): `outrider status
---json` prints them, and edges show them to operators."""
+"""Models, replicas and moves as a router sees them, as values that JSON has (pure): what
+`outrider status --json` prints, and edges show to operators."""
 
 from __future__ import annotations
 
