@@ -20,7 +20,7 @@ from services.edge.http.openai_errors import refused
 from services.edge.http.response_format import ResponseFormat
 from services.edge.http.sse import Position, positions
 from services.edge.session.events import ChatRequest, ResumePoint
-from services.edge.session.request_fields import request_id, residency
+from services.edge.session.request_fields import choice_id, request_id, residency
 
 _UNLIMITED_TOKENS: Final = 2**31 - 1
 _NO_LIMIT: Final = -1
@@ -250,10 +250,8 @@ def chat_request(
     provisional: bool,
 ) -> ChatRequest:
     """The request for the chat of one choice, without its prompt. Raises InvalidRequestError."""
-    # No client's own key has a zero byte.
-    own = request_id(asked.idempotency_key)
     return ChatRequest(
-        request_id=f"{own}\0{index}" if index else own,
+        request_id=choice_id(request_id(asked.idempotency_key), index),
         model=fields.model or "",
         messages=(),
         sampling=sampling,

@@ -17,6 +17,7 @@ from services.edge.http import (
     anthropic_errors,
     anthropic_messages,
     anthropic_reply,
+    cancelling,
     embedding,
     mesh,
     native,
@@ -133,6 +134,13 @@ ROUTES: Final = (
         openai_chat.ChatCompletion,
         openai_chat.ChatCompletionRequest,
         openai_chat.ChatCompletionChunk,
+    ),
+    Route(
+        "DELETE",
+        "/v1/chat/completions",
+        "Gives up the reply to a request with this Idempotency-Key.",
+        cancelling.serve_cancel,
+        cancelling.Cancelled,
     ),
     Route(
         "POST",
@@ -290,7 +298,8 @@ PAGES: Final = (
     _page("/ui/static/{digest}/{name}", "A file of the pages.", ui.serve_file, "*/*"),
 )
 ALL_ROUTES: Final = (*ROUTES, DOCUMENT, NATIVE, *PAGES)
-_BY_PATH: Final = {route.path: route for route in ALL_ROUTES}
+_BY_PATH: Final = {route.path: route for route in reversed(ALL_ROUTES)}
+"""The first route of each path."""
 _MESSAGES: Final = "/v1/messages"
 
 

@@ -63,12 +63,12 @@ async def _serve_page(exchange: Exchange, name: str, folder: str) -> None:
         "content-security-policy": _POLICY.format(connect=connect),
         **_ISOLATED,
     }
-    await _answer(exchange, _page(name, folder), headers)
+    await _answer(exchange, _page(name, folder, exchange.frontend.needs_key), headers)
 
 
 @cache
-def _page(name: str, folder: str) -> Asset:
-    return assets().page(name, f"{folder}/{assets().digest}")
+def _page(name: str, folder: str, needs_key: bool) -> Asset:
+    return assets().page(name, f"{folder}/{assets().digest}", needs_key=needs_key)
 
 
 def check_served(exchange: Exchange) -> None:

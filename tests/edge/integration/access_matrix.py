@@ -135,6 +135,8 @@ GOOD: Final[Mapping[tuple[str, str], Good]] = {
             ("GET", "{response_id}/input_items"),
         )
     },
+    # It names no request that anybody made.
+    ("DELETE", "/v1/chat/completions"): Good("/v1/chat/completions", status=400, names_model=False),
     # The native protocol, which JSON does not speak; its first frames are below.
     ("POST", HTTP_PATH): Good(HTTP_PATH, {}, status=415, names_model=False),
     # What can be asked, for programs that make clients. It names no model, key or tenant.
@@ -142,6 +144,11 @@ GOOD: Final[Mapping[tuple[str, str], Good]] = {
     # The same for people.
     ("GET", "/"): Good("/", names_model=False, public=True),
     ("GET", "/docs"): Good("/docs", names_model=False, public=True),
+    # The chat page and its files are the same for everybody and hold nothing of any chat.
+    ("GET", "/ui"): Good("/ui", names_model=False, public=True),
+    ("GET", "/ui/static/{digest}/{name}"): Good(
+        "/ui/static/any/base.css", names_model=False, public=True
+    ),
     # The page for operators, which holds nothing, and the name of this edge.
     ("GET", "/ui/mesh"): Good("/ui/mesh", names_model=False, public=True),
     ("GET", "/ui/settings.json"): Good("/ui/settings.json", names_model=False, public=True),

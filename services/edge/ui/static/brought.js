@@ -2,7 +2,9 @@
 
 /** `front`: the reply's Front once it has ended; `sentAt`: when Enter was pressed; `done`: the last
  * event, `ahead`: tokens that were ready at Enter. Times are by the browser's clock. */
-export function broughtBy(front, { sentAt, endedAt, done = {}, usage = {} }) {
+export function broughtBy(front, { sentAt, endedAt, done, usage }) {
+  done ??= {};
+  usage ??= {};
   const since = (at) => (at === null || at === undefined ? null : Math.max(0, at - sentAt));
   const firstShown = since(front.firstShownAt);
   const firstLasting = since(front.firstLastingAt);

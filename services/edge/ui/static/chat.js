@@ -379,7 +379,7 @@ function ended(own) {
   if (done?.finishReason === "length") reply.note = joined(reply.note, "The reply reached its limit of tokens.");
   if (done?.finishReason === "deadline") reply.note = joined(reply.note, "The reply reached its deadline.");
   if (done?.finishReason === "cancelled") reply.note = joined(reply.note, "You stopped it here.");
-  reply.brought = broughtBy(front, { sentAt: own.sentAt, endedAt: done?.at ?? performance.now(), done: done ?? {}, usage: own.usage ?? {} });
+  reply.brought = broughtBy(front, { sentAt: own.sentAt, endedAt: done?.at ?? performance.now(), done, usage: own.usage });
   if (done?.seed !== undefined) reply.seed = done.seed;
   measure();
   say(done?.finishReason === "cancelled" ? "Stopped." : `Reply: ${front.final.slice(0, 2000)}`);
@@ -452,6 +452,10 @@ const actions = {
 // The edge.
 
 async function askModels() {
+  if (!credentials.key() && document.documentElement.dataset.key === "needed") {
+    askKey("");
+    return;
+  }
   try {
     const answer = await fetch("v1/models", { headers: credentials.headers() });
     if (answer.status === 401 || answer.status === 403) {
