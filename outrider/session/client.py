@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from outrider.errors import OutriderError
 from outrider.session.types import (
+    NO_FIRST_TEXT,
     NO_SPECULATION,
     FinishReason,
+    FirstText,
     SpeculationStats,
     Timings,
     TokenLogprobs,
@@ -103,6 +105,7 @@ class Done:
     max_drafts: int = 0
     """Most drafts that the replica which ended it takes into one call, as the edge's HTTP APIs say;
     0: unknown, or the chat came by the native protocol."""
+    first_text: FirstText = NO_FIRST_TEXT
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,6 +185,7 @@ class ChatRequest(_message.Message):
     TOOL_CHOICE_FIELD_NUMBER: _builtins.int
     SINGLE_TOOL_CALL_FIELD_NUMBER: _builtins.int
     TEMPLATE_VARIABLES_FIELD_NUMBER: _builtins.int
+    ADDED_RTT_MS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Empty: the first one of the edge that the credential is for. A chat whose model is not loaded at
     the edge waits for it.
@@ -211,6 +212,10 @@ class ChatRequest(_message.Message):
     template_variables: _builtins.str
     """A JSON object with variables for the model's chat template, which has to have them: for example
     {"enable_thinking": false}. At most 32 of them, 16,384 characters. Empty: none.
+    """
+    added_rtt_ms: _builtins.int
+    """Milliseconds, at most 300, by which the round trip between edge and region is made longer for
+    this chat, to see what distance does. Refused unless the edge allows it (edge.added_distance).
     """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ChatMessage]: ...
@@ -255,10 +260,11 @@ class ChatRequest(_message.Message):
         tool_choice: _builtins.str = ...,
         single_tool_call: _builtins.bool = ...,
         template_variables: _builtins.str = ...,
+        added_rtt_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "resume", b"resume", "sampling", b"sampling", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "deadline_ms", b"deadline_ms", "idempotency_key", b"idempotency_key", "messages", b"messages", "model", b"model", "prediction", b"prediction", "priority", b"priority", "provisional", b"provisional", "residency", b"residency", "resume", b"resume", "sampling", b"sampling", "single_tool_call", b"single_tool_call", "speculation", b"speculation", "template_variables", b"template_variables", "thin", b"thin", "tool_choice", b"tool_choice", "tools", b"tools", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added_rtt_ms", b"added_rtt_ms", "credential", b"credential", "deadline_ms", b"deadline_ms", "idempotency_key", b"idempotency_key", "messages", b"messages", "model", b"model", "prediction", b"prediction", "priority", b"priority", "provisional", b"provisional", "residency", b"residency", "resume", b"resume", "sampling", b"sampling", "single_tool_call", b"single_tool_call", "speculation", b"speculation", "template_variables", b"template_variables", "thin", b"thin", "tool_choice", b"tool_choice", "tools", b"tools", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -782,6 +788,7 @@ class ChatDone(_message.Message):
     SPECULATION_STATS_FIELD_NUMBER: _builtins.int
     INEXACT_FIELD_NUMBER: _builtins.int
     NUM_MOVES_FIELD_NUMBER: _builtins.int
+    FIRST_TEXT_FIELD_NUMBER: _builtins.int
     finish_reason: _common_pb2.FinishReason.ValueType
     upto: _builtins.int
     region: _builtins.str
@@ -802,6 +809,8 @@ class ChatDone(_message.Message):
 
     @_builtins.property
     def speculation_stats(self) -> Global___SpeculationStats: ...
+    @_builtins.property
+    def first_text(self) -> Global___FirstText: ...
     def __init__(
         self,
         *,
@@ -815,14 +824,49 @@ class ChatDone(_message.Message):
         speculation_stats: Global___SpeculationStats | None = ...,
         inexact: _builtins.bool = ...,
         num_moves: _builtins.int = ...,
+        first_text: Global___FirstText | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["edge_timings", b"edge_timings", "speculation_stats", b"speculation_stats", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["edge_timings", b"edge_timings", "first_text", b"first_text", "speculation_stats", b"speculation_stats", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["edge_timings", b"edge_timings", "finish_reason", b"finish_reason", "inexact", b"inexact", "num_moves", b"num_moves", "region", b"region", "replica", b"replica", "speculation_stats", b"speculation_stats", "timings", b"timings", "upto", b"upto", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["edge_timings", b"edge_timings", "finish_reason", b"finish_reason", "first_text", b"first_text", "inexact", b"inexact", "num_moves", b"num_moves", "region", b"region", "replica", b"replica", "speculation_stats", b"speculation_stats", "timings", b"timings", "upto", b"upto", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ChatDone: _TypeAlias = ChatDone  # noqa: Y015
+
+@_typing.final
+class FirstText(_message.Message):
+    """When the edge had the first text of a reply: milliseconds since the request came."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROVISIONAL_MS_FIELD_NUMBER: _builtins.int
+    STAYING_MS_FIELD_NUMBER: _builtins.int
+    COMMITTED_MS_FIELD_NUMBER: _builtins.int
+    REGION_MS_FIELD_NUMBER: _builtins.int
+    provisional_ms: _builtins.float
+    """The first provisional text, right or wrong; 0: none was shown."""
+    staying_ms: _builtins.float
+    """The first word that was shown and never taken back, provisional or final; 0: no text came."""
+    committed_ms: _builtins.float
+    """The first final text; 0: none came."""
+    region_ms: _builtins.float
+    """Estimate of the first final text by the region alone; 0: not known."""
+    def __init__(
+        self,
+        *,
+        provisional_ms: _builtins.float = ...,
+        staying_ms: _builtins.float = ...,
+        committed_ms: _builtins.float = ...,
+        region_ms: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_ms", b"committed_ms", "provisional_ms", b"provisional_ms", "region_ms", b"region_ms", "staying_ms", b"staying_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FirstText: _TypeAlias = FirstText  # noqa: Y015
 
 @_typing.final
 class SpeculationStats(_message.Message):

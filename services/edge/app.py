@@ -166,6 +166,7 @@ class Edge:
             name=config.name,
             region=config.region,
             request_timeout_s=config.request_timeout_s,
+            added_distance=config.added_distance,
             identities=self._identities,
             limiter=self._limiter,
             keyed_chats=self._keyed_chats,

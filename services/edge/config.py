@@ -172,6 +172,9 @@ class EdgeConfig:
     """Least new tokens of a prompt being typed that a region is asked to prefill; 0: no prefill."""
     request_timeout_s: NonNegativeFloat = 10.0
     """How long a stream may be open before its request has come."""
+    added_distance: bool = False
+    """For development: whether a chat may ask for a longer way to its region (`added_rtt_ms`), to
+    see what distance does; the chat page then has a slider for it."""
     drain_s: NonNegativeFloat = 10.0
     """How long running chats may continue when the edge stops."""
 

@@ -57,7 +57,7 @@ from services.edge.session.events import (
 )
 from services.edge.session.machine import ChatSession, SessionState
 from services.edge.session.reply import ReplyFlow
-from services.edge.upstream.link import RouterLink
+from services.edge.upstream.distance import DistantLink, SessionLink
 from services.edge.wire.region import RegionWire, cancel
 
 log = structlog.get_logger()
@@ -154,7 +154,7 @@ class Chat:
         self._tokenizing: tuple[TokenizationJob, Span] | None = None
         self._is_prompt_ready = False
         """Whether its ids were made here, or left to the region."""
-        self._link: RouterLink | None = None
+        self._link: SessionLink | None = None
         self._session_id = 0
         """Id of the session on `_link`."""
         self._drafter_number = 0
@@ -336,7 +336,9 @@ class Chat:
             avoid, self._link = (self._link.address,), None
             self._context.telemetry.resumed("reopened")
         try:
-            link = self._context.upstream.pick(avoid)
+            link: SessionLink = self._context.upstream.pick(avoid)
+            if self._request.added_rtt_ms:
+                link = DistantLink(link, self._request.added_rtt_ms)
             opening = self._wire.open(action, self._span.context, link.prompts)
             self._session_id = link.open(self, opening)
             self._link = link

@@ -29,6 +29,8 @@ class EdgeContext:
     region: str
     request_timeout_s: float
     """How long a stream may stay open without a request, in seconds."""
+    added_distance: bool
+    """Whether chats may ask for a longer way to the region."""
     identities: Identities
     limiter: Limiter
     keyed_chats: KeyedChats

@@ -28,6 +28,7 @@ from services.edge.chat.stream import Peer, RequestStream
 from services.edge.models.choice import choose
 from services.edge.models.served import ServedModel
 from services.edge.session.events import CancelAsked, ChatAsked, ChatRequest, ClientFailed, Input
+from services.edge.upstream.distance import check_added_rtt
 
 log = structlog.get_logger()
 
@@ -54,6 +55,7 @@ def open_chat(
     holds, the stream joins that chat; otherwise a new one begins, which may have to wait for its
     model. Raises OutriderError for a request that cannot be served."""
     identity.require(Scope.CHAT)
+    check_added_rtt(request.added_rtt_ms, is_allowed=context.added_distance)
     request = replace(
         request,
         priority=identity.class_of(request.priority),

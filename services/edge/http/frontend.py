@@ -18,6 +18,7 @@ from services.edge.http.system_lines import LeftOutLines
 from services.edge.limits.bodies import BodyMemory
 from services.edge.limits.listener import ListenerQuotas
 from services.edge.quic.streams import EdgeStream
+from services.edge.upstream.mesh_watch import MeshWatch
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,11 @@ class HttpFrontend:
     def left_out(self) -> LeftOutLines:
         """Lines of system messages that models are not shown."""
         return LeftOutLines(self.config.left_out_lines)
+
+    @cached_property
+    def mesh(self) -> MeshWatch:
+        """What a router says of the mesh."""
+        return MeshWatch(self.context.upstream, self.config.max_mesh_watchers)
 
     def check_draining(self) -> None:
         """Raises DrainingError if nothing begins any more."""

@@ -19,6 +19,7 @@ from services.edge.http import (
     anthropic_reply,
     cancelling,
     embedding,
+    mesh,
     native,
     openai_chat,
     openai_completions,
@@ -29,6 +30,7 @@ from services.edge.http import (
     token_counting,
     tokenizing,
     ui,
+    ui_settings,
 )
 from services.edge.http.api import ChatApi
 from services.edge.http.exchange import JSON, Exchange
@@ -221,6 +223,15 @@ ROUTES: Final = (
         scope=Scope.MODELS,
     ),
     Route(
+        "GET",
+        "/v1/mesh",
+        "How the mesh is doing, for operators; as an event stream one a second.",
+        mesh.serve_mesh,
+        mesh.Mesh,
+        event=mesh.Mesh,
+        scope=Scope.MESH,
+    ),
+    Route(
         "POST",
         "/tokenize",
         "The token ids of a text or a conversation (vLLM).",
@@ -275,6 +286,15 @@ PAGES: Final = (
     _page("/", "The chat page, for people.", _serve_root),
     _page("/docs", "What this is, for people.", _serve_page),
     _page("/ui", "The chat page, for people.", ui.serve_chat_page),
+    _page("/ui/mesh", "How the mesh is doing, for operators.", ui.serve_mesh_page),
+    Route(
+        "GET",
+        "/ui/settings.json",
+        "What the pages have to know of the edge.",
+        ui_settings.serve_ui_settings,
+        ui_settings.UiSettings,
+        access=Access.PUBLIC,
+    ),
     _page("/ui/static/{digest}/{name}", "A file of the pages.", ui.serve_file, "*/*"),
 )
 ALL_ROUTES: Final = (*ROUTES, DOCUMENT, NATIVE, *PAGES)

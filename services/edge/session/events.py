@@ -69,6 +69,8 @@ class ChatRequest:
     provisional: bool = False
     """Whether the client wants provisional text."""
     speculation: Speculation = Speculation.ON
+    added_rtt_ms: int = 0
+    """Milliseconds by which the way to the region is made longer: a development setting."""
     thin: bool = False
     """The region tokenizes."""
     raw_prompt: RawPrompt | None = None

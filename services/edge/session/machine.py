@@ -28,7 +28,7 @@ from outrider.models.template_variables import date_in
 from outrider.reply_parsing.reasoning import begins_in_reasoning
 from outrider.session.client import Accepted, Committed, Done, Failed, Provisional
 from outrider.session.region import Commit
-from outrider.session.types import NO_SPECULATION, FinishReason, Timings, Usage
+from outrider.session.types import NO_SPECULATION, FinishReason, FirstText, Timings, Usage
 from services.edge.session.events import (
     Action,
     CancelAsked,
@@ -119,6 +119,21 @@ class Milestones:
             queue_ms=_ms(start, self.opened),
             ttft_ms=_ms(start, self.committed),
             total_ms=_ms(start, now),
+        )
+
+    def first_text(self, stayed: float | None, rtt_s: float, replica_ttft_ms: float) -> FirstText:
+        """`stayed`: when the first provisional word was shown that became final, None: no such one;
+        `rtt_s`: round trip to the replica, whose first token took `replica_ttft_ms`; 0: not
+        known."""
+        start = self.asked
+        if start is None:
+            return FirstText()
+        opened_ms = _ms(start, self.opened)
+        return FirstText(
+            provisional_ms=_ms(start, self.provisional),
+            staying_ms=_ms(start, self.committed if stayed is None else stayed),
+            committed_ms=_ms(start, self.committed),
+            region_ms=opened_ms + rtt_s * 1000 + replica_ttft_ms if replica_ttft_ms else 0.0,
         )
 
 
@@ -471,8 +486,19 @@ class ChatSession:
             stop_string=opened.reply.stop_string if opened else "",
             num_moves=max(0, opened.num_replicas - 1) if opened else 0,
             max_drafts=opened.reply.controller.max_drafts if opened else 0,
+            first_text=self._first_text(opened, timings),
         )
         return self.done
+
+    def _first_text(self, opened: _OpenedChat | None, timings: Timings) -> FirstText:
+        if opened is None:
+            return FirstText()
+        display = opened.reply.display
+        return self.milestones.first_text(
+            display.first_word_at if display.first_word_stayed else None,
+            opened.reply.controller.round_trip.median_s or 0.0,
+            timings.ttft_ms,
+        )
 
     def _fail(self, error: OutriderError) -> Actions:
         self.error = error.bare()

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from typing import Final
 
 from google.protobuf.message import DecodeError
 
@@ -191,6 +192,7 @@ def _request(chat: edge_pb2.ChatRequest) -> ChatRequest:
         deadline_ms=chat.deadline_ms,
         provisional=chat.provisional,
         speculation=speculation_from_proto(chat.speculation),
+        added_rtt_ms=chat.added_rtt_ms,
         thin=chat.thin,
         residency=residency(chat.residency),
         trace=trace(chat.trace.traceparent, chat.trace.tracestate),
@@ -231,11 +233,17 @@ def _resume(chat: edge_pb2.ChatRequest) -> ResumePoint:
     )
 
 
+_UNDIGESTED: Final = (
+    *("model", "resume", "trace", "deadline_ms", "provisional", "credential", "added_rtt_ms"),
+)
+"""Fields that may differ when the same request is sent again."""
+
+
 def _digest(chat: edge_pb2.ChatRequest) -> bytes:
     """BLAKE2b-128 (RFC 7693) of the request, without what may differ when it is sent again. A
     client that knows by then which model it got asks for that one, so that is looked at apart."""
     bare = edge_pb2.ChatRequest()
     bare.CopyFrom(chat)
-    for field in ("model", "resume", "trace", "deadline_ms", "provisional", "credential"):
+    for field in _UNDIGESTED:
         bare.ClearField(field)
     return blake2b(bare.SerializeToString(deterministic=True), digest_size=16).digest()

@@ -62,15 +62,17 @@ TENANTS: Final = (
     TenantConfig("free"),
     TenantConfig("elsewhere", models=("small",)),
 )
+GRANTED: Final = USER_SCOPES | {Scope.MESH}
+"""Scopes that some route asks for."""
 KEYS: Final = (
     key_of("acme"),
     key_of("bolt"),
-    key_of("good", "free"),
+    key_of("good", "free", scopes=GRANTED),
     key_of("expired", "free", expires=1.0),
     key_of("revoked", "free", revoked=1.0),
     key_of("elsewhere"),
     key_of("low", "free", max_priority=Priority.LOW),
-    *(key_of(f"no-{it.value}", "free", scopes=USER_SCOPES - {it}) for it in USER_SCOPES),
+    *(key_of(f"no-{it.value}", "free", scopes=GRANTED - {it}) for it in GRANTED),
 )
 
 
@@ -114,6 +116,7 @@ GOOD: Final[Mapping[tuple[str, str], Good]] = {
     ("POST", "/v1/messages"): Good("/v1/messages", _MESSAGE, computes=True),
     ("POST", "/v1/messages/count_tokens"): Good("/v1/messages/count_tokens", _CHAT),
     ("GET", "/v1/models"): Good("/v1/models", names_model=False),
+    ("GET", "/v1/mesh"): Good("/v1/mesh", names_model=False),
     ("GET", "/v1/models/{model:path}"): Good(f"/v1/models/{MODEL}"),
     ("POST", "/tokenize"): Good("/tokenize", {"model": MODEL, "prompt": "hello"}),
     ("POST", "/detokenize"): Good("/detokenize", {"model": MODEL, "tokens": [1, 2]}),
@@ -146,6 +149,9 @@ GOOD: Final[Mapping[tuple[str, str], Good]] = {
     ("GET", "/ui/static/{digest}/{name}"): Good(
         "/ui/static/any/base.css", names_model=False, public=True
     ),
+    # The page for operators, which holds nothing, and the name of this edge.
+    ("GET", "/ui/mesh"): Good("/ui/mesh", names_model=False, public=True),
+    ("GET", "/ui/settings.json"): Good("/ui/settings.json", names_model=False, public=True),
 }
 """By method and path of the table of routes."""
 

@@ -113,6 +113,9 @@ class Region(router_pb2_grpc.RouterServiceServicer):
         self.gate.set()
         self.hold_at = 0
         self.block_tokens = 3
+        self.described = router_pb2.DescribeMeshResponse(region="test-region")
+        self.num_described = 0
+        """How often it was asked of the mesh."""
         self.mangle: Callable[[inference_pb2.SessionDown], None] = lambda frame: None
         self.opened: list[inference_pb2.OpenSession] = []
         self.cancelled: list[str] = []
@@ -148,6 +151,15 @@ class Region(router_pb2_grpc.RouterServiceServicer):
         self, request: router_pb2.GetRouterRequest, context: Any
     ) -> router_pb2.GetRouterResponse:
         return router_pb2.GetRouterResponse(region="test-region", serving=True)
+
+    async def DescribeMesh(
+        self, request: router_pb2.DescribeMeshRequest, context: Any
+    ) -> router_pb2.DescribeMeshResponse:
+        self.num_described += 1
+        await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        return self.described
 
     async def ListReplicas(
         self, request: router_pb2.ListReplicasRequest, context: Any

@@ -19,6 +19,7 @@ from outrider.errors import (
 from outrider.peers.health import PeerState
 from outrider.wire import cost_of
 from services.router.admission.pricing import Price
+from services.router.recent_replies import RecentReplies
 from services.router.relay.failover import Failover, RetryBudget
 from services.router.relay.frames import RelayedSession
 from services.router.relay.poison import Loss
@@ -61,6 +62,8 @@ async def test_a_lost_replica_costs_no_token_and_the_edge_hears_of_the_next_one(
     world.mesh.telemetry.flush(len(world.mesh.table), world.mesh.registry.count())
     sample = world.mesh.metrics.registry.get_sample_value
     assert sample("outrider_router_moves_total", {"replica": "far"}) == 3
+    moves = [(it.left, it.replica, it.reason) for it in world.mesh.recent.moves]
+    assert moves == [("near", "far", "REPLICA_LOST")] * 3
     await finish(world)
     assert [len(chat.reply) for chat in world.chats.values()] == [40] * 3
     assert world.went_alone[1] == [False, False], "nothing speaks against who had tokens"
@@ -453,7 +456,8 @@ class Fleet:
 
 
 def failover_of(fleet: Fleet) -> Failover:
-    return Failover(fleet, fleet, fleet, World(1).mesh.telemetry)  # type: ignore[arg-type]
+    world = World(1).mesh
+    return Failover(fleet, fleet, fleet, world.telemetry, RecentReplies())  # type: ignore[arg-type]
 
 
 def lost(
@@ -536,7 +540,8 @@ def test_who_is_past_the_deadline_waits_for_no_budget() -> None:
     """It is over in any case, and the next replica says so."""
     fleet, policy = Fleet(), FailoverPolicy(share=0.0, min_moves=0)
     telemetry = World(1).mesh.telemetry
-    failover = Failover(fleet, fleet, fleet, telemetry, policy)  # type: ignore[arg-type]
+    recent = RecentReplies()
+    failover = Failover(fleet, fleet, fleet, telemetry, recent, policy)  # type: ignore[arg-type]
     (session,) = lost(failover, "x", 1)
     session.request = replace(session.request, deadline_at=5.0)
     failover.retry(4.9)
