@@ -29,11 +29,10 @@ from services.edge.http.exchange import EXCHANGE, ClientLeft, Exchange
 from services.edge.http.frontend import HttpFrontend
 from services.edge.http.http_errors import headers_of
 from services.edge.http.paths import normal_path
-from services.edge.http.routes import ALL_ROUTES, Access, Route, error_answer
+from services.edge.http.routes import ALL_ROUTES, Route, error_answer, is_public
 
 log = structlog.get_logger()
 
-_PUBLIC: Final = frozenset(route.path for route in ALL_ROUTES if route.access is Access.PUBLIC)
 _METHODS: Final = {"HEAD", *(route.method for route in ALL_ROUTES)}
 _PREFLIGHT: Final = "preflight"
 """Stands for the route in metrics: a browser's question about any of them."""
@@ -115,7 +114,7 @@ class _Gate:
                 exchange.route = _PREFLIGHT
                 await exchange.answer_preflight(_METHODS)
                 return
-            if scope["path"] not in _PUBLIC and not native.is_stream(exchange):
+            if not is_public(scope["path"]) and not native.is_stream(exchange):
                 exchange.admit()
             await self._app(scope, receive, send)
         except OutriderError as error:

@@ -44,6 +44,7 @@ EXCHANGE: Final = "outrider-exchange"
 """Key of the ASGI scope under which a request's Exchange is."""
 JSON: Final = "application/json"
 _NO_CONTENT: Final = 204
+_NOT_MODIFIED: Final = 304
 _MAX_SECRET_CHARS: Final = 128
 _DISCARD_S: Final = 1.0
 _UNBOUNDED: Final = 1 << 62
@@ -287,11 +288,7 @@ class Exchange:
         self, status: int, content_type: str, headers: Mapping[str, str], length: int | None = None
     ) -> None:
         """Send the head; `length`: bytes of the body, None if they are not known."""
-        fields = [
-            (b"content-type", content_type.encode()),
-            *own_headers(self.request_id),
-            *((name.encode(), value.encode()) for name, value in headers.items()),
-        ]
+        fields = [(b"content-type", content_type.encode()), *self._fields(headers)]
         if length is not None:
             fields.append((b"content-length", b"%d" % length))
         await self._begin(status, fields)
@@ -323,6 +320,17 @@ class Exchange:
         """Send a whole answer."""
         await self.begin(status, content_type, headers or {}, len(body))
         await self.write(body, more=False)
+
+    async def answer_unchanged(self, headers: Mapping[str, str]) -> None:
+        """Send an answer without a body: the client has it already (RFC 9110, section 15.4.5)."""
+        await self._begin(_NOT_MODIFIED, self._fields(headers))
+        await self.write(b"", more=False)
+
+    def _fields(self, headers: Mapping[str, str]) -> Fields:
+        """These headers, and those of every answer that they do not replace."""
+        stated = [(name.encode(), value.encode()) for name, value in headers.items()]
+        names = {name for name, _ in stated}
+        return [*(it for it in own_headers(self.request_id) if it[0] not in names), *stated]
 
     async def answer_preflight(self, methods: Iterable[str]) -> None:
         """Tell a browser that an allowed page may send requests by `methods`."""

@@ -27,6 +27,7 @@ from services.edge.http import (
     responses_objects,
     token_counting,
     tokenizing,
+    ui,
 )
 from services.edge.http.api import ChatApi
 from services.edge.http.exchange import JSON, Exchange
@@ -244,16 +245,13 @@ async def _serve_page(exchange: Exchange) -> None:
     await exchange.answer(200, exchange.frontend.page, content_type=_HTML, headers=_PAGE_ALONE)
 
 
-def _page(path: str) -> Route:
-    return Route(
-        "GET",
-        path,
-        "What this is, for people.",
-        _serve_page,
-        str,
-        access=Access.PUBLIC,
-        media_type=_HTML,
-    )
+async def _serve_root(exchange: Exchange) -> None:
+    serve = ui.serve_chat_page if exchange.frontend.config.chat_page else _serve_page
+    await serve(exchange)
+
+
+def _page(path: str, summary: str, handle: Handle, media_type: str = _HTML) -> Route:
+    return Route("GET", path, summary, handle, str, access=Access.PUBLIC, media_type=media_type)
 
 
 NATIVE: Final = Route(
@@ -265,9 +263,31 @@ NATIVE: Final = Route(
     access=Access.FRAMES,
     media_type=HTTP_FRAMES,
 )
-ALL_ROUTES: Final = (*ROUTES, DOCUMENT, NATIVE, _page("/"), _page("/docs"))
+PAGES: Final = (
+    _page("/", "The chat page, for people.", _serve_root),
+    _page("/docs", "What this is, for people.", _serve_page),
+    _page("/ui", "The chat page, for people.", ui.serve_chat_page),
+    _page("/ui/static/{digest}/{name}", "A file of the pages.", ui.serve_file, "*/*"),
+)
+ALL_ROUTES: Final = (*ROUTES, DOCUMENT, NATIVE, *PAGES)
 _BY_PATH: Final = {route.path: route for route in ALL_ROUTES}
 _MESSAGES: Final = "/v1/messages"
+
+
+_PUBLIC: Final = tuple(
+    (route.path.partition("{")[0], "{" in route.path)
+    for route in ALL_ROUTES
+    if route.access is Access.PUBLIC
+)
+"""Paths of public routes, and whether they are only beginnings of paths."""
+
+
+def is_public(path: str) -> bool:
+    """Whether a path is of a public route: nobody is identified there."""
+    return any(
+        path.startswith(public) if is_beginning else path == public
+        for public, is_beginning in _PUBLIC
+    )
 
 
 def error_answer(path: str, error: OutriderError, request_id: str) -> tuple[int, bytes]:
