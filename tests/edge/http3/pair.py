@@ -25,6 +25,7 @@ from services.edge.http3.limits import Http3Limits
 from services.edge.http3.messages import Refusal, Request
 from services.edge.http3.server import ALPN, Http3Service
 from services.edge.http3.session import Http3Session, RequestStream
+from services.edge.http3.webtransport import Close
 from services.edge.limits.listener import MemoryBudget
 from services.edge.quic.aioquic_shim import BoundedConnection, QuicLimits
 from tests.edge.http3.client import Response, request_headers
@@ -42,6 +43,9 @@ class Host:
     most_held: int = 0
     max_streams: int = 1000
     has_room: bool = True
+    sessions: list[int] = field(default_factory=list)
+    closed_sessions: list[tuple[int, Close | None]] = field(default_factory=list)
+    session_data: list[tuple[int, bytes, bool]] = field(default_factory=list)
 
     def hold_stream(self) -> bool:
         if self.num_held >= self.max_streams:
@@ -64,6 +68,18 @@ class Host:
 
     def begin(self, stream: RequestStream) -> None:
         self.begun.append(stream)
+
+    def session_refusal(self, request: Request) -> Refusal | None:
+        return None if request.path == "/session" else Refusal(404, "elsewhere")
+
+    def session_opened(self, session_id: int) -> None:
+        self.sessions.append(session_id)
+
+    def session_closed(self, session_id: int, close: Close | None) -> None:
+        self.closed_sessions.append((session_id, close))
+
+    def session_received(self, stream_id: int, data: bytes, has_ended: bool) -> None:
+        self.session_data.append((stream_id, data, has_ended))
 
 
 class Pair:
