@@ -46,6 +46,7 @@ class Host:
     sessions: list[int] = field(default_factory=list)
     closed_sessions: list[tuple[int, Close | None]] = field(default_factory=list)
     session_data: list[tuple[int, bytes, bool]] = field(default_factory=list)
+    owned_streams: set[int] = field(default_factory=set)
 
     def hold_stream(self) -> bool:
         if self.num_held >= self.max_streams:
@@ -79,6 +80,7 @@ class Host:
         self.closed_sessions.append((session_id, close))
 
     def session_received(self, stream_id: int, data: bytes, has_ended: bool) -> None:
+        self.owned_streams.add(stream_id)
         self.session_data.append((stream_id, data, has_ended))
 
 
@@ -99,7 +101,9 @@ class Pair:
             )
         )
         self.client.connect(_SERVER, self.now)
-        configuration = QuicConfiguration(is_client=False, alpn_protocols=[ALPN])
+        configuration = QuicConfiguration(
+            is_client=False, alpn_protocols=[ALPN], max_datagram_frame_size=65_535
+        )
         configuration.load_cert_chain(certificate, key)
         self.quic = BoundedConnection(
             limits=QuicLimits(protocols={ALPN: Http3Service.limits}),
@@ -208,6 +212,10 @@ class Pair:
 
     def _feed(self, event: QuicEvent) -> None:
         match event:
+            case StreamDataReceived(data, end_stream, stream_id) if (
+                stream_id in self.host.owned_streams
+            ):
+                self.host.session_received(stream_id, data, end_stream)
             case StreamDataReceived(data, end_stream, stream_id):
                 self.session.received(stream_id, data, end_stream, self.now)
             case StreamReset(stream_id=stream_id):
