@@ -179,7 +179,7 @@ async def running_chromium(folder: Path, *more: str) -> AsyncIterator[Chromium]:
     read_events, write_events = os.pipe()
     redirected = f'exec "$@" {_COMMANDS_FD}<&{read_commands} {_EVENTS_FD}>&{write_events}'
     with (home / "log.txt").open("wb") as log:
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: ASYNC220 (a browser is not waited for)
             ["bash", "-c", redirected, "bash", *command],
             pass_fds=(read_commands, write_events),
             stdin=subprocess.DEVNULL,

@@ -24,7 +24,7 @@ const MAX_SEED = 2 ** 53;
  * are tried in turn. `name` is what carries chats now, `why` why it is not WebTransport. */
 export async function openNative({ edges = [document.baseURI] } = {}) {
   const ways = new Ways(edges);
-  await ways.session.ready().catch(() => {});
+  if (!(await isReady(ways.session))) ways.name = "fetch";
   return {
     get name() {
       return ways.name;
@@ -47,7 +47,6 @@ class Ways {
       const fetching = new FetchWay(base);
       return { base, fetching, session: new SessionWay(() => fetching.describe()) };
     });
-    if (this.session.isOut) this.name = "fetch";
   }
 
   get base() {
