@@ -109,12 +109,15 @@ class _Gate:
 
     async def _serve(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            exchange.check_head()
+            is_stream = native.is_stream(exchange)
+            front = self._frontend
+            serves_anyone = front.serves_anyone if is_stream else not front.needs_key
+            exchange.check_head(needs_key=not serves_anyone)
             if exchange.is_preflight:
                 exchange.route = _PREFLIGHT
                 await exchange.answer_preflight(_METHODS)
                 return
-            if not is_public(scope["path"]) and not native.is_stream(exchange):
+            if not is_public(scope["path"]) and not is_stream:
                 exchange.admit()
             await self._app(scope, receive, send)
         except OutriderError as error:

@@ -119,9 +119,10 @@ class Exchange:
 
     # Who asks.
 
-    def check_head(self) -> None:
-        """Raises HeadTooLargeError, MisdirectedError, InvalidRequestError. Servers check the size
-        too, some of them only parts of it."""
+    def check_head(self, *, needs_key: bool) -> None:
+        """`needs_key`: such requests are served with a key alone. Raises HeadTooLargeError,
+        MisdirectedError, InvalidRequestError. Servers check the size too, some of them only parts
+        of it."""
         limit = self.frontend.config.max_header_bytes
         fields: list[tuple[bytes, bytes]] = self.scope["headers"]
         num_bytes = sum(len(name) + len(value) for name, value in fields)
@@ -131,7 +132,7 @@ class Exchange:
             self.headers.getlist("host"),
             server=(self.scope.get("server") or ("", 0))[0],
             is_encrypted=self.scope.get("scheme") == "https",
-            needs_key=self.frontend.needs_key,
+            needs_key=needs_key,
         )
 
     def admit(self, user: str = "") -> Identity:

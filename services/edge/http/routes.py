@@ -31,6 +31,7 @@ from services.edge.http import (
     tokenizing,
     ui,
     ui_settings,
+    webtransport,
 )
 from services.edge.http.api import ChatApi
 from services.edge.http.exchange import JSON, Exchange
@@ -276,7 +277,7 @@ def _page(path: str, summary: str, handle: Handle, media_type: str = _HTML) -> R
 NATIVE: Final = Route(
     "POST",
     HTTP_PATH,
-    "A stream of the native protocol, for clients that QUIC does not reach.",
+    "A stream of the native protocol, for clients that QUIC does not reach, and for pages.",
     native.serve_stream,
     bytes,
     access=Access.FRAMES,
@@ -297,7 +298,15 @@ PAGES: Final = (
     ),
     _page("/ui/static/{digest}/{name}", "A file of the pages.", ui.serve_file, "*/*"),
 )
-ALL_ROUTES: Final = (*ROUTES, DOCUMENT, NATIVE, *PAGES)
+TRANSPORTS: Final = Route(
+    "GET",
+    "/ui/transport.json",
+    "How pages reach this edge by WebTransport, and the hashes of its certificates.",
+    webtransport.serve_transports,
+    webtransport.Transports,
+    access=Access.PUBLIC,
+)
+ALL_ROUTES: Final = (*ROUTES, DOCUMENT, NATIVE, TRANSPORTS, *PAGES)
 _BY_PATH: Final = {route.path: route for route in reversed(ALL_ROUTES)}
 """The first route of each path."""
 _MESSAGES: Final = "/v1/messages"

@@ -280,6 +280,11 @@ class EdgeStream:
         return not self.handler.closed or self.catches_up or self._num_unread_before < before
 
     @property
+    def client_ended(self) -> bool:
+        """Whether nothing more comes from the client."""
+        return self._client_ended
+
+    @property
     def catches_up(self) -> bool:
         """Whether it has a backlog."""
         return self._backlog is not None

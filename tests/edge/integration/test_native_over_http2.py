@@ -95,7 +95,7 @@ async def test_a_chat_that_is_left_is_cancelled(mesh: Running, client: Client) -
 async def test_typed_text_is_computed_until_the_prompt_comes(mesh: Running, client: Client) -> None:
     await type_until(lambda: len(mesh.region.opened) > 0, client.typing(), "Which trains? " * 20)
     assert await said(client.chat(ASK)) == REPLY
-    await eventually(lambda: not mesh.http._frontend.streams)  # the prompt ended the typing
+    await eventually(lambda: not mesh.http.frontend.streams)  # the prompt ended the typing
 
 
 async def test_a_request_larger_than_all_windows_comes_whole(client: Client) -> None:
@@ -112,7 +112,7 @@ async def test_what_becomes_of_chats_when_the_connection_is_closed(
     await eventually(lambda: len(stream.frames) > 1)
     connection.shut(code)
     assert isinstance(stream.cut_off, UnavailableError)
-    await eventually(lambda: not mesh.http._frontend.streams)
+    await eventually(lambda: not mesh.http.frontend.streams)
     assert mesh.edge.telemetry.num_chats == (code is CloseCode.COMING_BACK)
     await mesh.edge.stop()
 
@@ -139,7 +139,7 @@ async def test_a_client_that_does_not_read_loses_the_chat(
     async with raw_tcp(mesh) as connection:
         stream = RawStream(connection, chat_frame(max_tokens=8000))
         await eventually(lambda: mesh.region.cancelled == ["OVERLOADED"])
-        (served,) = mesh.http._frontend.streams
+        (served,) = mesh.http.frontend.streams
         assert served._connection.transport.num_unacknowledged_bytes(0) < 100_000
         assert not stream.ended.is_set()
 
