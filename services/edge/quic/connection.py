@@ -23,8 +23,9 @@ from outrider.client.protocol import ACK_DELAY_S, CloseCode
 from outrider.codec.frames import encode_frame
 from outrider.errors import DrainingError, OutriderError, OverloadedError
 from outrider.telemetry.logs import failure_place
+from services.edge.chat.answer_ahead import AnswerAhead
 from services.edge.chat.context import EdgeContext
-from services.edge.chat.typeahead import TypeaheadPrefill
+from services.edge.chat.typeahead import end_typing
 from services.edge.limits.listener import AddressState, ListenerQuotas, MemoryBudget
 from services.edge.limits.quotas import Count, Rate, too_many
 from services.edge.quic.aioquic_shim import BoundedConnection, ConnectionProtocol
@@ -33,7 +34,6 @@ from services.edge.quic.early_data import STREAM_BYTES, EarlyStreams
 from services.edge.quic.ids_question import IdsQuestion
 from services.edge.quic.server import Routes
 from services.edge.quic.streams import EdgeStream
-from services.edge.session.events import ClientGone
 from services.edge.wire.client import DESCRIBE_STREAM
 
 _BULK_DATAGRAM_BYTES: Final = 1000
@@ -229,11 +229,9 @@ class EdgeConnection(ConnectionProtocol):
         """Whether its client waits for the ids of a text."""
         return any(isinstance(it.handler, IdsQuestion) for it in self._streams.values())
 
-    def stop_typing(self) -> None:
-        """End the streams of typed text: the prompt was sent, and nothing is left to prefill."""
-        for stream in list(self._streams.values()):
-            if isinstance(stream.handler, TypeaheadPrefill):
-                stream.handler.feed(ClientGone())
+    def end_typing(self) -> AnswerAhead | None:
+        """See `StreamConnection.end_typing`."""
+        return end_typing(stream.handler for stream in self._streams.values())
 
     def catches_up(self, stream: EdgeStream, *, is_over: bool = False) -> None:
         """See `StreamConnection.catches_up`."""
