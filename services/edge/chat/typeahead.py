@@ -23,7 +23,7 @@ from outrider.v1 import inference_pb2
 from services.edge.access.identity import Credential, Identity
 from services.edge.chat.answer_ahead import AnswerAhead, may_be_answered_ahead
 from services.edge.chat.context import EdgeContext
-from services.edge.chat.stream import RequestStream
+from services.edge.chat.stream import Peer
 from services.edge.limits.quotas import Rate
 from services.edge.models.choice import choose
 from services.edge.models.keys import ModelKey
@@ -48,8 +48,12 @@ def end_typing(handlers: Iterable[object]) -> AnswerAhead | None:
     return begun[-1] if begun else None
 
 
-class TypedStream(RequestStream, Protocol):
-    """A client's stream that carries typed text."""
+class TypedStream(Peer, Protocol):
+    """Carries typed text."""
+
+    def end(self) -> None:
+        """Nothing more is read."""
+        ...
 
     def spend(self, rate: Rate, amount: int, client: bytes) -> bool:
         """Charge this amount to the client's rate limit and its address's; False if either is

@@ -66,6 +66,8 @@ class ReplyMetrics(msgspec.Struct, kw_only=True, omit_defaults=True):
     tokens: TokensBySource
     moves: int
     """How often another replica went on with the reply."""
+    ahead_tokens: int = 0
+    """Tokens that were ready when the request came (`typing_id`); absent: none."""
 
 
 def metrics_of(done: Done) -> ReplyMetrics:
@@ -82,6 +84,7 @@ def metrics_of(done: Done) -> ReplyMetrics:
         speculative_decoding=_speculation(usage.acceptance, done.max_drafts),
         tokens=TokensBySource(**usage.sources._asdict()),
         moves=done.num_moves,
+        ahead_tokens=done.speculation_stats.ahead_tokens,
     )
 
 

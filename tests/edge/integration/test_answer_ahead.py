@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from outrider.client import Client, Message
+from outrider.client import Client, Committed, Event, Message
+from outrider.client.chat import Chat
 from outrider.client.client import Typing
 from outrider.errors import OverloadedError
 from outrider.models.vocabulary import Vocabulary
@@ -52,6 +53,14 @@ async def typed(mesh: Running, client: Client, text: str = TEXT, **options: Any)
     return typing
 
 
+async def until_committed(chat: Chat) -> AsyncIterator[Event]:
+    """Its events up to the first commit."""
+    async for event in chat:
+        yield event
+        if isinstance(event, Committed):
+            return
+
+
 async def chat(client: Client, text: str = TEXT, **options: Any) -> Any:
     messages = [*BEFORE, Message("user", text)]
     async with client.chat(messages, **{"sampling": SAMPLED, **options}) as asked:
@@ -63,11 +72,10 @@ async def test_what_was_begun_is_the_beginning_of_the_reply(mesh: Running, clien
     mesh.region.gate.clear()  # nothing more comes from the region for now
     messages = [*BEFORE, Message("user", TEXT)]
     async with client.chat(messages, sampling=SAMPLED) as running:
-        event = await anext(running)
-        while not getattr(event, "ids", ()):
-            event = await anext(running)
-        assert len(event.ids) == AHEAD.max_tokens
-        assert event.text and REPLY.startswith(event.text)
+        events = [event async for event in until_committed(running)]
+        first = events[-1]
+        assert isinstance(first, Committed) and len(first.ids) == AHEAD.max_tokens
+        assert first.text and REPLY.startswith(first.text)
         mesh.region.gate.set()
         result = await running.result()
     assert result.text == REPLY
