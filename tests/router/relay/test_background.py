@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from services.router.admission.policy import AdmissionPolicy
 from services.router.admission.pricing import Price
 from services.router.admission.tenants import TenantPolicy
@@ -11,11 +13,11 @@ from tests.router.relay.test_intake import FULL, IDLE, report, state
 
 TENANTS = (TenantPolicy("metered", tokens_per_minute=1000, max_sessions=1),)
 PRICES = (Price(1.0, 1.0),)
-EARLY = {"background": True, "tenant": "metered"}
+EARLY: dict[str, Any] = {"background": True, "tenant": "metered"}
 
 
-def idle(**options: object) -> Mesh:
-    mesh = Mesh(policy=AdmissionPolicy(max_waiting=4), tenants=TENANTS, **options)  # type: ignore[arg-type]
+def idle(**options: Any) -> Mesh:
+    mesh = Mesh(policy=AdmissionPolicy(max_waiting=4), tenants=TENANTS, **options)
     for name in ("near", "far"):
         report(mesh, name, IDLE)
     return mesh
