@@ -173,6 +173,7 @@ class Edge:
             keyed_chats=self._keyed_chats,
             models=self.models,
             upstream=self.upstream,
+            ahead=config.ahead,
             embedding_calls=FairPlaces(MAX_CALLS, MAX_CALLS_IN_ALL),
             threads=self._threads,
             long_texts=self._long_texts,

@@ -15,6 +15,7 @@ from services.edge.http.origins import AllowedOrigins
 from services.edge.http.proxies import TrustedProxies
 from services.edge.http.stream import RunningReply
 from services.edge.http.system_lines import LeftOutLines
+from services.edge.http.typed_text_table import TypedTexts
 from services.edge.http.webtransport import SessionOffer
 from services.edge.limits.bodies import BodyMemory
 from services.edge.limits.listener import ListenerQuotas
@@ -37,6 +38,8 @@ class HttpFrontend:
     """Under way."""
     streams: set[EdgeStream] = field(default_factory=set)
     """Of the native protocol, under way over HTTP."""
+    typed_texts: TypedTexts = field(default_factory=TypedTexts)
+    """Messages that are being typed."""
     needs_key: bool = True
     """Whether requests without a key are refused, even if the edge otherwise serves them."""
     document: bytes = b"{}"

@@ -29,6 +29,7 @@ from services.edge.http import (
     responses_objects,
     token_counting,
     tokenizing,
+    typed_text,
     ui,
     ui_settings,
     webtransport,
@@ -91,12 +92,14 @@ class Route:
     """Wording of the headers with remaining limits."""
     media_type: str = JSON
     """Of an answer that is no stream."""
+    is_counted: bool = True
+    """Whether its requests count, if they have a body."""
 
     @property
     def is_limited(self) -> bool:
         """Whether its requests count towards their tenant's limits, and answers have the remaining
         limits: all routes that compute something."""
-        return self.request is not None
+        return self.request is not None and self.is_counted
 
     @property
     def busy_status(self) -> int:
@@ -142,6 +145,15 @@ ROUTES: Final = (
         "Gives up the reply to a request with this Idempotency-Key.",
         cancelling.serve_cancel,
         cancelling.Cancelled,
+    ),
+    Route(
+        "POST",
+        "/v1/chat/typing",
+        "What its user has typed so far of the next message, to have the reply begun.",
+        typed_text.serve_typing,
+        typed_text.TypingAnswer,
+        typed_text.TypingRequest,
+        is_counted=False,
     ),
     Route(
         "POST",

@@ -84,6 +84,8 @@ class ChatRequest:
     resume: ResumePoint = ResumePoint()
     digest: bytes = b""
     """Digest of the request as it arrived, without fields that may differ when it is repeated."""
+    is_background: bool = False
+    """Nobody has asked for it yet: the region computes it beside nobody, or refuses it."""
     group: bytes = b""
     """The trust group whose chats share what they learn of drafts; empty: it shares nothing."""
     group_lasts: bool = False
@@ -162,6 +164,18 @@ class ClientFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class AheadTokens:
+    """The beginning of a reply that was computed before it was asked for."""
+
+    ids: tuple[int, ...] = ()
+    model_identity: bytes = b""
+    """Of the replica that computed it; empty: unknown."""
+
+
+NOTHING_AHEAD: Final = AheadTokens()
+
+
+@dataclass(frozen=True, slots=True)
 class PromptReady:
     """Template and tokenizer are done, or not needed."""
 
@@ -169,6 +183,8 @@ class PromptReady:
     """None: the region tokenizes the messages."""
     prediction: tuple[int, ...] = ()
     """Those of the request's prediction."""
+    ahead: AheadTokens = NOTHING_AHEAD
+    """The reply's first tokens, if they are known already. Not of a request that resumes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +307,9 @@ class OpenRegion:
     """Sequence number that the replica returns, to measure the round trip; 0: none."""
     prediction: tuple[int, ...] = ()
     """Token ids of the expected reply, from its first token on."""
+    begun_ahead: bool = False
+    """The tokens to resume after were computed in the background: to the region it is a new
+    request, not one that lost its replica."""
 
 
 @dataclass(frozen=True, slots=True)

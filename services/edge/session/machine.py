@@ -28,9 +28,18 @@ from outrider.models.template_variables import date_in
 from outrider.reply_parsing.reasoning import begins_in_reasoning
 from outrider.session.client import Accepted, Committed, Done, Failed, Provisional
 from outrider.session.region import Commit
-from outrider.session.types import NO_SPECULATION, FinishReason, FirstText, Timings, Usage
+from outrider.session.types import (
+    NO_SPECULATION,
+    FinishReason,
+    FirstText,
+    SpeculationStats,
+    Timings,
+    Usage,
+)
 from services.edge.session.events import (
+    NOTHING_AHEAD,
     Action,
+    AheadTokens,
     CancelAsked,
     CancelRegion,
     ChatAsked,
@@ -50,6 +59,7 @@ from services.edge.session.events import (
     RegionFailed,
     RegionMoved,
     RegionOpened,
+    ResumePoint,
     Tick,
     Tokenize,
 )
@@ -174,6 +184,8 @@ class _OpenedChat:
     """Replicas that have had the reply, one after the other."""
     prediction: tuple[int, ...] = ()
     """Ids of the text that the reply is expected to be."""
+    num_ahead: int = 0
+    """Tokens of the reply that were computed before it was asked for."""
 
 
 class ChatSession:
@@ -296,7 +308,7 @@ class ChatSession:
             )
             reply_format = replace(reply_format, begins_in_reasoning=is_open)
             chat = replace(chat, request=replace(chat.request, reply_format=reply_format))
-        return self._open(chat, item.ids, now, item.prediction)
+        return self._open(chat, item.ids, now, item.prediction, item.ahead)
 
     def _prompt_failed(self, chat: _AskedChat, item: PromptFailed, now: float) -> Actions:
         # Not a RateLimitedError, which is one too: limits of tenants hold wherever ids are made.
@@ -314,9 +326,16 @@ class ChatSession:
         prompt: tuple[int, ...] | None,
         now: float,
         prediction: tuple[int, ...] = (),
+        ahead: AheadTokens = NOTHING_AHEAD,
     ) -> Actions:
-        """Ask the region for the first time."""
+        """Ask the region for the first time, for what follows `ahead`."""
         request = asked.request
+        if ahead.ids:
+            # To the region it is a reply that another run began, to the client it is a new one.
+            resume = ResumePoint(
+                upto=len(ahead.ids), ids=ahead.ids, model_identity=ahead.model_identity
+            )
+            request = replace(request, resume=resume)
         chat = self._chat = _OpenedChat(
             request=request,
             asked_at=asked.asked_at,
@@ -326,9 +345,12 @@ class ChatSession:
             num_prompt_tokens=len(prompt or ()),
             is_accepted=False,
             prediction=prediction,
+            num_ahead=len(ahead.ids),
         )
         chat.resumed = [*chat.reply.resume(request.resume.ids)]
-        self.num_resumed = len(request.resume.ids)
+        self.num_resumed = len(asked.request.resume.ids)
+        if ahead.ids:
+            chat.resumed = [_with_identity(it, ahead.model_identity) for it in chat.resumed]
         begun = chat.reply.start(now)
         self.milestones.opened = now
         actions = [self._open_region(chat, now), *begun]
@@ -345,7 +367,8 @@ class ChatSession:
             now - chat.asked_at,
         )
         self.state = SessionState.OPENING
-        return replace(opening, prediction=chat.prediction)
+        is_new = 0 < chat.num_ahead == self.num_tokens
+        return replace(opening, prediction=chat.prediction, begun_ahead=is_new)
 
     def _region_opened(self, chat: _OpenedChat, item: RegionOpened, now: float) -> Actions:
         ours = self._policy.vocabulary_digest
@@ -481,7 +504,7 @@ class ChatSession:
             edge_timings=self.milestones.timings(now),
             region=opened.region if opened else "",
             replica=opened.replica if opened else "",
-            speculation_stats=opened.reply.stats() if opened else NO_SPECULATION,
+            speculation_stats=_stats(opened) if opened else NO_SPECULATION,
             inexact=opened.reply.model.is_inexact if opened else False,
             stop_string=opened.reply.stop_string if opened else "",
             num_moves=max(0, opened.num_replicas - 1) if opened else 0,
@@ -528,6 +551,15 @@ def _accept(chat: _OpenedChat) -> Actions:
         template_date=date_in(request.template_variables),
     )
     return [accepted, *chat.resumed]
+
+
+def _with_identity(event: Action, identity: bytes) -> Action:
+    """A commit that says which model computed its tokens: its client had none before."""
+    return event._replace(model_identity=identity) if isinstance(event, Committed) else event
+
+
+def _stats(chat: _OpenedChat) -> SpeculationStats:
+    return replace(chat.reply.stats(), ahead_tokens=chat.num_ahead)
 
 
 Handler: TypeAlias = Callable[[ChatSession, Any, Any, float], Actions]

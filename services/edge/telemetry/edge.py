@@ -60,6 +60,14 @@ PREFILLED_TOKENS: Final = Family(
     "outrider_edge_prefilled_tokens",
     "Tokens of prompts that regions were asked to compute while they were typed.",
 )
+AHEAD_TOKENS: Final = Family(
+    "outrider_edge_ahead_tokens",
+    "Tokens of replies that were begun before their prompts were sent, by fate: sent, discarded.",
+)
+AHEAD_CHATS: Final = Family(
+    "outrider_edge_ahead_chats",
+    "Chats of users who have their replies begun ahead, by whether there was one: ready or not.",
+)
 EARLY_BYTES: Final = Family("outrider_edge_early_bytes", "Data that came in 0-RTT.")
 HALF_OPEN: Final = Family("outrider_edge_half_open_handshakes", "QUIC handshakes under way.")
 RETRIES: Final = Family("outrider_edge_retries", "First packets answered with a Retry.")
@@ -229,6 +237,19 @@ class EdgeTelemetry:
     def prefilled(self, num_tokens: int, model: str) -> None:
         """A region was asked to compute a prompt that is still being typed."""
         self._metrics.counter(PREFILLED_TOKENS).add(num_tokens, self.labels.of(model))
+
+    def ahead_discarded(self, num_tokens: int, model: str) -> None:
+        """Tokens of a reply that nobody had asked for were thrown away."""
+        self._metrics.counter(AHEAD_TOKENS).add(
+            num_tokens, {**self.labels.of(model), "fate": "discarded"}
+        )
+
+    def ahead_sent(self, num_tokens: int, model: str) -> None:
+        """A chat began whose reply may have been begun before: by so many tokens."""
+        labels = self.labels.of(model)
+        self._metrics.counter(AHEAD_TOKENS).add(num_tokens, {**labels, "fate": "sent"})
+        ready = "ready" if num_tokens else "not"
+        self._metrics.counter(AHEAD_CHATS).add(1, {**labels, "reply": ready})
 
     def models(self, num_loaded: int, num_waiting: int) -> None:
         """Record how many models are loaded, and how many chats wait for one."""

@@ -104,6 +104,11 @@ _RESPONSE: Final = {"model": MODEL, "input": "hello"}
 _MESSAGE: Final = _CHAT | {"max_tokens": 100}
 GOOD: Final[Mapping[tuple[str, str], Good]] = {
     ("POST", "/v1/chat/completions"): Good("/v1/chat/completions", _CHAT, computes=True),
+    # The text is computed while it is typed, for who may have chats.
+    ("POST", "/v1/chat/typing"): Good(
+        "/v1/chat/typing",
+        {"id": "a" * 16, "text": "hello", "request": {"model": MODEL, "messages": []}},
+    ),
     ("POST", "/v1/completions"): Good(
         "/v1/completions", {"model": MODEL, "prompt": "hello", "max_tokens": 100}, computes=True
     ),
