@@ -97,12 +97,13 @@ def _begin(
 ) -> None:
     """Each chat in a time slice of its own: many requests may come at once."""
     for stream, request in zip(reply.streams, planned.chats, strict=True):
-        context.time_slicer.submit(partial(_open, stream, request, identity, context))
+        context.time_slicer.submit(partial(begin_on, stream, request, identity, context))
 
 
-def _open(
+def begin_on(
     stream: ChatStream, request: ChatRequest, identity: Identity, context: EdgeContext
 ) -> None:
+    """Begin a chat on a stream of a reply, unless that is over by now."""
     if stream.is_over:
         return
     try:

@@ -18,6 +18,7 @@ from services.edge.http import (
     anthropic_messages,
     anthropic_reply,
     embedding,
+    grpc_calls,
     native,
     openai_chat,
     openai_completions,
@@ -27,6 +28,7 @@ from services.edge.http import (
     responses_objects,
     token_counting,
     tokenizing,
+    verifying,
 )
 from services.edge.http.api import ChatApi
 from services.edge.http.exchange import JSON, Exchange
@@ -265,7 +267,15 @@ NATIVE: Final = Route(
     access=Access.FRAMES,
     media_type=HTTP_FRAMES,
 )
-ALL_ROUTES: Final = (*ROUTES, DOCUMENT, NATIVE, _page("/"), _page("/docs"))
+VERIFY: Final = Route(
+    "POST",
+    verifying.PATH,
+    "A session whose client drafts by means of its own (gRPC).",
+    verifying.serve_verify,
+    bytes,
+    media_type=grpc_calls.MEDIA_TYPES[0],
+)
+ALL_ROUTES: Final = (*ROUTES, DOCUMENT, NATIVE, VERIFY, _page("/"), _page("/docs"))
 _BY_PATH: Final = {route.path: route for route in ALL_ROUTES}
 _MESSAGES: Final = "/v1/messages"
 
