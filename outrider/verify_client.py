@@ -26,8 +26,7 @@ import grpc.aio
 from outrider.backoff import Backoff
 from outrider.errors import ConfigError, MalformedFrameError, OutriderError, UnavailableError
 from outrider.models.chat import Message
-from outrider.rpc import end_call
-from outrider.rpc.errors import from_rpc_error
+from outrider.rpc import end_call, from_rpc_error
 from outrider.sampling.params import SamplingParams
 from outrider.session.types import FinishReason, Usage
 from outrider.speculation.verification import common_prefix_length

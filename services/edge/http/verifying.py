@@ -34,7 +34,7 @@ log = structlog.get_logger()
 PATH: Final = "/outrider.v1.VerifyService/Verify"
 MAX_AHEAD: Final = 256
 """Drafts of a client that the edge keeps ahead of the final tokens, whatever the session takes."""
-_MESSAGES: Final = RateLimit(per_s=200.0, burst=400.0)
+MESSAGES: Final = RateLimit(per_s=200.0, burst=400.0)
 """Messages of one call: some five for each commit of a fast replica."""
 
 
@@ -67,7 +67,7 @@ class VerifyCall:
         self._budget = exchange.budget
         self._num_held_bytes = 0
         """Taken from the budget."""
-        self._messages = TokenBucket(_MESSAGES, self._loop.time())
+        self._messages = TokenBucket(MESSAGES, self._loop.time())
         self._opening: Opening | None = None
         self._drafts = ClientDrafts(MAX_AHEAD)
         self._is_open = False
@@ -145,7 +145,7 @@ class VerifyCall:
         now = self._loop.time()
         if not self._messages.take(1, now):
             raise RateLimitedError(
-                f"more than {_MESSAGES.per_s:g} messages a second came on this call; send more "
+                f"more than {MESSAGES.per_s:g} messages a second came on this call; send more "
                 "drafts in each",
                 retry_delay_ms=1000,
             )
