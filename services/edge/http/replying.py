@@ -109,16 +109,17 @@ def _begin(
     """Each chat in a time slice of its own: many requests may come at once. `ahead` may hold the
     beginning of an only one."""
     for stream, request in zip(reply.streams, planned.chats, strict=True):
-        context.time_slicer.submit(partial(_open, stream, request, identity, context, ahead))
+        context.time_slicer.submit(partial(begin_on, stream, request, identity, context, ahead))
 
 
-def _open(
+def begin_on(
     stream: ChatStream,
     request: ChatRequest,
     identity: Identity,
     context: EdgeContext,
-    ahead: AnswerAhead | None,
+    ahead: AnswerAhead | None = None,
 ) -> None:
+    """Begin a chat on a stream of a reply, unless that is over by now."""
     if stream.is_over:
         if ahead is not None:
             ahead.close()

@@ -19,6 +19,7 @@ from services.edge.http import (
     anthropic_reply,
     cancelling,
     embedding,
+    grpc_calls,
     mesh,
     native,
     openai_chat,
@@ -32,6 +33,7 @@ from services.edge.http import (
     typed_text,
     ui,
     ui_settings,
+    verifying,
     webtransport,
 )
 from services.edge.http.api import ChatApi
@@ -318,7 +320,15 @@ TRANSPORTS: Final = Route(
     webtransport.Transports,
     access=Access.PUBLIC,
 )
-ALL_ROUTES: Final = (*ROUTES, DOCUMENT, NATIVE, TRANSPORTS, *PAGES)
+VERIFY: Final = Route(
+    "POST",
+    verifying.PATH,
+    "A session whose client drafts by means of its own (gRPC).",
+    verifying.serve_verify,
+    bytes,
+    media_type=grpc_calls.MEDIA_TYPES[0],
+)
+ALL_ROUTES: Final = (*ROUTES, DOCUMENT, NATIVE, VERIFY, TRANSPORTS, *PAGES)
 _BY_PATH: Final = {route.path: route for route in reversed(ALL_ROUTES)}
 """The first route of each path."""
 _MESSAGES: Final = "/v1/messages"

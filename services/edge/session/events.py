@@ -92,6 +92,11 @@ class ChatRequest:
     """The group's name is the same after a restart of the edge: what it learns may be kept."""
     prediction: str = ""
     """The expected reply, from which the region copies drafts. Never with `thin`."""
+    drafts_itself: bool = False
+    """Its client sends drafts of its own, which come as a DrafterReport each time; the edge makes
+    none, and learns nothing from these."""
+    vocabulary_digest: bytes = b""
+    """The vocabulary that the client's ids are of; empty: it did not say."""
     tools: tuple[str, ...] = ()
     """Tools that the model may call, as `outrider.models.tools.check_tools` returned them."""
     tool_choice: str = "auto"

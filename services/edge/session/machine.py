@@ -26,7 +26,14 @@ from outrider.errors import (
 )
 from outrider.models.template_variables import date_in
 from outrider.reply_parsing.reasoning import begins_in_reasoning
-from outrider.session.client import Accepted, Committed, Done, Failed, Provisional
+from outrider.session.client import (
+    Accepted,
+    Committed,
+    Done,
+    DraftingTerms,
+    Failed,
+    Provisional,
+)
 from outrider.session.region import Commit
 from outrider.session.types import (
     NO_SPECULATION,
@@ -267,6 +274,12 @@ class ChatSession:
 
     def _ask(self, chat: None, item: ChatAsked, now: float) -> Actions:
         request = item.request
+        ours = self._policy.vocabulary_digest
+        if request.vocabulary_digest not in (b"", ours):
+            raise VocabularyMismatchError(
+                f"the client's ids are of vocabulary {request.vocabulary_digest.hex()}, the "
+                f"model's is {ours.hex()}; draft in the model's own vocabulary"
+            )
         asked_at = now - item.waited_s
         asked = self._chat = _AskedChat(request, asked_at)
         self.milestones.asked = asked_at
@@ -354,7 +367,7 @@ class ChatSession:
         begun = chat.reply.start(now)
         self.milestones.opened = now
         actions = [self._open_region(chat, now), *begun]
-        return actions if prompt is None else [*actions, *_accept(chat)]
+        return actions if prompt is None else [*actions, *self._accept(chat)]
 
     def _open_region(self, chat: _OpenedChat, now: float) -> OpenRegion:
         """Ask the region for the tokens after the final ones. Raises DeadlineError."""
@@ -386,7 +399,7 @@ class ChatSession:
         if chat.is_accepted:
             return []
         chat.num_prompt_tokens = item.prompt_tokens
-        return _accept(chat)
+        return self._accept(chat)
 
     def _commit(self, chat: _OpenedChat, item: Commit, now: float) -> Actions:
         chat.reopening.worked()
@@ -412,6 +425,25 @@ class ChatSession:
         events = chat.reply.finish(now, is_whole=item.finish_reason.is_whole)
         self.state = SessionState.CLOSED
         return [*events, self._done(item.finish_reason, item.usage, item.timings, now), Finish()]
+
+    def _accept(self, chat: _OpenedChat) -> Actions:
+        """Tell the client that its chat is under way."""
+        chat.is_accepted = True
+        request = chat.request
+        drafting = None
+        if request.drafts_itself:
+            max_lead = self._policy.reply.drafts.max_lead
+            drafting = DraftingTerms(self._policy.vocabulary_digest, chat.prompt or (), max_lead)
+        accepted = Accepted(
+            request.request_id,
+            request.model,
+            chat.num_prompt_tokens,
+            reply_format=request.reply_format,
+            sampling=request.sampling,
+            template_date=date_in(request.template_variables),
+            drafting=drafting,
+        )
+        return [accepted, *chat.resumed]
 
     def _checksum(self, chat: _OpenedChat) -> int:
         return ids_checksum(self._policy.vocabulary_digest, chat.reply.ids)
@@ -536,21 +568,6 @@ class ChatSession:
 
 _OF_REGION: Final = (RegionOpened, Commit, RegionMoved, RegionDone)
 _NO_ANSWER = "the deadline passed and the region did not answer; try again"
-
-
-def _accept(chat: _OpenedChat) -> Actions:
-    """Tell the client that its chat is under way."""
-    chat.is_accepted = True
-    request = chat.request
-    accepted = Accepted(
-        request.request_id,
-        request.model,
-        chat.num_prompt_tokens,
-        reply_format=request.reply_format,
-        sampling=request.sampling,
-        template_date=date_in(request.template_variables),
-    )
-    return [accepted, *chat.resumed]
 
 
 def _with_identity(event: Action, identity: bytes) -> Action:

@@ -89,6 +89,10 @@ DRAFTS: Final = Family(
     "outrider_edge_drafts",
     "Draft tokens, by fate: drafted, sent, checked, right.",
 )
+CLIENT_DRAFTS: Final = Family(
+    "outrider_edge_client_drafts",
+    "Draft tokens of clients that draft for themselves, by fate: taken, ignored, accepted.",
+)
 COMMITS: Final = Family(
     "outrider_edge_commits",
     "Commits that came, by whether drafts were uploaded at the time.",
@@ -283,6 +287,12 @@ class EdgeTelemetry:
     def early_data(self, num_bytes: int) -> None:
         """Data came in 0-RTT, and waits for the handshake."""
         self._metrics.counter(EARLY_BYTES).add(num_bytes)
+
+    def client_drafts(self, *, taken: int, ignored: int, accepted: int) -> None:
+        """A call of a client that drafts for itself has ended."""
+        counter = self._metrics.counter(CLIENT_DRAFTS)
+        for fate, count in (("taken", taken), ("ignored", ignored), ("accepted", accepted)):
+            counter.add(count, {"fate": fate})
 
     def draft_frame(self, sent: bool) -> None:
         """A frame of drafts was sent, or dropped because the router does not read."""
