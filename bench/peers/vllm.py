@@ -57,6 +57,7 @@ async def vllm_server(
     *,
     max_sessions: int = 32,
     kv_gib: int = 1,
+    num_threads: int = 1,
     port: int = 0,
     cores: Collection[int] = (),
     log: Path | None = None,
@@ -67,6 +68,7 @@ async def vllm_server(
     environ = {
         "VLLM_CPU_KVCACHE_SPACE": str(kv_gib),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(num_threads),
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
@@ -104,5 +106,5 @@ async def _ready(process: PipedProcess, port: int) -> None:
 
 async def _keep(process: PipedProcess, log: Path) -> None:
     while line := await process.stdout.readline():
-        with log.open("ab") as file:  # noqa: ASYNC230
+        with log.open("ab") as file:
             file.write(line)
