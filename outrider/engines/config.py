@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias, get_args
+from typing import Annotated, Final, Literal, TypeAlias, get_args
 
 from outrider.bounds import NonNegativeInt, PositiveInt, above, at_least, check_bounds
 from outrider.engines.fake import FakeOptions
 from outrider.engines.kv_budget import DEFAULT_SHARE, Budget
 from outrider.engines.tensorrt_llm.config import TensorRtLlmOptions
+from outrider.engines.turn.fake import FakeTurnOptions
+from outrider.engines.turn.openai_server.config import OpenAiServerOptions
 from outrider.errors import ConfigError
 from outrider.models.definitions import WEIGHT_BITS
 from outrider.models.definitions import Precision as Precision
 
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
-EngineName: TypeAlias = Literal["openvino", "torch", "tensorrt-llm", "fake"]
+EngineName: TypeAlias = Literal[
+    "openvino", "torch", "tensorrt-llm", "fake", "openai-server", "fake-turns"
+]
+TURN_ENGINES: Final = frozenset({"openai-server", "fake-turns"})
+"""Those that write whole replies (outrider.engines.turn.base); the others compute rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +83,10 @@ class EngineConfig:
     trtllm: TensorRtLlmOptions = field(default_factory=TensorRtLlmOptions)
     """The TensorRT-LLM engine's own settings; of those above it uses the pool's,
     vocabulary_size and max_context_tokens."""
+    fake_turns: FakeTurnOptions = field(default_factory=FakeTurnOptions)
+    """The fake turn engine's shape."""
+    server: OpenAiServerOptions = field(default_factory=OpenAiServerOptions)
+    """The server of the engine openai-server."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
