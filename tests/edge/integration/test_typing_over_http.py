@@ -171,7 +171,7 @@ async def test_bad_requests(
     mesh: Running, caller: AsyncClient, fields: dict[str, Any], status: int
 ) -> None:
     assert (await tell(caller, **fields))["status"] == status
-    assert not mesh.region.opened and not len(mesh.http._frontend.typed_texts)
+    assert not mesh.region.opened and not len(mesh.http.frontend.typed_texts)
 
 
 @pytest.mark.parametrize("settings", [{"ahead": AheadPolicy(max_tokens=0)}, {"tenants": ()}])

@@ -177,7 +177,11 @@ async def test_drafts_are_verified(mesh: Running, words: Vocabulary) -> None:
             if not mesh.region.gate.is_set():
                 # The drafts behind the first tokens are at the region before it goes on.
                 (live,) = mesh.region.live.values()
-                await eventually(lambda live=live: live.begin + len(live.drafts) > 3)
+
+                def knows(live: Any = live) -> bool:
+                    return bool(live.begin + len(live.drafts) > 3)
+
+                await eventually(knows)
                 mesh.region.gate.set()
             assert tokens.ids == session.ids[tokens.base :]
         reply = session.reply
@@ -244,9 +248,10 @@ async def test_who_has_no_good_key_is_refused(mesh: Running) -> None:
     assert mesh.region.opened == []
 
 
-@pytest.mark.edge(
-    **EDGE | {"keys": (key_of("acme", scopes=USER_SCOPES - {Scope.CHAT}),)},
-)
+NO_CHATS: dict[str, Any] = EDGE | {"keys": (key_of("acme", scopes=USER_SCOPES - {Scope.CHAT}),)}
+
+
+@pytest.mark.edge(**NO_CHATS)
 async def test_a_key_needs_the_scope_of_chats(mesh: Running) -> None:
     with pytest.raises(PermissionDeniedError):
         await reply_of(mesh)
@@ -284,7 +289,7 @@ async def test_sessions_count_as_chats_of_their_address(mesh: Running) -> None:
 async def test_calls_that_say_nothing_are_bounded(mesh: Running) -> None:
     async with raw_channel(mesh) as channel:
         idle = [RawCall(channel, "acme") for _ in range(2)]
-        calls = mesh.http._frontend.replies
+        calls = mesh.http.frontend.replies
         await eventually(lambda: len(calls) == 2)
         with pytest.raises(OverloadedError, match="open streams"):
             await reply_of(mesh)
