@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from outrider.client import Client, Committed, Event, Message
+from outrider.cli.prompting.conversation import Conversation, Settings
+from outrider.cli.prompting.painter import Painter
+from outrider.client import ChatResult, Client, Committed, Event, Message
 from outrider.client.chat import Chat
 from outrider.client.client import Typing
 from outrider.errors import OverloadedError
@@ -17,6 +20,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
 from outrider.v1 import common_pb2
 from services.edge.session.ahead_plan import AheadPolicy
+from tests.edge.integration.nat import Nat
 from tests.edge.integration.running import REPLY, Running, running
 
 TEXT = "Which of these trains leaves first?"
@@ -215,3 +219,66 @@ async def test_what_is_typed_is_in_no_log(
     assert result.text == REPLY
     out = "".join(capfd.readouterr())
     assert "swordfish" not in out and REPLY[:5] not in out
+
+
+class Person:
+    """Types one line, key by key, and notes how many datagrams went out meanwhile."""
+
+    def __init__(self, relay: Nat) -> None:
+        self._relay = relay
+        self._lines = iter([TEXT])
+        self.num_datagrams = 0
+
+    async def ask(self, prompt: str, typed: Callable[[str], None] | None = None) -> str | None:
+        line = next(self._lines, None)
+        if line is None:
+            return None
+        await self._quiet()
+        before = len(self._relay.sent)
+        for num_chars in range(1, len(line) + 1):
+            if typed is not None:
+                typed(line[:num_chars])
+            await asyncio.sleep(0)
+        await self._quiet()
+        self.num_datagrams = len(self._relay.sent) - before
+        return line
+
+    async def _quiet(self) -> None:
+        """Return once nothing was sent for a while: acknowledgements of what came are out."""
+        loop, seen = asyncio.get_running_loop(), -1
+        since = loop.time()
+
+        def is_quiet() -> bool:
+            nonlocal seen, since
+            if len(self._relay.sent) != seen:
+                seen, since = len(self._relay.sent), loop.time()
+            return loop.time() > since + 0.5
+
+        await eventually(is_quiet)
+
+
+@pytest.mark.parametrize("is_on", [False, True])
+async def test_while_the_switch_is_off_nothing_is_sent(
+    mesh: Running, relay: Nat, is_on: bool
+) -> None:
+    """Not one datagram between the first key and Enter: a conversation at a terminal."""
+    person = Person(relay)
+    async with mesh.client(port=relay.port) as client:
+
+        async def reply(
+            messages: list[Message], settings: Settings, painter: Painter
+        ) -> ChatResult:
+            async with client.chat(messages, sampling=settings.sampling) as asked:
+                return await asked.result()
+
+        async def check(model: str) -> str:
+            return model
+
+        def typed(before: list[Message], settings: Settings) -> Callable[[str], None]:
+            return client.typing(before, ahead=True, sampling=settings.sampling).update
+
+        await client.describe()
+        settings = Settings("", None, SAMPLED)
+        await Conversation(person, reply, settings, check, None, typed if is_on else None).run()
+        assert (person.num_datagrams > 0) is is_on
+        assert bool(begun(mesh)) is is_on
