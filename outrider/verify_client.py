@@ -32,6 +32,7 @@ from outrider.session.types import FinishReason, Usage
 from outrider.speculation.verification import common_prefix_length
 from outrider.v1 import verify_pb2, verify_pb2_grpc
 from outrider.wire import (
+    error_from_proto,
     finish_reason_from_proto,
     message_to_proto,
     sampling_to_proto,
@@ -237,10 +238,15 @@ class Verification:
                     yield self._verified(response.verified)
                 elif kind == "done":
                     self._done(response.done)
+                    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                        await call.done_writing()
+                    return
+                elif kind == "error":
+                    raise error_from_proto(response.error)
             if self._reply is None:
                 raise UnavailableError("the call ended before the session did")
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from None
+            raise _error_of(error) from None
         except asyncio.InvalidStateError as error:  # a write to a call that has just ended
             raise UnavailableError("the call ended before the session did") from error
         finally:
@@ -324,6 +330,12 @@ class Verification:
                 await call.write(verify_pb2.VerifyRequest(draft=draft))
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 return  # whoever reads is told why
+
+
+def _error_of(status: grpc.aio.AioRpcError) -> OutriderError:
+    """A status that says nothing of the edge's is that of a call which broke."""
+    error = from_rpc_error(status)
+    return UnavailableError(error.message) if type(error) is OutriderError else error
 
 
 def _put_prompt(opening: verify_pb2.OpenVerification, prompt: Prompt) -> None:

@@ -26,7 +26,7 @@ from outrider.v1 import common_pb2 as outrider_dot_v1_dot_common__pb2
 from outrider.v1 import edge_pb2 as outrider_dot_v1_dot_edge__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/verify.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\x1a\x16outrider/v1/edge.proto\"\x9c\x01\n\rVerifyRequest\x12-\n\x04open\x18\x01 \x01(\x0b\x32\x1d.outrider.v1.OpenVerificationH\x00\x12)\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x18.outrider.v1.DraftTokensH\x00\x12)\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x17.outrider.v1.CancelChatH\x00\x42\x06\n\x04kind\"\xab\x01\n\x0eVerifyResponse\x12\x31\n\x06opened\x18\x01 \x01(\x0b\x32\x1f.outrider.v1.VerificationOpenedH\x00\x12/\n\x08verified\x18\x02 \x01(\x0b\x32\x1b.outrider.v1.VerifiedTokensH\x00\x12-\n\x04\x64one\x18\x03 \x01(\x0b\x32\x1d.outrider.v1.VerificationDoneH\x00\x42\x06\n\x04kind\"\xe8\x02\n\x10OpenVerification\x12\r\n\x05model\x18\x01 \x01(\t\x12*\n\x08messages\x18\x02 \x03(\x0b\x32\x18.outrider.v1.ChatMessage\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x0b\n\x03ids\x18\x04 \x03(\r\x12\x19\n\x11vocabulary_digest\x18\x05 \x01(\x0c\x12\'\n\x08sampling\x18\x06 \x01(\x0b\x32\x15.outrider.v1.Sampling\x12\'\n\x08priority\x18\x07 \x01(\x0e\x32\x15.outrider.v1.Priority\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x08 \x01(\r\x12\x17\n\x0fidempotency_key\x18\t \x01(\t\x12(\n\x06resume\x18\n \x01(\x0b\x32\x18.outrider.v1.ResumePoint\x12\x11\n\tresidency\x18\x0b \x03(\t\x12\x0c\n\x04user\x18\x0c \x01(\t\x12\x18\n\x10wants_prompt_ids\x18\r \x01(\x08\"7\n\x0b\x44raftTokens\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0c\n\x04\x62\x61se\x18\x02 \x01(\r\x12\x0b\n\x03ids\x18\x03 \x03(\r\"\xbc\x01\n\x12VerificationOpened\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x19\n\x11vocabulary_digest\x18\x04 \x01(\x0c\x12\x18\n\x10max_drafts_ahead\x18\x05 \x01(\r\x12\x12\n\nprompt_ids\x18\x06 \x03(\r\x12\x0c\n\x04\x65\x64ge\x18\x07 \x01(\t\x12\x15\n\rtemplate_date\x18\x08 \x01(\t\"\x9b\x01\n\x0eVerifiedTokens\x12\x0c\n\x04\x62\x61se\x18\x01 \x01(\r\x12\x0b\n\x03ids\x18\x02 \x03(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\r\x12\r\n\x05\x65poch\x18\x04 \x01(\r\x12\x0c\n\x04text\x18\x05 \x01(\t\x12\x1b\n\x0emodel_identity\x18\x06 \x01(\x0cH\x00\x88\x01\x01\x12\x0f\n\x07inexact\x18\x07 \x01(\x08\x42\x11\n\x0f_model_identity\"\xf9\x01\n\x10VerificationDone\x12\x30\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12!\n\x05usage\x18\x02 \x01(\x0b\x32\x12.outrider.v1.Usage\x12%\n\x07timings\x18\x03 \x01(\x0b\x32\x14.outrider.v1.Timings\x12\x0c\n\x04upto\x18\x04 \x01(\r\x12\x0e\n\x06region\x18\x05 \x01(\t\x12\x0f\n\x07replica\x18\x06 \x01(\t\x12\x0f\n\x07inexact\x18\x07 \x01(\x08\x12\x11\n\tnum_moves\x18\x08 \x01(\r\x12\x16\n\x0eignored_drafts\x18\t \x01(\r2V\n\rVerifyService\x12\x45\n\x06Verify\x12\x1a.outrider.v1.VerifyRequest\x1a\x1b.outrider.v1.VerifyResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/verify.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\x1a\x16outrider/v1/edge.proto\"\x9c\x01\n\rVerifyRequest\x12-\n\x04open\x18\x01 \x01(\x0b\x32\x1d.outrider.v1.OpenVerificationH\x00\x12)\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x18.outrider.v1.DraftTokensH\x00\x12)\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x17.outrider.v1.CancelChatH\x00\x42\x06\n\x04kind\"\xd6\x01\n\x0eVerifyResponse\x12\x31\n\x06opened\x18\x01 \x01(\x0b\x32\x1f.outrider.v1.VerificationOpenedH\x00\x12/\n\x08verified\x18\x02 \x01(\x0b\x32\x1b.outrider.v1.VerifiedTokensH\x00\x12-\n\x04\x64one\x18\x03 \x01(\x0b\x32\x1d.outrider.v1.VerificationDoneH\x00\x12)\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x18.outrider.v1.ErrorDetailH\x00\x42\x06\n\x04kind\"\xe8\x02\n\x10OpenVerification\x12\r\n\x05model\x18\x01 \x01(\t\x12*\n\x08messages\x18\x02 \x03(\x0b\x32\x18.outrider.v1.ChatMessage\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x0b\n\x03ids\x18\x04 \x03(\r\x12\x19\n\x11vocabulary_digest\x18\x05 \x01(\x0c\x12\'\n\x08sampling\x18\x06 \x01(\x0b\x32\x15.outrider.v1.Sampling\x12\'\n\x08priority\x18\x07 \x01(\x0e\x32\x15.outrider.v1.Priority\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x08 \x01(\r\x12\x17\n\x0fidempotency_key\x18\t \x01(\t\x12(\n\x06resume\x18\n \x01(\x0b\x32\x18.outrider.v1.ResumePoint\x12\x11\n\tresidency\x18\x0b \x03(\t\x12\x0c\n\x04user\x18\x0c \x01(\t\x12\x18\n\x10wants_prompt_ids\x18\r \x01(\x08\"7\n\x0b\x44raftTokens\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0c\n\x04\x62\x61se\x18\x02 \x01(\r\x12\x0b\n\x03ids\x18\x03 \x03(\r\"\xbc\x01\n\x12VerificationOpened\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x19\n\x11vocabulary_digest\x18\x04 \x01(\x0c\x12\x18\n\x10max_drafts_ahead\x18\x05 \x01(\r\x12\x12\n\nprompt_ids\x18\x06 \x03(\r\x12\x0c\n\x04\x65\x64ge\x18\x07 \x01(\t\x12\x15\n\rtemplate_date\x18\x08 \x01(\t\"\x9b\x01\n\x0eVerifiedTokens\x12\x0c\n\x04\x62\x61se\x18\x01 \x01(\r\x12\x0b\n\x03ids\x18\x02 \x03(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\r\x12\r\n\x05\x65poch\x18\x04 \x01(\r\x12\x0c\n\x04text\x18\x05 \x01(\t\x12\x1b\n\x0emodel_identity\x18\x06 \x01(\x0cH\x00\x88\x01\x01\x12\x0f\n\x07inexact\x18\x07 \x01(\x08\x42\x11\n\x0f_model_identity\"\xf9\x01\n\x10VerificationDone\x12\x30\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12!\n\x05usage\x18\x02 \x01(\x0b\x32\x12.outrider.v1.Usage\x12%\n\x07timings\x18\x03 \x01(\x0b\x32\x14.outrider.v1.Timings\x12\x0c\n\x04upto\x18\x04 \x01(\r\x12\x0e\n\x06region\x18\x05 \x01(\t\x12\x0f\n\x07replica\x18\x06 \x01(\t\x12\x0f\n\x07inexact\x18\x07 \x01(\x08\x12\x11\n\tnum_moves\x18\x08 \x01(\r\x12\x16\n\x0eignored_drafts\x18\t \x01(\r2V\n\rVerifyService\x12\x45\n\x06Verify\x12\x1a.outrider.v1.VerifyRequest\x1a\x1b.outrider.v1.VerifyResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,17 +36,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_VERIFYREQUEST']._serialized_start=92
   _globals['_VERIFYREQUEST']._serialized_end=248
   _globals['_VERIFYRESPONSE']._serialized_start=251
-  _globals['_VERIFYRESPONSE']._serialized_end=422
-  _globals['_OPENVERIFICATION']._serialized_start=425
-  _globals['_OPENVERIFICATION']._serialized_end=785
-  _globals['_DRAFTTOKENS']._serialized_start=787
-  _globals['_DRAFTTOKENS']._serialized_end=842
-  _globals['_VERIFICATIONOPENED']._serialized_start=845
-  _globals['_VERIFICATIONOPENED']._serialized_end=1033
-  _globals['_VERIFIEDTOKENS']._serialized_start=1036
-  _globals['_VERIFIEDTOKENS']._serialized_end=1191
-  _globals['_VERIFICATIONDONE']._serialized_start=1194
-  _globals['_VERIFICATIONDONE']._serialized_end=1443
-  _globals['_VERIFYSERVICE']._serialized_start=1445
-  _globals['_VERIFYSERVICE']._serialized_end=1531
+  _globals['_VERIFYRESPONSE']._serialized_end=465
+  _globals['_OPENVERIFICATION']._serialized_start=468
+  _globals['_OPENVERIFICATION']._serialized_end=828
+  _globals['_DRAFTTOKENS']._serialized_start=830
+  _globals['_DRAFTTOKENS']._serialized_end=885
+  _globals['_VERIFICATIONOPENED']._serialized_start=888
+  _globals['_VERIFICATIONOPENED']._serialized_end=1076
+  _globals['_VERIFIEDTOKENS']._serialized_start=1079
+  _globals['_VERIFIEDTOKENS']._serialized_end=1234
+  _globals['_VERIFICATIONDONE']._serialized_start=1237
+  _globals['_VERIFICATIONDONE']._serialized_end=1486
+  _globals['_VERIFYSERVICE']._serialized_start=1488
+  _globals['_VERIFYSERVICE']._serialized_end=1574
 # @@protoc_insertion_point(module_scope)

@@ -4,7 +4,8 @@ isort:skip_file
 Verified drafts for others: whoever drafts for a model by means of its own sends token ids to an
 edge and gets the model's own tokens back, the same ones whatever the drafts. gRPC over HTTP/2 on
 the edge's HTTP port, with an API key in the metadata (`authorization: Bearer KEY`). Errors are
-gRPC statuses with an ErrorDetail in the trailer `outrider-error-bin`. docs/guides/verify.md.
+messages, and gRPC statuses with the same in the trailer `outrider-error-bin`.
+docs/guides/verify.md.
 """
 
 from collections import abc as _abc
@@ -65,6 +66,7 @@ class VerifyResponse(_message.Message):
     OPENED_FIELD_NUMBER: _builtins.int
     VERIFIED_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def opened(self) -> Global___VerificationOpened: ...
     @_builtins.property
@@ -73,18 +75,25 @@ class VerifyResponse(_message.Message):
     def done(self) -> Global___VerificationDone:
         """The last one."""
 
+    @_builtins.property
+    def error(self) -> _common_pb2.ErrorDetail:
+        """The last one, where the session failed or did not begin; the call's status says the same. Some
+        clients lose the status if they write while it is on its way.
+        """
+
     def __init__(
         self,
         *,
         opened: Global___VerificationOpened | None = ...,
         verified: Global___VerifiedTokens | None = ...,
         done: Global___VerificationDone | None = ...,
+        error: _common_pb2.ErrorDetail | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "kind", b"kind", "opened", b"opened", "verified", b"verified"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "error", b"error", "kind", b"kind", "opened", b"opened", "verified", b"verified"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "kind", b"kind", "opened", b"opened", "verified", b"verified"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "error", b"error", "kind", b"kind", "opened", b"opened", "verified", b"verified"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["opened", "verified", "done"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["opened", "verified", "done", "error"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 

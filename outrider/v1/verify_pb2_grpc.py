@@ -45,8 +45,9 @@ class VerifyServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Verify(self, request_iterator, context):
-        """One call is one session. The client may write at any time, and has nothing more to say once it
-        half-closes; the call ends with the session.
+        """One call is one session. The client may write at any time, and half-closes when it has nothing
+        more to say, at the latest once it has read the last message. Then, or a second later, the call
+        ends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -4,7 +4,8 @@ isort:skip_file
 Verified drafts for others: whoever drafts for a model by means of its own sends token ids to an
 edge and gets the model's own tokens back, the same ones whatever the drafts. gRPC over HTTP/2 on
 the edge's HTTP port, with an API key in the metadata (`authorization: Bearer KEY`). Errors are
-gRPC statuses with an ErrorDetail in the trailer `outrider-error-bin`. docs/guides/verify.md.
+messages, and gRPC statuses with the same in the trailer `outrider-error-bin`.
+docs/guides/verify.md.
 """
 
 from collections import abc as _abc
@@ -36,16 +37,18 @@ class VerifyServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> VerifyServiceAsyncStub: ...
     Verify: _grpc.StreamStreamMultiCallable[_verify_pb2.VerifyRequest, _verify_pb2.VerifyResponse]
-    """One call is one session. The client may write at any time, and has nothing more to say once it
-    half-closes; the call ends with the session.
+    """One call is one session. The client may write at any time, and half-closes when it has nothing
+    more to say, at the latest once it has read the last message. Then, or a second later, the call
+    ends.
     """
 
 @_typing.type_check_only
 class VerifyServiceAsyncStub(VerifyServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Verify: _aio.StreamStreamMultiCallable[_verify_pb2.VerifyRequest, _verify_pb2.VerifyResponse]  # type: ignore[assignment]
-    """One call is one session. The client may write at any time, and has nothing more to say once it
-    half-closes; the call ends with the session.
+    """One call is one session. The client may write at any time, and half-closes when it has nothing
+    more to say, at the latest once it has read the last message. Then, or a second later, the call
+    ends.
     """
 
 class VerifyServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -55,8 +58,9 @@ class VerifyServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_verify_pb2.VerifyRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_verify_pb2.VerifyResponse], _abc.AsyncIterator[_verify_pb2.VerifyResponse]]:
-        """One call is one session. The client may write at any time, and has nothing more to say once it
-        half-closes; the call ends with the session.
+        """One call is one session. The client may write at any time, and half-closes when it has nothing
+        more to say, at the latest once it has read the last message. Then, or a second later, the call
+        ends.
         """
 
 def add_VerifyServiceServicer_to_server(servicer: VerifyServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

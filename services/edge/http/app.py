@@ -24,12 +24,13 @@ from outrider.errors import (
     RateLimitedError,
     UnknownRouteError,
 )
-from services.edge.http import grpc_calls, native
+from services.edge.http import native
 from services.edge.http.exchange import EXCHANGE, ClientLeft, Exchange
 from services.edge.http.frontend import HttpFrontend
 from services.edge.http.http_errors import headers_of
 from services.edge.http.paths import normal_path
 from services.edge.http.routes import ALL_ROUTES, Route, error_answer, is_public
+from services.edge.http.verifying import fail_call
 
 log = structlog.get_logger()
 
@@ -133,10 +134,9 @@ class _Gate:
     async def _answer(self, exchange: Exchange, error: OutriderError) -> None:
         if not exchange.has_chats:  # chats are counted, and refused, each by itself
             self._frontend.context.telemetry.refused(error.reason)
-        if exchange.is_call and not exchange.has_begun:
+        if exchange.is_call:
             exchange.release()
-            await exchange.begin_call([*grpc_calls.HEAD])
-            await exchange.end_call(grpc_calls.status_of(error))
+            await fail_call(exchange, error)
             return
         if exchange.has_begun:
             exchange.abort()  # whatever came of the answer, the client must not take it for whole

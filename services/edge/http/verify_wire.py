@@ -14,6 +14,7 @@ from outrider.errors import (
     InvalidRequestError,
     InvalidSamplingError,
     MalformedFrameError,
+    OutriderError,
 )
 from outrider.model_identity import check_model_identity
 from outrider.models.chat import (
@@ -27,6 +28,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.session.client import Accepted, Committed, Done
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import (
+    error_to_proto,
     finish_reason_to_proto,
     message_from_proto,
     priority_from_proto,
@@ -206,6 +208,11 @@ def verified(event: Committed, accepted: int, epoch: int) -> bytes:
     if event.model_identity is not None:
         told.model_identity = event.model_identity
     return verify_pb2.VerifyResponse(verified=told).SerializeToString()
+
+
+def failed(error: OutriderError) -> bytes:
+    """The session failed, or did not begin."""
+    return verify_pb2.VerifyResponse(error=error_to_proto(error)).SerializeToString()
 
 
 def done(event: Done, drafts: ClientDrafts) -> bytes:

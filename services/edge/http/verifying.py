@@ -4,6 +4,7 @@ limits, sessions, failover, resumption and back-pressure are those of every othe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from functools import partial
 from typing import Final
 
@@ -31,6 +32,9 @@ from services.edge.session.events import CancelAsked, ClientEvent, DraftsReady
 
 log = structlog.get_logger()
 
+_LINGER_S: Final = 1.0
+"""How long a call stays open for a client that goes on writing after the last message: the library
+for Python loses the end of a call that ends while it writes (grpc.aio)."""
 PATH: Final = "/outrider.v1.VerifyService/Verify"
 MAX_AHEAD: Final = 256
 """Drafts of a client that the edge keeps ahead of the final tokens, whatever the session takes."""
@@ -39,8 +43,7 @@ MESSAGES: Final = RateLimit(per_s=200.0, burst=400.0)
 
 
 async def serve_verify(exchange: Exchange) -> None:
-    """Serve one call. Its errors are trailers; raises OutriderError before it has begun, and
-    ClientLeft."""
+    """Serve one call. Raises OutriderError, which ends the call by `fail_call`, and ClientLeft."""
     if not grpc_calls.is_call(exchange.media_type):
         raise MediaTypeError(f"call {PATH} by gRPC, over HTTP/2")
     if not exchange.is_call:
@@ -52,6 +55,16 @@ async def serve_verify(exchange: Exchange) -> None:
         await VerifyCall(exchange).serve()
     finally:
         quotas.release(exchange.address, Count.STREAMS)
+
+
+async def fail_call(exchange: Exchange, error: OutriderError) -> None:
+    """End a call by an error, whether it has begun or not: as its last message, and as its status
+    once the client has stopped writing. Raises ClientLeft."""
+    if not exchange.has_begun:
+        await exchange.begin_call([*grpc_calls.HEAD])
+    await exchange.write(grpc_calls.encode(verify_wire.failed(error)), more=True)
+    await exchange.discard()
+    await exchange.end_call(grpc_calls.status_of(error))
 
 
 class VerifyCall:
@@ -74,12 +87,13 @@ class VerifyCall:
         """Whether the client was told that the session is under way."""
         self._num_accepted = 0
         self._reply = RunningReply(self, 1, exchange, exchange.frontend.config.max_unsent_bytes)
+        self._closed = asyncio.Event()
+        """Nothing more comes from the client."""
         self._opened = asyncio.Event()
         """The first message has come, or nothing more will."""
 
     async def serve(self) -> None:
-        """Return when the call has ended. Raises ClientLeft, and OutriderError if nothing was
-        answered yet."""
+        """Return when the call has ended well. Raises ClientLeft and OutriderError."""
         reply = self._reply
         self._frontend.replies.add(reply)
         reading = asyncio.create_task(self._read())
@@ -110,6 +124,7 @@ class VerifyCall:
                 self._hold()
             if self._decoder.num_held:
                 raise MalformedFrameError("the call ended inside a message")
+            self._closed.set()
             if self._opening is None:
                 raise MalformedFrameError("the call ended before an open came; send it first")
             await self._exchange.left()
@@ -124,6 +139,7 @@ class VerifyCall:
             self._reply.fail(OutriderError(why))
         finally:
             self._opened.set()
+            self._closed.set()
 
     def _leave(self) -> None:
         opening = self._opening
@@ -142,6 +158,8 @@ class VerifyCall:
 
     def _take(self, payload: bytes) -> None:
         """A message of the client. Raises OutriderError."""
+        if self._reply.is_over:
+            return
         now = self._loop.time()
         if not self._messages.take(1, now):
             raise RateLimitedError(
@@ -198,10 +216,16 @@ class VerifyCall:
             await exchange.write(data, more=True)
         if reply.is_left:
             raise ClientLeft
-        if reply.error is not None and not exchange.has_begun:
+        if reply.error is not None:
             raise reply.error
-        error = reply.error
-        await exchange.end_call([*grpc_calls.OK] if error is None else grpc_calls.status_of(error))
+        await self._until_closed()
+        await exchange.end_call([*grpc_calls.OK])
+
+    async def _until_closed(self) -> None:
+        """Return once the client has said that it writes no more, or after a while."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_S):
+                await self._closed.wait()
 
     def _record(self) -> None:
         drafts = self._drafts

@@ -6,6 +6,7 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import grpc.aio
@@ -38,6 +39,7 @@ from outrider.session.types import FinishReason
 from outrider.testing import eventually
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.verify_client import VerifyClient
+from outrider.wire import error_from_proto
 from services.edge.access.identity import TenantConfig
 from services.edge.http import verifying
 from services.edge.http.config import HttpConfig
@@ -45,6 +47,7 @@ from services.edge.http.verifying import PATH
 from services.edge.limits.quotas import RateLimit
 from tests.api_keys import key_of, text_of
 from tests.edge.integration.http_client import plain, serving_http
+from tests.edge.integration.region import RegionSession
 from tests.edge.integration.running import REPLY, Running
 
 EDGE: dict[str, Any] = {
@@ -53,6 +56,7 @@ EDGE: dict[str, Any] = {
     "tenants": (TenantConfig("acme"), TenantConfig("bolt"), TenantConfig("few", max_sessions=1)),
     "keys": (key_of("acme"), key_of("bolt"), key_of("few")),
 }
+NO_CHATS = key_of("acme", scopes=USER_SCOPES - {Scope.CHAT})
 pytestmark = pytest.mark.edge(**EDGE)
 LONG = "so long a reply that nobody reads it " * 150
 
@@ -74,6 +78,10 @@ class Guesses:
 
     def draft(self, ids: Sequence[int], max_tokens: int) -> Sequence[int]:
         return [7] * max_tokens
+
+
+def has_drafts_behind(session: RegionSession, num_tokens: int) -> bool:
+    return session.begin + len(session.drafts) > num_tokens
 
 
 NOTHING = Knows((), 0)
@@ -132,6 +140,10 @@ class RawCall:
         try:
             while isinstance(data := await self.call.read(), bytes):
                 found.append(verify_pb2.VerifyResponse.FromString(data))
+                if found[-1].HasField("error"):
+                    raise error_from_proto(found[-1].error)
+                if found[-1].HasField("done"):
+                    break
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from None
         return found
@@ -177,11 +189,7 @@ async def test_drafts_are_verified(mesh: Running, words: Vocabulary) -> None:
             if not mesh.region.gate.is_set():
                 # The drafts behind the first tokens are at the region before it goes on.
                 (live,) = mesh.region.live.values()
-
-                def knows(live: Any = live) -> bool:
-                    return bool(live.begin + len(live.drafts) > 3)
-
-                await eventually(knows)
+                await eventually(partial(has_drafts_behind, live, 3))
                 mesh.region.gate.set()
             assert tokens.ids == session.ids[tokens.base :]
         reply = session.reply
@@ -190,9 +198,12 @@ async def test_drafts_are_verified(mesh: Running, words: Vocabulary) -> None:
     assert known.num_accepted > 0
     assert session.prompt_ids == tuple(words.encode("hello"))
     assert reply.num_accepted >= known.num_accepted
-    await mesh.settled()
-    taken = mesh.sample("outrider_edge_client_drafts_total", fate="taken")
-    assert taken >= mesh.sample("outrider_edge_client_drafts_total", fate="accepted") > 0
+    await eventually(lambda: mesh.sample("outrider_edge_client_drafts_total", fate="taken") > 0)
+    taken, accepted = (
+        mesh.metrics.registry.get_sample_value("outrider_edge_client_drafts_total", {"fate": fate})
+        for fate in ("taken", "accepted")
+    )
+    assert taken is not None and accepted is not None and taken >= accepted > 0
 
 
 @pytest.mark.parametrize("drafter", [Guesses(), NOTHING])
@@ -248,10 +259,7 @@ async def test_who_has_no_good_key_is_refused(mesh: Running) -> None:
     assert mesh.region.opened == []
 
 
-NO_CHATS: dict[str, Any] = EDGE | {"keys": (key_of("acme", scopes=USER_SCOPES - {Scope.CHAT}),)}
-
-
-@pytest.mark.edge(**NO_CHATS)
+@pytest.mark.edge(**EDGE | {"keys": (NO_CHATS,)})
 async def test_a_key_needs_the_scope_of_chats(mesh: Running) -> None:
     with pytest.raises(PermissionDeniedError):
         await reply_of(mesh)
@@ -583,7 +591,7 @@ async def test_an_edge_that_stops_takes_no_call(mesh: Running) -> None:
 
 
 async def test_sampling_is_the_model_s(mesh: Running) -> None:
-    sampling = SamplingParams(temperature=0.7, seed=11, max_tokens=9)
+    sampling = SamplingParams(temperature=0.7, seed=11, max_tokens=99)
     await reply_of(mesh, sampling=sampling)
     (opened,) = mesh.region.opened
-    assert (opened.sampling.seed, opened.sampling.max_tokens) == (11, 9)
+    assert (opened.sampling.seed, opened.sampling.max_tokens) == (11, 99)
