@@ -19,7 +19,8 @@ from outrider.bounds import (
 from outrider.config import check_message_bytes
 from outrider.engines.config import Device, EngineConfig, EngineName
 from outrider.engines.fake import FakeOptions
-from outrider.engines.tensorrt_llm.config import TensorRtLlmOptions
+from outrider.engines.turn.tensorrt_llm.config import TensorRtLlmOptions
+from outrider.engines.turn.vllm.config import VllmOptions
 from outrider.errors import ConfigError
 from outrider.mirrors.config import MirrorConfig
 from outrider.models.definitions import ModelSpec
@@ -65,8 +66,8 @@ class InferenceConfig:
     mirrors: MirrorConfig = dataclasses.field(default_factory=MirrorConfig)
     """Mirrors to fetch the model from, by its digest, if it is not in the store."""
     engine: str = "openvino"
-    """openvino; torch, on a GPU or a CPU; tensorrt-llm, on a GPU; or fake: deterministic text
-    without a model, for tests of a mesh."""
+    """openvino; torch, on a GPU or a CPU; tensorrt-llm, on a GPU; vllm, on either; or fake:
+    deterministic text without a model, for tests of a mesh."""
     fake_seed: int = 0
     """Weights of the fake engine: replicas of different seeds are different models behind one
     name."""
@@ -116,6 +117,8 @@ class InferenceConfig:
     """Whether the text is the same bits in every batch; off trades that for speed."""
     trtllm: TensorRtLlmOptions = dataclasses.field(default_factory=TensorRtLlmOptions)
     """The tensorrt-llm engine; its checkpoint has to have the vocabulary of `model`."""
+    vllm: VllmOptions = dataclasses.field(default_factory=VllmOptions)
+    """The vllm engine; its checkpoint has to have the vocabulary of `model`."""
     warm_up_rows: NonNegativeInt = 272
     """Engine calls of up to so many rows are made before the replica is ready; 0: none."""
     scheduler: SchedulerLimits = dataclasses.field(default_factory=SchedulerLimits)
@@ -197,5 +200,6 @@ class InferenceConfig:
             exact=self.exact,
             fake=fake,
             trtllm=self.trtllm,
+            vllm=self.vllm,
             **chosen,
         )

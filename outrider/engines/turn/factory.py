@@ -19,4 +19,13 @@ async def open_turn_engine(config: EngineConfig) -> TurnEngine:
     if config.engine == "fake-turns":
         size = config.vocabulary_size or config.fake_turns.vocabulary_size
         return FakeTurnEngine(replace(config.fake_turns, vocabulary_size=size))
+    # Imported here: each engine's packages are installed where it is used.
+    if config.engine == "vllm":
+        from outrider.engines.turn.vllm import loading as vllm
+
+        return await vllm.open_engine(config)
+    if config.engine == "tensorrt-llm":
+        from outrider.engines.turn.tensorrt_llm import loading as tensorrt_llm
+
+        return await tensorrt_llm.open_engine(config)
     raise ConfigError(f"the engine {config.engine!r} is no turn engine")
