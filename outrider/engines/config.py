@@ -9,18 +9,19 @@ from typing import Annotated, Final, Literal, TypeAlias, get_args
 from outrider.bounds import NonNegativeInt, PositiveInt, above, at_least, check_bounds
 from outrider.engines.fake import FakeOptions
 from outrider.engines.kv_budget import DEFAULT_SHARE, Budget
-from outrider.engines.tensorrt_llm.config import TensorRtLlmOptions
 from outrider.engines.turn.fake import FakeTurnOptions
 from outrider.engines.turn.openai_server.config import OpenAiServerOptions
+from outrider.engines.turn.tensorrt_llm.config import TensorRtLlmOptions
+from outrider.engines.turn.vllm.config import VllmOptions
 from outrider.errors import ConfigError
 from outrider.models.definitions import WEIGHT_BITS
 from outrider.models.definitions import Precision as Precision
 
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
 EngineName: TypeAlias = Literal[
-    "openvino", "torch", "tensorrt-llm", "fake", "openai-server", "fake-turns"
+    "openvino", "torch", "fake", "tensorrt-llm", "vllm", "openai-server", "fake-turns"
 ]
-TURN_ENGINES: Final = frozenset({"openai-server", "fake-turns"})
+TURN_ENGINES: Final = frozenset({"tensorrt-llm", "vllm", "openai-server", "fake-turns"})
 """Those that write whole replies (outrider.engines.turn.base); the others compute rows."""
 
 
@@ -82,6 +83,9 @@ class EngineConfig:
     """The fake engine's shape; num_blocks above is the other engines'."""
     trtllm: TensorRtLlmOptions = field(default_factory=TensorRtLlmOptions)
     """The TensorRT-LLM engine's own settings; of those above it uses the pool's,
+    vocabulary_size and max_context_tokens."""
+    vllm: VllmOptions = field(default_factory=VllmOptions)
+    """The vLLM engine's own settings; of those above it uses kv_bytes or num_blocks,
     vocabulary_size and max_context_tokens."""
     fake_turns: FakeTurnOptions = field(default_factory=FakeTurnOptions)
     """The fake turn engine's shape."""

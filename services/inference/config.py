@@ -19,9 +19,10 @@ from outrider.bounds import (
 from outrider.config import check_message_bytes
 from outrider.engines.config import Device, EngineConfig, EngineName
 from outrider.engines.fake import FakeOptions
-from outrider.engines.tensorrt_llm.config import TensorRtLlmOptions
 from outrider.engines.turn.fake import FakeTurnOptions
 from outrider.engines.turn.openai_server.config import OpenAiServerOptions
+from outrider.engines.turn.tensorrt_llm.config import TensorRtLlmOptions
+from outrider.engines.turn.vllm.config import VllmOptions
 from outrider.errors import ConfigError
 from outrider.mirrors.config import MirrorConfig
 from outrider.models.definitions import ModelSpec
@@ -67,9 +68,9 @@ class InferenceConfig:
     mirrors: MirrorConfig = dataclasses.field(default_factory=MirrorConfig)
     """Mirrors to fetch the model from, by its digest, if it is not in the store."""
     engine: str = "openvino"
-    """openvino; torch, on a GPU or a CPU; tensorrt-llm, on a GPU; openai-server: a server that
-    schedules and samples by itself; or fake, and fake-turns: deterministic text without a model,
-    for tests of a mesh."""
+    """openvino; torch, on a GPU or a CPU; tensorrt-llm, on a GPU; vllm, on either; openai-server: a
+    server that schedules and samples by itself; or fake, and fake-turns: deterministic text without
+    a model, for tests of a mesh."""
     fake_seed: int = 0
     """Weights of the fake engine: replicas of different seeds are different models behind one
     name."""
@@ -119,6 +120,8 @@ class InferenceConfig:
     """Whether the text is the same bits in every batch; off trades that for speed."""
     trtllm: TensorRtLlmOptions = dataclasses.field(default_factory=TensorRtLlmOptions)
     """The tensorrt-llm engine; its checkpoint has to have the vocabulary of `model`."""
+    vllm: VllmOptions = dataclasses.field(default_factory=VllmOptions)
+    """The vllm engine; its checkpoint has to have the vocabulary of `model`."""
     server: OpenAiServerOptions = dataclasses.field(default_factory=OpenAiServerOptions)
     """The server of the engine openai-server; its model has to have the vocabulary of `model`."""
     fake_token_ms: NonNegativeFloat = 0.0
@@ -206,6 +209,7 @@ class InferenceConfig:
             exact=self.exact,
             fake=fake,
             trtllm=self.trtllm,
+            vllm=self.vllm,
             server=self.server,
             fake_turns=FakeTurnOptions(
                 seed=self.fake_seed,

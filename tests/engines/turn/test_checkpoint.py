@@ -10,17 +10,18 @@ import pytest
 
 from outrider.engines.config import EngineConfig
 from outrider.engines.factory import check_vocabulary
-from outrider.engines.tensorrt_llm.checkpoint import Checkpoint, read_checkpoint
-from outrider.engines.tensorrt_llm.config import TensorRtLlmOptions
+from outrider.engines.turn.checkpoint import Checkpoint, read_checkpoint
+from outrider.engines.turn.tensorrt_llm.config import TensorRtLlmOptions
 from outrider.errors import ConfigError
 from outrider.models.bpe import VocabularyDefinition
 from outrider.models.pre_tokenizers import pre_tokenizer_of
 from outrider.models.vocabulary import Vocabulary
 from services.inference import model
 from services.inference.config import InferenceConfig
-from tests.engines.tensorrt_llm.checkpoint_files import write_checkpoint
+from tests.engines.turn.checkpoint_files import write_checkpoint
 from tests.models.sentencepieces import trained, write_gguf
 
+SETTING = "trtllm.model_dir"
 TOKENS = ["<|end|>", *"abcdefgh", "ab", "Ġa"]
 
 
@@ -50,20 +51,22 @@ def check(folder: Path | None) -> None:
 
 
 def test_sizes_are_read_from_the_checkpoint(tmp_path: Path) -> None:
-    assert read_checkpoint(write_checkpoint(tmp_path)) == Checkpoint(
+    assert read_checkpoint(write_checkpoint(tmp_path), SETTING) == Checkpoint(
         128_256, 128_256, 8192, 131_072
     )
-    assert read_checkpoint(write_checkpoint(tmp_path, head_dim=64)).kv_token_bytes == 65_536
+    assert (
+        read_checkpoint(write_checkpoint(tmp_path, head_dim=64), SETTING).kv_token_bytes == 65_536
+    )
     alone = write_checkpoint(tmp_path, num_key_value_heads=None)
-    assert read_checkpoint(alone).kv_token_bytes == 4 * 131_072
+    assert read_checkpoint(alone, SETTING).kv_token_bytes == 4 * 131_072
     latent = write_checkpoint(tmp_path, kv_lora_rank=512, qk_rope_head_dim=64)
-    assert read_checkpoint(latent).kv_token_bytes == 32 * 576 * 2
+    assert read_checkpoint(latent, SETTING).kv_token_bytes == 32 * 576 * 2
 
 
 def test_a_decoder_that_also_reads_pictures_has_a_table_of_its_own(tmp_path: Path) -> None:
     text = json.loads((write_checkpoint(tmp_path) / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({"text_config": text, "vision_config": {}}))
-    assert read_checkpoint(tmp_path) == Checkpoint(128_256, 128_256, 8192, 131_072)
+    assert read_checkpoint(tmp_path, SETTING) == Checkpoint(128_256, 128_256, 8192, 131_072)
 
 
 @pytest.mark.parametrize(
@@ -78,9 +81,9 @@ def test_an_unusable_checkpoint_is_refused(tmp_path: Path, text: str | None) -> 
     if text is not None:
         (tmp_path / "config.json").write_text(text)
     with pytest.raises(ConfigError, match=r"no usable config\.json"):
-        read_checkpoint(tmp_path)
+        read_checkpoint(tmp_path, SETTING)
     with pytest.raises(ConfigError, match=r"trtllm\.model_dir is not set"):
-        read_checkpoint(None)
+        read_checkpoint(None, SETTING)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +93,7 @@ def test_an_unusable_checkpoint_is_refused(tmp_path: Path, text: str | None) -> 
 )
 def test_absurd_sizes_are_refused(tmp_path: Path, facts: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"no usable config\.json"):
-        read_checkpoint(write_checkpoint(tmp_path, **facts))
+        read_checkpoint(write_checkpoint(tmp_path, **facts), SETTING)
 
 
 @pytest.mark.parametrize("num_padding", [0, 1, 53])
@@ -100,7 +103,7 @@ def test_a_checkpoint_with_the_served_ids_passes_with_any_padding(
     size = len(TOKENS) + num_padding
     folder = write_checkpoint(tmp_path, SERVED.tokenizer_json, vocab_size=size)
     check(folder)
-    read = read_checkpoint(folder)
+    read = read_checkpoint(folder, SETTING)
     assert (read.vocabulary_size, read.num_tokens) == (size, len(TOKENS))
 
 
@@ -109,7 +112,7 @@ def test_a_vocabulary_that_names_the_padding_passes(tmp_path: Path) -> None:
     tokenizer = vocabulary(TOKENS[:-1]).tokenizer_json
     folder = write_checkpoint(tmp_path, tokenizer, vocab_size=len(TOKENS))
     check(folder)
-    assert read_checkpoint(folder).num_tokens == len(TOKENS) - 1
+    assert read_checkpoint(folder, SETTING).num_tokens == len(TOKENS) - 1
 
 
 def test_without_its_tokenizer_only_the_same_size_passes(tmp_path: Path) -> None:

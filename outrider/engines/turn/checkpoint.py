@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _KV_VALUE_BYTES = 2
 _CONFIG_FILE = "config.json"
-_TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_FILE = "tokenizer.json"
 _UNUSABLE = (
     *(OSError, ValueError, KeyError, TypeError),
     *(AttributeError, ArithmeticError, RecursionError),
@@ -39,11 +39,11 @@ class Checkpoint:
     """KV bytes of one token over all layers, in 16-bit floats."""
 
 
-def read_checkpoint(folder: Path | None) -> Checkpoint:
-    """Read the folder. Raises ConfigError if it has no usable config.json, or an invalid
-    tokenizer.json."""
+def read_checkpoint(folder: Path | None, setting: str) -> Checkpoint:
+    """Read the folder that `setting` names. Raises ConfigError if it has no usable config.json, or
+    an invalid tokenizer.json."""
     if folder is None:
-        raise ConfigError("trtllm.model_dir is not set; name a Hugging Face checkpoint's folder")
+        raise ConfigError(f"{setting} is not set; name a Hugging Face checkpoint's folder")
     try:
         facts = read_object((folder / _CONFIG_FILE).read_bytes())
         if "pretrained_config" in facts or "build_config" in facts:
@@ -78,40 +78,41 @@ def _kv_layer_values(decoder: Mapping[str, Any]) -> int:
     return 2 * int(decoder.get("num_key_value_heads") or heads) * head_size
 
 
-def check_vocabulary(folder: Path | None, vocabulary: Vocabulary) -> None:
-    """Compare a checkpoint with the vocabulary that is served. Raises ConfigError.
+def check_vocabulary(folder: Path | None, vocabulary: Vocabulary, setting: str) -> None:
+    """Compare the checkpoint that `setting` names with the vocabulary that is served. Raises
+    ConfigError.
 
     Each id of the checkpoint's tokenizer must be in the vocabulary and stand for the same bytes
     there. Ids that the checkpoint scores beyond the vocabulary's are then padding. Without a
     tokenizer.json nothing shows that they are, so the sizes must be equal.
     """
-    scored = read_checkpoint(folder).vocabulary_size
+    scored = read_checkpoint(folder, setting).vocabulary_size
     assert folder is not None
     tokens = _tokens(folder)
     if vocabulary.size > scored or (tokens is None and vocabulary.size != scored):
         raise ConfigError(
             f"the checkpoint {folder} scores {scored} ids, the vocabulary that is served has "
-            f"{vocabulary.size}: set trtllm.model_dir and model to the same model"
+            f"{vocabulary.size}: set {setting} and model to the same model"
             + ("" if tokens is not None else ", and put its tokenizer.json beside config.json")
         )
     for token_id, text in sorted((tokens or {}).items()):
         if token_id >= vocabulary.size:
             raise ConfigError(
                 f"the tokenizer of {folder} has id {token_id} ({text!r:.60}), the vocabulary that "
-                f"is served ends at {vocabulary.size - 1}; set trtllm.model_dir and model to the "
-                "same model"
+                f"is served ends at {vocabulary.size - 1}; set {setting} and model to the same "
+                "model"
             )
         if (named := vocabulary.bytes_as(token_id, text)) != vocabulary.token_bytes(token_id):
             raise ConfigError(
                 f"id {token_id} is {named!r:.60} in the tokenizer of {folder}, but "
                 f"{vocabulary.token_bytes(token_id)!r:.60} in the vocabulary that is served; set "
-                "trtllm.model_dir and model to the same model"
+                f"{setting} and model to the same model"
             )
 
 
 def _tokens(folder: Path) -> dict[int, str] | None:
     """The texts of the tokenizer's ids; None if the checkpoint has no tokenizer.json."""
-    path = folder / _TOKENIZER_FILE
+    path = folder / TOKENIZER_FILE
     if not path.exists():
         return None
     try:
