@@ -57,6 +57,7 @@ EDGE: dict[str, Any] = {
     "keys": (key_of("acme"), key_of("bolt"), key_of("few")),
 }
 NO_CHATS = key_of("acme", scopes=USER_SCOPES - {Scope.CHAT})
+WITHOUT_CHATS: pytest.MarkDecorator = pytest.mark.edge(**EDGE | {"keys": (NO_CHATS,)})
 pytestmark = pytest.mark.edge(**EDGE)
 LONG = "so long a reply that nobody reads it " * 150
 
@@ -259,7 +260,7 @@ async def test_who_has_no_good_key_is_refused(mesh: Running) -> None:
     assert mesh.region.opened == []
 
 
-@pytest.mark.edge(**EDGE | {"keys": (NO_CHATS,)})
+@WITHOUT_CHATS
 async def test_a_key_needs_the_scope_of_chats(mesh: Running) -> None:
     with pytest.raises(PermissionDeniedError):
         await reply_of(mesh)
