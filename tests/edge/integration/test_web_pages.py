@@ -125,7 +125,7 @@ async def test_a_kept_reply_ends_when_its_own_client_gives_it_up(mesh: Running) 
         await mesh.settled()
         mesh.region.gate.set()
         whole = await client.post(CHAT.path, json=CHAT.body, headers=mine)
-        assert CHAT.text_of(whole.content) == REPLY
+        assert CHAT.text(whole.json()) == REPLY
         assert len(mesh.region.opened) == 2, "what was given up is computed anew"
         without = await client.delete(CHAT.path, headers=as_bearer(text_of("acme")))
         assert without.status_code == 400 and "Idempotency-Key" in without.text
