@@ -78,6 +78,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     """Ours: milliseconds after which the reply ends."""
     speculation: str | None = None
     """Ours: on, region_only or off."""
+    added_rtt_ms: int | None = None
+    """Ours, for development: milliseconds by which the way to the region is made longer."""
     residency: list[str] | None = None
     """Ours: the regions in which the prompt may be computed."""
     return_metrics: bool | None = None
@@ -227,6 +229,7 @@ def digest_of(api: str, fields: SamplingFields) -> bytes:
         stream=None,
         stream_options=None,
         deadline_ms=None,
+        added_rtt_ms=None,
         return_metrics=None,
         user=None,
         logit_bias=None,
@@ -257,6 +260,7 @@ def chat_request(
         deadline_ms=_deadline_ms(fields),
         provisional=provisional,
         speculation=_speculation(fields),
+        added_rtt_ms=fields.added_rtt_ms or 0,
         residency=residency(fields.residency or ()),
         trace=asked.trace,
         resume=ResumePoint(

@@ -29,7 +29,8 @@ _ISOLATED: Final = {
 
 def connect_sources(exchange: Exchange) -> tuple[str, ...]:
     """Where a page may connect to, besides the origin that it came from."""
-    return ()
+    sessions = exchange.frontend.sessions.address(exchange.headers.get("host", ""))
+    return (sessions,) if sessions else ()
 
 
 async def serve_chat_page(exchange: Exchange) -> None:
@@ -37,11 +38,16 @@ async def serve_chat_page(exchange: Exchange) -> None:
     await _serve_page(exchange, "chat.html", "ui/static")
 
 
+async def serve_mesh_page(exchange: Exchange) -> None:
+    """Answer with the operators' page. Raises UnknownRouteError if this edge does not serve it."""
+    await _serve_page(exchange, "mesh.html", "static")
+
+
 async def serve_file(exchange: Exchange) -> None:
     """Answer with one of the pages' files. A folder of another digest is that of another release,
     whose page was got from an edge beside this one: it has this release's file, not to be kept.
     Raises UnknownRouteError."""
-    _check_served(exchange)
+    check_served(exchange)
     parameters: dict[str, str] = exchange.scope["path_params"]
     found = assets().files.get(parameters["name"])
     if found is None or found.content_type.startswith("text/html"):
@@ -51,7 +57,7 @@ async def serve_file(exchange: Exchange) -> None:
 
 
 async def _serve_page(exchange: Exchange, name: str, folder: str) -> None:
-    _check_served(exchange)
+    check_served(exchange)
     connect = " ".join(("'self'", *connect_sources(exchange)))
     headers = {
         "cache-control": _ASKED_AGAIN,
@@ -66,7 +72,8 @@ def _page(name: str, folder: str, needs_key: bool) -> Asset:
     return assets().page(name, f"{folder}/{assets().digest}", needs_key=needs_key)
 
 
-def _check_served(exchange: Exchange) -> None:
+def check_served(exchange: Exchange) -> None:
+    """Raises UnknownRouteError if this edge serves no web pages."""
     if not exchange.frontend.config.chat_page:
         raise UnknownRouteError("this edge serves no web pages (edge.http.chat_page)")
 

@@ -16,6 +16,7 @@ export function broughtBy(front, { sentAt, endedAt, done, usage }) {
     firstLastingMs: firstLasting,
     firstFinalMs: firstFinal,
     provisionalMs: firstLasting === null || firstFinal === null ? null : Math.max(0, firstFinal - firstLasting),
+    regionMs: regionAlone(firstFinal, done.firstText),
     aheadTokens: done.aheadTokens ?? 0,
     totalMs: since(endedAt),
     tokens,
@@ -32,4 +33,11 @@ export function broughtBy(front, { sentAt, endedAt, done, usage }) {
     moves: done.moves ?? 0,
     sources: done.tokens ?? null,
   };
+}
+
+/** When the region alone would have had final text here: what the edge estimates, and what lies
+ * between the edge and this browser. */
+function regionAlone(firstFinalMs, firstText) {
+  if (firstFinalMs === null || !firstText?.region_ms) return null;
+  return Math.max(0, firstFinalMs - firstText.committed_ms) + firstText.region_ms;
 }

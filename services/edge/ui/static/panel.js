@@ -41,7 +41,7 @@ function firstWord({ brought, aloneMs, isLive }) {
       gain("Before Enter", beforeEnter, early ? "" : brought.aheadTokens ? `${brought.aheadTokens} tokens ready` : "not used", "early"),
       gain("Provisional text", brought.provisionalMs, isLive ? "…" : "nothing early", "edge"),
     ),
-    beforeEnter === null ? null : h("p", { class: "fine" }, "Before Enter is measured against the median of this conversation’s other replies."),
+    alone === null || isLive ? null : h("p", { class: "fine" }, "Region alone: the edge’s estimate, of the server’s own time and the way there."),
   );
 }
 
