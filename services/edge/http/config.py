@@ -85,6 +85,9 @@ class HttpConfig:
     """Whether `/` and `/ui` are the chat page; otherwise `/` is what `/docs` is anyway.
     The page is public and holds nothing of chats, which need a key as everywhere."""
 
+    max_mesh_watchers: PositiveInt = 16
+    """Most pages at once that watch the mesh (`/ui/mesh`); one tenant has at most half of them."""
+
     def __post_init__(self) -> None:
         if self.tls not in _TLS:
             raise ConfigError(f"http.tls is {', '.join(_TLS)}, not {self.tls!r}")

@@ -27,6 +27,7 @@ from services.edge.access.identity import Credential, Identity
 from services.edge.access.limits import RateWords, rate_headers
 from services.edge.chat.opening import identify
 from services.edge.http.frontend import HttpFrontend
+from services.edge.http.grpc_calls import is_call
 from services.edge.http.origins import Fields
 from services.edge.http.proxies import FORWARDED_FOR, is_forwarded
 from services.edge.limits.bodies import ArrivingBody
@@ -200,6 +201,11 @@ class Exchange:
         """Of the body."""
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
+    @property
+    def is_call(self) -> bool:
+        """Whether it is a call of gRPC, whose errors are trailers."""
+        return self.scope["http_version"] == "2" and is_call(self.media_type)
+
     def check_media_type(self, expected: str) -> None:
         """A web page may have a browser send text and forms without asking, wherever it is from.
         Raises MediaTypeError."""
@@ -332,6 +338,19 @@ class Exchange:
         stated = [(name.encode(), value.encode()) for name, value in headers.items()]
         names = {name for name, _ in stated}
         return [*(it for it in own_headers(self.request_id) if it[0] not in names), *stated]
+
+    async def begin_call(self, headers: Fields) -> None:
+        """Send the head of an answer that ends with `end_call`, over HTTP/2."""
+        self.status = 200
+        fields = [*headers, *own_headers(self.request_id)]
+        await self._send_in_time(
+            {"type": "http.response.start", "status": 200, "headers": fields, "trailers": True}
+        )
+
+    async def end_call(self, trailers: Fields) -> None:
+        """End the answer by a section of trailers."""
+        await self._send_body(b"", more=False)
+        await self._send_in_time({"type": "http.response.trailers", "headers": trailers})
 
     async def answer_preflight(self, methods: Iterable[str]) -> None:
         """Tell a browser that an allowed page may send requests by `methods`."""

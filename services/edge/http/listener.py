@@ -163,6 +163,7 @@ class HttpListener:
     async def stop(self, drain_s: float) -> None:
         """Take nothing more, give replies under way `drain_s`, then end them and close. The edge
         drains by then. May be called without a start."""
+        self.frontend.typed_texts.close()
         if self._server is None:
             return
         self._server.close()

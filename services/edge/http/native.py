@@ -11,11 +11,11 @@ from collections.abc import Callable
 from outrider.client.protocol import HTTP_FRAMES, HTTP_PATH
 from outrider.errors import OverloadedError
 from outrider.telemetry.logs import failure_place
-from services.edge.chat.typeahead import TypeaheadPrefill
+from services.edge.chat.answer_ahead import AnswerAhead
+from services.edge.chat.typeahead import end_typing
 from services.edge.http.exchange import ClientLeft, Exchange
 from services.edge.limits.quotas import Count, Rate, too_many
 from services.edge.quic.streams import EdgeStream, Transport
-from services.edge.session.events import ClientGone
 
 
 def is_stream(exchange: Exchange) -> bool:
@@ -155,11 +155,9 @@ class RequestConnection:
             return False
         return True
 
-    def stop_typing(self) -> None:
-        """End the streams of typed text on this connection."""
-        for each in list(self._siblings):
-            if isinstance(each._stream.handler, TypeaheadPrefill):
-                each._stream.handler.feed(ClientGone())
+    def end_typing(self) -> AnswerAhead | None:
+        """See `StreamConnection.end_typing`."""
+        return end_typing(each._stream.handler for each in self._siblings)
 
     def catches_up(self, stream: EdgeStream, *, is_over: bool = False) -> None:
         """A backlog is continued whenever something was written."""

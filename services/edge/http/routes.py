@@ -17,7 +17,10 @@ from services.edge.http import (
     anthropic_errors,
     anthropic_messages,
     anthropic_reply,
+    cancelling,
     embedding,
+    grpc_calls,
+    mesh,
     native,
     openai_chat,
     openai_completions,
@@ -27,7 +30,10 @@ from services.edge.http import (
     responses_objects,
     token_counting,
     tokenizing,
+    typed_text,
     ui,
+    ui_settings,
+    verifying,
     webtransport,
 )
 from services.edge.http.api import ChatApi
@@ -88,12 +94,14 @@ class Route:
     """Wording of the headers with remaining limits."""
     media_type: str = JSON
     """Of an answer that is no stream."""
+    is_counted: bool = True
+    """Whether its requests count, if they have a body."""
 
     @property
     def is_limited(self) -> bool:
         """Whether its requests count towards their tenant's limits, and answers have the remaining
         limits: all routes that compute something."""
-        return self.request is not None
+        return self.request is not None and self.is_counted
 
     @property
     def busy_status(self) -> int:
@@ -132,6 +140,22 @@ ROUTES: Final = (
         openai_chat.ChatCompletion,
         openai_chat.ChatCompletionRequest,
         openai_chat.ChatCompletionChunk,
+    ),
+    Route(
+        "DELETE",
+        "/v1/chat/completions",
+        "Gives up the reply to a request with this Idempotency-Key.",
+        cancelling.serve_cancel,
+        cancelling.Cancelled,
+    ),
+    Route(
+        "POST",
+        "/v1/chat/typing",
+        "What its user has typed so far of the next message, to have the reply begun.",
+        typed_text.serve_typing,
+        typed_text.TypingAnswer,
+        typed_text.TypingRequest,
+        is_counted=False,
     ),
     Route(
         "POST",
@@ -214,6 +238,15 @@ ROUTES: Final = (
         scope=Scope.MODELS,
     ),
     Route(
+        "GET",
+        "/v1/mesh",
+        "How the mesh is doing, for operators; as an event stream one a second.",
+        mesh.serve_mesh,
+        mesh.Mesh,
+        event=mesh.Mesh,
+        scope=Scope.MESH,
+    ),
+    Route(
         "POST",
         "/tokenize",
         "The token ids of a text or a conversation (vLLM).",
@@ -268,6 +301,15 @@ PAGES: Final = (
     _page("/", "The chat page, for people.", _serve_root),
     _page("/docs", "What this is, for people.", _serve_page),
     _page("/ui", "The chat page, for people.", ui.serve_chat_page),
+    _page("/ui/mesh", "How the mesh is doing, for operators.", ui.serve_mesh_page),
+    Route(
+        "GET",
+        "/ui/settings.json",
+        "What the pages have to know of the edge.",
+        ui_settings.serve_ui_settings,
+        ui_settings.UiSettings,
+        access=Access.PUBLIC,
+    ),
     _page("/ui/static/{digest}/{name}", "A file of the pages.", ui.serve_file, "*/*"),
 )
 TRANSPORTS: Final = Route(
@@ -278,8 +320,17 @@ TRANSPORTS: Final = Route(
     webtransport.Transports,
     access=Access.PUBLIC,
 )
-ALL_ROUTES: Final = (*ROUTES, DOCUMENT, NATIVE, TRANSPORTS, *PAGES)
-_BY_PATH: Final = {route.path: route for route in ALL_ROUTES}
+VERIFY: Final = Route(
+    "POST",
+    verifying.PATH,
+    "A session whose client drafts by means of its own (gRPC).",
+    verifying.serve_verify,
+    bytes,
+    media_type=grpc_calls.MEDIA_TYPES[0],
+)
+ALL_ROUTES: Final = (*ROUTES, DOCUMENT, NATIVE, VERIFY, TRANSPORTS, *PAGES)
+_BY_PATH: Final = {route.path: route for route in reversed(ALL_ROUTES)}
+"""The first route of each path."""
 _MESSAGES: Final = "/v1/messages"
 
 

@@ -38,11 +38,16 @@ async def serve_chat_page(exchange: Exchange) -> None:
     await _serve_page(exchange, "chat.html", "ui/static")
 
 
+async def serve_mesh_page(exchange: Exchange) -> None:
+    """Answer with the operators' page. Raises UnknownRouteError if this edge does not serve it."""
+    await _serve_page(exchange, "mesh.html", "static")
+
+
 async def serve_file(exchange: Exchange) -> None:
     """Answer with one of the pages' files. A folder of another digest is that of another release,
     whose page was got from an edge beside this one: it has this release's file, not to be kept.
     Raises UnknownRouteError."""
-    _check_served(exchange)
+    check_served(exchange)
     parameters: dict[str, str] = exchange.scope["path_params"]
     found = assets().files.get(parameters["name"])
     if found is None or found.content_type.startswith("text/html"):
@@ -52,22 +57,23 @@ async def serve_file(exchange: Exchange) -> None:
 
 
 async def _serve_page(exchange: Exchange, name: str, folder: str) -> None:
-    _check_served(exchange)
+    check_served(exchange)
     connect = " ".join(("'self'", *connect_sources(exchange)))
     headers = {
         "cache-control": _ASKED_AGAIN,
         "content-security-policy": _POLICY.format(connect=connect),
         **_ISOLATED,
     }
-    await _answer(exchange, _page(name, folder), headers)
+    await _answer(exchange, _page(name, folder, exchange.frontend.needs_key), headers)
 
 
 @cache
-def _page(name: str, folder: str) -> Asset:
-    return assets().page(name, f"{folder}/{assets().digest}")
+def _page(name: str, folder: str, needs_key: bool) -> Asset:
+    return assets().page(name, f"{folder}/{assets().digest}", needs_key=needs_key)
 
 
-def _check_served(exchange: Exchange) -> None:
+def check_served(exchange: Exchange) -> None:
+    """Raises UnknownRouteError if this edge serves no web pages."""
     if not exchange.frontend.config.chat_page:
         raise UnknownRouteError("this edge serves no web pages (edge.http.chat_page)")
 

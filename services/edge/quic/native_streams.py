@@ -8,13 +8,13 @@ from typing import Protocol
 
 from outrider.client.protocol import CloseCode
 from outrider.errors import OutriderError
+from services.edge.chat.answer_ahead import AnswerAhead
 from services.edge.chat.context import EdgeContext
-from services.edge.chat.typeahead import TypeaheadPrefill
+from services.edge.chat.typeahead import end_typing
 from services.edge.limits.listener import ListenerLimits, MemoryBudget
 from services.edge.limits.quotas import Count, Rate, too_many
 from services.edge.quic.ids_question import IdsQuestion
 from services.edge.quic.streams import EdgeStream, Transport
-from services.edge.session.events import ClientGone
 
 
 class Connection(Protocol):
@@ -185,11 +185,9 @@ class NativeStreams:
         """See `StreamConnection.spend`."""
         return self._connection.spend(rate, amount, client)
 
-    def stop_typing(self) -> None:
-        """End the streams of typed text: the prompt was sent, and nothing is left to prefill."""
-        for stream in list(self._streams.values()):
-            if isinstance(stream.handler, TypeaheadPrefill):
-                stream.handler.feed(ClientGone())
+    def end_typing(self) -> AnswerAhead | None:
+        """See `StreamConnection.end_typing`."""
+        return end_typing(stream.handler for stream in self._streams.values())
 
     def catches_up(self, stream: EdgeStream, *, is_over: bool = False) -> None:
         """See `StreamConnection.catches_up`."""

@@ -20,8 +20,10 @@ _TYPES: Final = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-_PLACE: Final = b"{{static}}"
+_FOLDER_PLACE: Final = b"{{static}}"
 """In a page: stands for the folder of the other files, relative to the page's address."""
+_KEY_PLACE: Final = b"{{key}}"
+"""In a page: stands for whether this edge needs a key of everybody, `needed` or `optional`."""
 _DIGEST_CHARS: Final = 16
 
 
@@ -44,9 +46,10 @@ class Assets:
     files: dict[str, Asset]
     """By name."""
 
-    def page(self, name: str, folder: str) -> Asset:
+    def page(self, name: str, folder: str, *, needs_key: bool) -> Asset:
         """A page whose other files are in `folder`, relative to its own address."""
-        body = self.files[name].body.replace(_PLACE, folder.encode())
+        body = self.files[name].body.replace(_FOLDER_PLACE, folder.encode())
+        body = body.replace(_KEY_PLACE, b"needed" if needs_key else b"optional")
         return Asset(body, _TYPES[".html"], _etag(body))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives import hashes
 
 from outrider.client import Message
 from outrider.models.vocabulary import Vocabulary
@@ -158,8 +159,7 @@ async def test_a_chat_that_is_stopped_ends_at_the_edge(words: Vocabulary, tmp_pa
 async def test_an_expired_certificate_is_told_of(words: Vocabulary, tmp_path: Path) -> None:
     made_at = datetime.now(UTC) - timedelta(days=20)
     chain, key = certificate.ensure(tmp_path / "expired", (), made_at)
-    settings = {"certificate": chain, "private_key": key}
-    async with browsing(words, tmp_path, **settings) as (mesh, browser):
+    async with browsing(words, tmp_path, certificate=chain, private_key=key) as (mesh, browser):
         page = await chat_page(browser, mesh.edges[0])
         chat = await ask(page, **SHORT)
         assert chat["name"] == "fetch" and "certificate expired at 20" in chat["why"]
@@ -189,7 +189,7 @@ def _is_used(edge: EdgeUnderTest, folder: Path) -> bool:
     configuration = edge.edge.listener._configuration
     assert configuration is not None and configuration.certificate is not None
     used = certificate.PinnedCertificate(
-        configuration.certificate.fingerprint(certificate.hashes.SHA256()),
+        configuration.certificate.fingerprint(hashes.SHA256()),
         configuration.certificate.not_valid_after_utc,
     )
     return certificate.pinned(folder / "cert.pem", certificate.utc_now())[:1] == (used,)

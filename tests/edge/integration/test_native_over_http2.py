@@ -184,8 +184,8 @@ async def test_a_page_has_its_chats_over_any_version_of_http(
     frames = {"content-type": HTTP_FRAMES}
     async with serving_http(words, tmp_path) as mesh:
         bodies = []
-        for versions in ({}, {"http1": False, "http2": True}):
-            async with plain(mesh, **versions) as caller:
+        for is_new in (False, True):
+            async with plain(mesh, http1=not is_new, http2=is_new) as caller:
                 answer = await caller.post(HTTP_PATH, content=chat_frame(), headers=frames)
                 assert answer.status_code == 200 and answer.headers["content-type"] == HTTP_FRAMES
                 bodies.append(answer.content)

@@ -2,7 +2,9 @@
 
 /** `front`: the reply's Front once it has ended; `sentAt`: when Enter was pressed; `done`: the last
  * event, `ahead`: tokens that were ready at Enter. Times are by the browser's clock. */
-export function broughtBy(front, { sentAt, endedAt, done = {}, usage = {} }) {
+export function broughtBy(front, { sentAt, endedAt, done, usage }) {
+  done ??= {};
+  usage ??= {};
   const since = (at) => (at === null || at === undefined ? null : Math.max(0, at - sentAt));
   const firstShown = since(front.firstShownAt);
   const firstLasting = since(front.firstLastingAt);
@@ -14,6 +16,7 @@ export function broughtBy(front, { sentAt, endedAt, done = {}, usage = {} }) {
     firstLastingMs: firstLasting,
     firstFinalMs: firstFinal,
     provisionalMs: firstLasting === null || firstFinal === null ? null : Math.max(0, firstFinal - firstLasting),
+    regionMs: regionAlone(firstFinal, done.firstText),
     aheadTokens: done.aheadTokens ?? 0,
     totalMs: since(endedAt),
     tokens,
@@ -30,4 +33,11 @@ export function broughtBy(front, { sentAt, endedAt, done = {}, usage = {} }) {
     moves: done.moves ?? 0,
     sources: done.tokens ?? null,
   };
+}
+
+/** When the region alone would have had final text here: what the edge estimates, and what lies
+ * between the edge and this browser. */
+function regionAlone(firstFinalMs, firstText) {
+  if (firstFinalMs === null || !firstText?.region_ms) return null;
+  return Math.max(0, firstFinalMs - firstText.committed_ms) + firstText.region_ms;
 }

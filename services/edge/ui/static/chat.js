@@ -4,11 +4,13 @@ import { broughtBy } from "./brought.js";
 import { ChatError } from "./chat-error.js";
 import * as conversations from "./conversation.js";
 import * as credentials from "./credentials.js";
+import { addedRttMs, mountDistance } from "./distance.js";
 import { byId, fill, h } from "./dom.js";
 import { Front } from "./front.js";
 import { ms, showPanel } from "./panel.js";
 import { copyText } from "./render.js";
 import * as settingsStore from "./settings.js";
+import { openSplit } from "./split.js";
 import * as store from "./store.js";
 import { THEMES, setTheme, theme } from "./theme.js";
 import { forgetRenderings, turn } from "./thread.js";
@@ -103,12 +105,7 @@ function drawPanel() {
     const brought = broughtBy(live.front, { ...live, endedAt: performance.now() });
     reply = { brought: { ...brought, tokens: live.usage?.completionTokens ?? 0 }, aloneMs: null, isLive: true };
   } else if (last) {
-    const others = Object.values(current.nodes)
-      .filter((it) => it.brought && !it.brought.aheadTokens && it.brought.firstFinalMs !== null)
-      .map((it) => it.brought.firstFinalMs)
-      .sort((one, other) => one - other);
-    const aloneMs = last.brought.aheadTokens && others.length ? others[others.length >> 1] : null;
-    reply = { brought: last.brought, aloneMs, isLive: false };
+    reply = { brought: last.brought, aloneMs: last.brought.regionMs ?? null, isLive: false };
   }
   showPanel(byId("panel"), reply, { toEdgeMs, edge: location.host });
 }
@@ -223,6 +220,7 @@ function requestFor(leaf) {
     provisional: settings.provisional,
     thinking: settings.thinking || undefined,
     tools: settingsStore.toolsOf(settings),
+    addedRttMs: addedRttMs() || undefined,
     idempotencyKey: crypto.randomUUID(),
   };
 }
@@ -253,6 +251,21 @@ async function reply(parent, ahead = null) {
   }
   const made = conversations.add(current, message("assistant", parent, { content: "", pending: { request, at: Date.now(), lastId: "" } }));
   await run(made, request);
+}
+
+/** Answer what is in the message field, or else the last message, by plain streaming beside it. */
+async function compare() {
+  const draft = byId("draft").value.trim();
+  const asked = conversations.path(current).findLast((it) => it.role === "user");
+  if (live || !(draft || asked)) {
+    say(live ? "A reply is under way." : "Write a message to compare.");
+    if (!live) byId("draft").focus();
+    return;
+  }
+  const request = requestFor(draft ? current.leaf : asked.id);
+  if (draft) request.messages.push({ role: "user", content: draft });
+  transport ??= await connect();
+  await openSplit(transport, request, draft || asked.content);
 }
 
 function message(role, parent, rest) {
@@ -379,7 +392,7 @@ function ended(own) {
   if (done?.finishReason === "length") reply.note = joined(reply.note, "The reply reached its limit of tokens.");
   if (done?.finishReason === "deadline") reply.note = joined(reply.note, "The reply reached its deadline.");
   if (done?.finishReason === "cancelled") reply.note = joined(reply.note, "You stopped it here.");
-  reply.brought = broughtBy(front, { sentAt: own.sentAt, endedAt: done?.at ?? performance.now(), done: done ?? {}, usage: own.usage ?? {} });
+  reply.brought = broughtBy(front, { sentAt: own.sentAt, endedAt: done?.at ?? performance.now(), done, usage: own.usage });
   if (done?.seed !== undefined) reply.seed = done.seed;
   measure();
   say(done?.finishReason === "cancelled" ? "Stopped." : `Reply: ${front.final.slice(0, 2000)}`);
@@ -452,6 +465,10 @@ const actions = {
 // The edge.
 
 async function askModels() {
+  if (!credentials.key() && document.documentElement.dataset.key === "needed") {
+    askKey("");
+    return;
+  }
   try {
     const answer = await fetch("v1/models", { headers: credentials.headers() });
     if (answer.status === 401 || answer.status === 403) {
@@ -702,6 +719,8 @@ function listen() {
     typing.agree(settings.ahead);
     if (settings.ahead && draft.value) typing.typed(draft.value);
   });
+  mountDistance(byId("distance"));
+  byId("compare").addEventListener("click", compare);
   byId("ahead-why").addEventListener("click", () => byId("ahead-dialog").showModal());
   const scroll = byId("scroll");
   scroll.addEventListener("scroll", () => {

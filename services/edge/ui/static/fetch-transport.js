@@ -73,6 +73,7 @@ function bodyOf(request) {
   if (thinking === "on" || thinking === "off") body.enable_thinking = thinking === "on";
   if (tools?.length) body.tools = tools;
   if (typingId) body.typing_id = typingId;
+  if (request.addedRttMs) body.added_rtt_ms = request.addedRttMs;
   return body;
 }
 
@@ -198,6 +199,7 @@ function ending({ finish, metrics }) {
     moves: metrics?.moves ?? 0,
     aheadTokens: metrics?.ahead_tokens ?? 0,
     tokens: metrics?.tokens,
+    firstText: metrics?.first_text,
   };
 }
 

@@ -39,9 +39,9 @@ function firstWord({ brought, aloneMs, isLive }) {
       "dl",
       { class: "gains tabular" },
       gain("Before Enter", beforeEnter, early ? "" : brought.aheadTokens ? `${brought.aheadTokens} tokens ready` : "not used", "early"),
-      gain("Provisional text", brought.provisionalMs, isLive ? "…" : "nothing shown early", "edge"),
+      gain("Provisional text", brought.provisionalMs, isLive ? "…" : "nothing early", "edge"),
     ),
-    beforeEnter === null ? null : h("p", { class: "fine" }, "Before Enter is measured against the median of this conversation’s other replies."),
+    alone === null || isLive ? null : h("p", { class: "fine" }, "Region alone: the edge’s estimate, of the server’s own time and the way there."),
   );
 }
 
@@ -70,10 +70,10 @@ function way(brought, toEdgeMs, edge) {
     { name: "Edge", note: edge, kind: "at-edge" },
     { name: "Router" },
     ...(brought.lost ?? []).map((it) => ({ name: it, note: "lost", kind: "lost" })),
-    { name: brought.region, note: brought.replica === brought.region ? "" : brought.replica, kind: "at-region" },
+    { name: brought.region, below: brought.replica, kind: "at-region" },
   ];
   const links = [toEdgeMs, brought.rttMs || null, ...stops.slice(3).map(() => null)];
-  return h("section", { class: "part" }, h("h3", {}, "Its way"), pathMap(stops, links));
+  return h("section", { class: "part" }, h("h3", {}, "Its path"), pathMap(stops, links));
 }
 
 function facts(brought) {
@@ -81,9 +81,9 @@ function facts(brought) {
     ["Whole reply", ms(brought.totalMs)],
     ["Speed", brought.tokensPerS === null ? "–" : `${brought.tokensPerS.toFixed(brought.tokensPerS < 10 ? 1 : 0)} tokens/s`],
     ["Length", `${brought.tokens} tokens`],
-    ["Prompt", brought.cachedTokens ? `${brought.promptTokens} tokens, ${brought.cachedTokens} known` : `${brought.promptTokens} tokens`],
-    ["Shown early, right", `${share(brought.earlyShare)}${brought.earlyMeanMs ? `, ${ms(brought.earlyMeanMs)} sooner` : ""}`],
-    ["Shown, taken back", share(brought.erasedShare)],
+    ["Prompt", brought.cachedTokens ? `${brought.promptTokens} tokens, ${brought.cachedTokens} cached` : `${brought.promptTokens} tokens`],
+    ["Early and right", `${share(brought.earlyShare)}${brought.earlyMeanMs ? `, ${ms(brought.earlyMeanMs)} sooner` : ""}`],
+    ["Taken back", share(brought.erasedShare)],
     brought.queueMs === null ? null : ["Waited in a queue", ms(brought.queueMs)],
     brought.moves ? ["Servers lost", String(brought.moves)] : null,
   ].filter(Boolean);

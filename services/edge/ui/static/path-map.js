@@ -7,7 +7,7 @@ const LEAST = 26;
 const MOST = 74;
 const WIDTH = 256;
 
-/** `stops`: [{name, note?, lost?}], `links`: round trips in ms between them, null if unknown. */
+/** `stops`: [{name, note?, below?, kind?}], `links`: round trips in ms between them, null if unknown. */
 export function pathMap(stops, links) {
   const rows = [];
   let y = 12;
@@ -15,6 +15,7 @@ export function pathMap(stops, links) {
     rows.push(h("circle", { class: stop.kind ?? "", cx: X, cy: y, r: 4.5 }));
     rows.push(h("text", { class: "stop", x: X + 16, y: y + 4.5 }, stop.name));
     if (stop.note) rows.push(h("text", { class: "note", x: WIDTH, y: y + 4.5, "text-anchor": "end" }, stop.note));
+    if (stop.below) rows.push(h("text", { class: "note", x: X + 16, y: (y += 18) + 4 }, stop.below));
     if (number === stops.length - 1) return;
     const ms = links[number];
     const length = ms === null || ms === undefined ? LEAST : Math.min(MOST, LEAST + 3 * Math.sqrt(ms));
