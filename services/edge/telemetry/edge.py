@@ -64,6 +64,10 @@ AHEAD_TOKENS: Final = Family(
     "outrider_edge_ahead_tokens",
     "Tokens of replies that were begun before their prompts were sent, by fate: sent, discarded.",
 )
+SEALED_TOKENS: Final = Family(
+    "outrider_edge_sealed_tokens",
+    "Tokens of replies that were begun before their prompts were sent, and wait for them now.",
+)
 AHEAD_CHATS: Final = Family(
     "outrider_edge_ahead_chats",
     "Chats of users who have their replies begun ahead, by whether there was one: ready or not.",
@@ -166,6 +170,7 @@ class EdgeTelemetry:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self.labels = ModelLabels(metrics)
+        self.num_sealed = 0
         self.num_chats = 0
         self.num_connections = 0
         self._refused = RefusalLog("clients")
@@ -242,14 +247,21 @@ class EdgeTelemetry:
         """A region was asked to compute a prompt that is still being typed."""
         self._metrics.counter(PREFILLED_TOKENS).add(num_tokens, self.labels.of(model))
 
+    def sealed(self, num_more: int) -> None:
+        """So many more tokens, or fewer, wait for their prompts to be sent."""
+        self.num_sealed += num_more
+        self._metrics.gauge(SEALED_TOKENS).set(self.num_sealed)
+
     def ahead_discarded(self, num_tokens: int, model: str) -> None:
         """Tokens of a reply that nobody had asked for were thrown away."""
+        self.sealed(-num_tokens)
         self._metrics.counter(AHEAD_TOKENS).add(
             num_tokens, {**self.labels.of(model), "fate": "discarded"}
         )
 
     def ahead_sent(self, num_tokens: int, model: str) -> None:
         """A chat began whose reply may have been begun before: by so many tokens."""
+        self.sealed(-num_tokens)
         labels = self.labels.of(model)
         self._metrics.counter(AHEAD_TOKENS).add(num_tokens, {**labels, "fate": "sent"})
         ready = "ready" if num_tokens else "not"
