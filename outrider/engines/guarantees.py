@@ -74,10 +74,20 @@ ENGINES: Final[Mapping[EngineName, EngineRecord]] = {
         "never",
         {
             Guarantee.WHOLE_MOVES: "yes, labelled `inexact`",
-            Guarantee.DRAFTS: YES,
-            Guarantee.ISOLATION: YES,
-            Guarantee.SAMPLING: "`top_k` up to `trtllm.num_candidates`",
-            Guarantee.LOGPROBS: "of up to `trtllm.num_candidates` ids",
+            Guarantee.ISOLATION: "by its `cache_salt`",
+            Guarantee.SAMPLING: "without `min_p` and seeds",
+            Guarantee.LOGPROBS: YES,
+        },
+    ),
+    "vllm": EngineRecord(
+        "vLLM 0.32.0 on a CPU",
+        {
+            Guarantee.WHOLE_MOVES: "yes, labelled `inexact`",
+            Guarantee.ISOLATION: "by its `cache_salt`",
+            Guarantee.SAMPLING: YES,
+            Guarantee.PENALTIES: "yes; after a move of the tokens since",
+            Guarantee.LOGPROBS: YES,
+            Guarantee.GRAMMARS: "its own, not behind reasoning",
         },
     ),
     "openai-server": EngineRecord(

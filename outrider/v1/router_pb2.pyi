@@ -227,20 +227,106 @@ class ListReplicasResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REPLICAS_FIELD_NUMBER: _builtins.int
+    MOVES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___Replica]: ...
+    @_builtins.property
+    def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___Move]:
+        """The latest ones of this router, newest first."""
+
     def __init__(
         self,
         *,
         replicas: _abc.Iterable[Global___Replica] | None = ...,
+        moves: _abc.Iterable[Global___Move] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["replicas", b"replicas"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["moves", b"moves", "replicas", b"replicas"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListReplicasResponse: _TypeAlias = ListReplicasResponse  # noqa: Y015
+
+@_typing.final
+class Move(_message.Message):
+    """A session that continued on another replica."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEFT_FIELD_NUMBER: _builtins.int
+    REPLICA_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    PAUSE_MS_FIELD_NUMBER: _builtins.int
+    AGE_S_FIELD_NUMBER: _builtins.int
+    left: _builtins.str
+    """Names of replicas, as in Replica; `left` may be gone."""
+    replica: _builtins.str
+    reason: _builtins.str
+    """Why it left, as the `reason` of an error."""
+    pause_ms: _builtins.float
+    """Without a token, from the loss to the first one of the other replica."""
+    age_s: _builtins.float
+    """Since that token."""
+    def __init__(
+        self,
+        *,
+        left: _builtins.str = ...,
+        replica: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        pause_ms: _builtins.float = ...,
+        age_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "left", b"left", "pause_ms", b"pause_ms", "reason", b"reason", "replica", b"replica"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Move: _TypeAlias = Move  # noqa: Y015
+
+@_typing.final
+class DescribeMeshRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeMeshRequest: _TypeAlias = DescribeMeshRequest  # noqa: Y015
+
+@_typing.final
+class DescribeMeshResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REGION_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    region: _builtins.str
+    """Where the router stands."""
+    @_builtins.property
+    def models(self) -> Global___ListModelsResponse: ...
+    @_builtins.property
+    def replicas(self) -> Global___ListReplicasResponse: ...
+    def __init__(
+        self,
+        *,
+        region: _builtins.str = ...,
+        models: Global___ListModelsResponse | None = ...,
+        replicas: Global___ListReplicasResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["models", b"models", "replicas", b"replicas"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models", "region", b"region", "replicas", b"replicas"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeMeshResponse: _TypeAlias = DescribeMeshResponse  # noqa: Y015
 
 @_typing.final
 class GetRouterRequest(_message.Message):

@@ -43,7 +43,11 @@ def test_an_inexact_configuration_promises_less() -> None:
 
 @pytest.mark.parametrize(
     ("name", "abilities"),
-    [("fake-turns", FakeTurnEngine().info.abilities), ("openai-server", VLLM_ABILITIES)],
+    [
+        ("fake-turns", FakeTurnEngine().info.abilities),
+        ("openai-server", VLLM_ABILITIES),
+        ("vllm", frozenset(Ability)),
+    ],
 )
 def test_turn_engines_promise_what_they_are_able_to(
     name: EngineName, abilities: frozenset[Ability]

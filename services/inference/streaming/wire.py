@@ -204,6 +204,7 @@ def open_request(
         kv_holder=_kv_holder(frame, contract),
         request_key=request_key(frame.tenant, frame.request_id),
         goes_alone=frame.alone,
+        is_background=frame.background,
     )
     return request, codec
 
