@@ -80,6 +80,8 @@ def _replica_as_dict(replica: router_pb2.Replica) -> State:
         "source": replica.source or "configured",
         "model": replica.model,
         "identity": replica.model_identity.hex(),
+        "engine": replica.engine,
+        "guarantees": list(replica.guarantees),
         "state": state,
         "state_s": round(replica.state_s, 1),
         "rtt_ms": round(replica.rtt_ms, 3),

@@ -1402,6 +1402,7 @@ class GetModelResponse(_message.Message):
     EMBEDDING_DIMENSIONS_FIELD_NUMBER: _builtins.int
     PROCESS_FIELD_NUMBER: _builtins.int
     CRASHES_FIELD_NUMBER: _builtins.int
+    GUARANTEES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     vocabulary_digest: _builtins.bytes
     vocabulary_size: _builtins.int
@@ -1435,6 +1436,12 @@ class GetModelResponse(_message.Message):
     def crashes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Crash]:
         """Those of the replica's processes before this one, of the last ten minutes, at most 16."""
 
+    @_builtins.property
+    def guarantees(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What it promises of its replies (outrider/engines/guarantees.py), e.g. "exact": at most 32 names of
+        at most 32 characters.
+        """
+
     def __init__(
         self,
         *,
@@ -1454,10 +1461,11 @@ class GetModelResponse(_message.Message):
         embedding_dimensions: _builtins.int = ...,
         process: _builtins.bytes = ...,
         crashes: _abc.Iterable[Global___Crash] | None = ...,
+        guarantees: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prefill_limits", b"prefill_limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "codecs", b"codecs", "crashes", b"crashes", "embedding_dimensions", b"embedding_dimensions", "engine", b"engine", "max_context_tokens", b"max_context_tokens", "model", b"model", "model_identity", b"model_identity", "prefill_limits", b"prefill_limits", "process", b"process", "region", b"region", "replica", b"replica", "static_prefixes", b"static_prefixes", "tokens_digest", b"tokens_digest", "vocabulary_digest", b"vocabulary_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "codecs", b"codecs", "crashes", b"crashes", "embedding_dimensions", b"embedding_dimensions", "engine", b"engine", "guarantees", b"guarantees", "max_context_tokens", b"max_context_tokens", "model", b"model", "model_identity", b"model_identity", "prefill_limits", b"prefill_limits", "process", b"process", "region", b"region", "replica", b"replica", "static_prefixes", b"static_prefixes", "tokens_digest", b"tokens_digest", "vocabulary_digest", b"vocabulary_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -122,6 +122,8 @@ class Replica(_message.Message):
     OVERLOAD_LEVEL_FIELD_NUMBER: _builtins.int
     KV_FIELD_NUMBER: _builtins.int
     STATIC_PREFIXES_FIELD_NUMBER: _builtins.int
+    ENGINE_FIELD_NUMBER: _builtins.int
+    GUARANTEES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     region: _builtins.str
     address: _builtins.str
@@ -153,12 +155,16 @@ class Replica(_message.Message):
     kv_blocks_free: _builtins.int
     overload_level: _builtins.int
     """As in WatchLoadResponse."""
+    engine: _builtins.str
+    """As in GetModelResponse."""
     @_builtins.property
     def kv(self) -> _inference_pb2.KvCounts: ...
     @_builtins.property
     def static_prefixes(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.StaticPrefix]:
         """As in GetModelResponse."""
 
+    @_builtins.property
+    def guarantees(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -185,10 +191,12 @@ class Replica(_message.Message):
         overload_level: _builtins.int = ...,
         kv: _inference_pb2.KvCounts | None = ...,
         static_prefixes: _abc.Iterable[_inference_pb2.StaticPrefix] | None = ...,
+        engine: _builtins.str = ...,
+        guarantees: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["kv", b"kv"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "inconsistent", b"inconsistent", "kv", b"kv", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "max_sessions", b"max_sessions", "min_rtt_ms", b"min_rtt_ms", "model", b"model", "model_identity", b"model_identity", "name", b"name", "overload_level", b"overload_level", "predicted_wait_ms", b"predicted_wait_ms", "quarantines", b"quarantines", "queued_sessions", b"queued_sessions", "region", b"region", "rtt_ms", b"rtt_ms", "running_sessions", b"running_sessions", "sessions", b"sessions", "source", b"source", "state", b"state", "state_s", b"state_s", "static_prefixes", b"static_prefixes", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "engine", b"engine", "guarantees", b"guarantees", "inconsistent", b"inconsistent", "kv", b"kv", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "max_sessions", b"max_sessions", "min_rtt_ms", b"min_rtt_ms", "model", b"model", "model_identity", b"model_identity", "name", b"name", "overload_level", b"overload_level", "predicted_wait_ms", b"predicted_wait_ms", "quarantines", b"quarantines", "queued_sessions", b"queued_sessions", "region", b"region", "rtt_ms", b"rtt_ms", "running_sessions", b"running_sessions", "sessions", b"sessions", "source", b"source", "state", b"state", "state_s", b"state_s", "static_prefixes", b"static_prefixes", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -274,4 +274,6 @@ def _to_proto(replica: Replica, status: ReplicaStatus, now: float) -> router_pb2
             inference_pb2.StaticPrefix(**prefix._asdict())
             for prefix in (replica.model.static_prefixes if replica.model else ())
         ],
+        engine=replica.model.engine if replica.model else "",
+        guarantees=replica.model.guarantees if replica.model else (),
     )

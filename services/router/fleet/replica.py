@@ -80,6 +80,10 @@ class ServedModel:
     """Prefixes that are pinned in its KV pool."""
     dimensions: int = 0
     """Dimensions of its vectors, if it embeds; 0: it generates replies."""
+    engine: str = ""
+    """What computes there; empty: not reported."""
+    guarantees: tuple[str, ...] = ()
+    """What it promises of its replies (outrider.engines.guarantees)."""
 
 
 @dataclass(frozen=True, slots=True)

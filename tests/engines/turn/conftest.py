@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from bench.peers.vllm import PEER
 
-collect_ignore_glob = [] if PEER.is_installed() else ["test_vllm.py"]
+collect_ignore_glob = [] if PEER.is_installed() else ["test_vllm_server.py"]
