@@ -1,5 +1,6 @@
 """The operators' page, the distance slider and the comparison with plain streaming in Chromium,
-before a mesh of real processes. The fake engine is enough: what is looked at is what the pages show."""
+before a mesh of real processes. The fake engine is enough: what is looked at is what the pages
+show."""
 
 from __future__ import annotations
 

@@ -62,8 +62,14 @@ function distanceOf(mesh, replicas) {
   return Math.min(...routers) + Math.min(...ways);
 }
 
+/** By least round trips, which do not change from second to second. */
 function nearestFirst(one, other) {
-  return (one.rttMs ?? Infinity) - (other.rttMs ?? Infinity) || (one.name < other.name ? -1 : 1);
+  return nearness(one) - nearness(other) || (one.name < other.name ? -1 : 1);
+}
+
+function nearness(region) {
+  const least = region.replicas.filter((it) => it.min_rtt_ms > 0).map((it) => it.min_rtt_ms);
+  return least.length ? Math.round(Math.min(...least) / 5) : Infinity;
 }
 
 /** What stands at the top of the page. */

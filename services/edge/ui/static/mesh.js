@@ -85,7 +85,7 @@ function way(rttMs) {
   const said = rttMs === null ? "The distance was not measured yet" : `${round(rttMs)} ms round trip from this edge`;
   return h(
     "svg",
-    { class: "mesh-way", viewBox: "0 0 260 20", role: "img", "aria-label": said },
+    { class: "mesh-way", viewBox: `0 0 ${length + 110} 20`, width: length + 110, height: 20, role: "img", "aria-label": said },
     h("circle", { class: "at-edge", cx: 6, cy: 10, r: 4 }),
     h("line", { x1: 11, y1: 10, x2: 11 + length, y2: 10 }),
     h("circle", { class: "at-region", cx: 17 + length, cy: 10, r: 4 }),
