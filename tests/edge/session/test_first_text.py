@@ -3,6 +3,9 @@ alone."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from outrider.session.client import Done, Provisional
@@ -44,8 +47,7 @@ class Chat:
         opening = next(it for it in self.actions if isinstance(it, OpenRegion))
         self.feed(Tick(), SHOWN_AT)
         # The round trip took 30 ms: the frame came back 35 ms later, and was held for 5.
-        returned = {"echo": opening.echo, "ack_delay_s": 0.005}
-        opened = type(OPENED)(3, 0, "replica-1", "us-east", OPENED.vocabulary_digest, **returned)
+        opened = replace(OPENED, echo=opening.echo, ack_delay_s=0.005)
         self.feed(opened, OPENED_AT + 0.035)
 
     def feed(self, item: Input, now: float) -> None:
@@ -66,8 +68,9 @@ class Chat:
         return any(isinstance(it, Provisional) for it in self.actions)
 
 
-def approx(*times_ms: float) -> FirstText:
-    return FirstText(*(pytest.approx(it) for it in times_ms))
+def approx(*times_ms: float) -> Any:
+    times: list[Any] = [pytest.approx(it) for it in times_ms]
+    return FirstText(*times)
 
 
 def test_a_word_that_was_right_stays_from_when_it_was_shown() -> None:
