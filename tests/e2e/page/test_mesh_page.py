@@ -21,7 +21,7 @@ from bench.harness.local_mesh import LocalMesh, local_mesh, outrider
 from outrider.cli.local import development_key
 from outrider.cli.local.mesh import KEYS_FILE
 from outrider.cli.local.state import running_mesh
-from tests.e2e.page.browsing import PATIENCE_MS, PHONE, Watched, axe, chromium, opened
+from tools.browsing import PATIENCE_MS, PHONE, Watched, axe, chromium, opened
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
