@@ -55,7 +55,8 @@ def open_chat(
     holds, the stream joins that chat; otherwise a new one begins, which may have to wait for its
     model. Raises OutriderError for a request that cannot be served."""
     identity.require(Scope.CHAT)
-    check_added_rtt(request.added_rtt_ms, is_allowed=context.added_distance)
+    if request.added_rtt_ms:
+        check_added_rtt(request.added_rtt_ms, is_allowed=context.added_distance)
     request = replace(
         request,
         priority=identity.class_of(request.priority),
