@@ -93,6 +93,15 @@ DRAFTS: Final = Family(
     "outrider_edge_drafts",
     "Draft tokens, by fate: drafted, sent, checked, right.",
 )
+SOONER: Final = Family(
+    "outrider_edge_sooner_seconds",
+    "Sum of the times by which final tokens had been shown before; divide by "
+    "outrider_edge_tokens_total.",
+)
+DISPLAY_CHATS: Final = Family(
+    "outrider_edge_display_chats",
+    "Chats with provisional text, by whether drafts were made for it alone: on, off, trial.",
+)
 CLIENT_DRAFTS: Final = Family(
     "outrider_edge_client_drafts",
     "Draft tokens of clients that draft for themselves, by fate: taken, ignored, accepted.",
@@ -362,6 +371,10 @@ class EdgeTelemetry:
         controller = reply.controller
         metrics.counter(SHOWN_TOKENS).add(stats.shown_tokens, labels)
         metrics.counter(ERASED_TOKENS).add(stats.erased_tokens, labels)
+        metrics.counter(SOONER).add(reply.display.sooner_s, labels)
+        if reply.may_show:
+            drafting = reply.drafting.value
+            metrics.counter(DISPLAY_CHATS).add(1, {**labels, "drafting": drafting})
         for fate in ("drafted", "sent", "checked", "right"):
             drafted = getattr(stats, f"{fate}_tokens")
             metrics.counter(DRAFTS).add(drafted, {**labels, "fate": fate})

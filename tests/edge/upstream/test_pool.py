@@ -76,9 +76,6 @@ class Router(router_pb2_grpc.RouterServiceServicer):
         finally:
             self.num_streams -= 1
 
-    async def DescribeMesh(self, request: Any, context: Any) -> router_pb2.DescribeMeshResponse:
-        return router_pb2.DescribeMeshResponse()
-
     async def ListReplicas(self, request: Any, context: Any) -> router_pb2.ListReplicasResponse:
         return router_pb2.ListReplicasResponse()
 
