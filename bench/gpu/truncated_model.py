@@ -54,7 +54,8 @@ class TruncatedModel:
 
     def frequencies(self, rule: LayerRule) -> npt.NDArray[np.float64]:
         found: npt.NDArray[np.float64] = self._arrays[_FREQUENCIES]
-        return found[self.shape.layers.index(rule)]
+        row: npt.NDArray[np.float64] = found[self.shape.layers.index(rule)]
+        return row
 
 
 def write_truncated(source: Path, num_layers: int, out: Path) -> None:
