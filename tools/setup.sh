@@ -104,7 +104,7 @@ unpack_renderers() {
     echo 'setup: fetching Chromium and rsvg-convert into .tools'
     (
         cd .tools/renderers
-        wanted='chromium librsvg2-bin fonts-dejavu-core'
+        wanted='chromium librsvg2-bin fonts-dejavu-core fonts-roboto-unhinted'
         mkdir -p apt/lists/partial apt/cache
         beside="-o Dir::State::lists=$PWD/apt/lists -o Dir::Cache=$PWD/apt/cache"
         # What is installed already is in no list of what would be.
