@@ -96,20 +96,20 @@ def _draw_guess(browser: Browser, origin: str, key: str) -> None:
 
 def draw(browser: Browser, origin: str, key: str) -> None:
     """All pictures."""
-    looks: dict[str, dict[str, Any]] = {
-        "chat-page": DESKTOP,
-        "chat-page-dark": DESKTOP | {"color_scheme": "dark"},
-        "chat-page-phone": PHONE,
-    }
     _draw_guess(browser, origin, key)
-    for name, options in looks.items():
-        with opened(browser, origin, **options) as watched:
-            page = watched.page
-            _enter(page, key)
-            _converse(page)
-            page.mouse.move(0, 0)
-            _draw(page, name)
-            watched.check()
+    with opened(browser, origin, **(DESKTOP | {"device_scale_factor": 1.5})) as watched:
+        page = watched.page
+        _enter(page, key)
+        _converse(page)
+        page.mouse.move(0, 0)
+        _draw(page, "chat-page")
+        page.emulate_media(color_scheme="dark")
+        _draw(page, "chat-page-dark")
+        page.emulate_media(color_scheme="light")
+        page.set_viewport_size(PHONE["viewport"])
+        page.keyboard.press("Escape")
+        _draw(page, "chat-page-phone")
+        watched.check()
 
 
 def main() -> None:

@@ -312,6 +312,7 @@ function take(own, event) {
   switch (event.type) {
     case "opened":
       reply.model = event.model;
+      if (event.seed !== undefined) reply.seed = event.seed;
       break;
     case "provisional":
       front.provisional(event);
