@@ -331,10 +331,12 @@ function take(own, event) {
       takeCall(reply, event);
       break;
     case "interrupted":
-      reply.note = `The connection was lost; trying again.`;
+      reply.note = "The connection was lost; trying again.";
+      own.isCut = true;
       say(reply.note);
       break;
     case "resumed":
+      own.isCut = false;
       own.interruptedMs = (own.interruptedMs ?? 0) + event.afterMs;
       reply.note = `The connection was lost for ${ms(event.afterMs)}. Nothing is missing.`;
       say(reply.note);
@@ -406,6 +408,7 @@ function joined(note, more) {
 function failed(own, error) {
   const { message: reply, front } = own;
   delete reply.pending;
+  if (own.isCut) reply.note = "";
   front.end();
   reply.content = front.final;
   const isOurs = error instanceof ChatError;
