@@ -12,7 +12,7 @@ import { SessionWay } from "./webtransport.js";
 
 const FIRST_RETRY_MS = 200;
 const MAX_RETRY_MS = 3000;
-const GIVE_UP_MS = 60_000;
+const GIVE_UP_MS = 120_000;
 const STALL_MS = 4000;
 /** After so long without a frame it is tried whether the edge is still reached. */
 const UNAVAILABLE = new Set(["UNAVAILABLE", "VOCABULARY_UNAVAILABLE", "DRAINING", "NO_REPLICA", "REPLICA_LOST"]);
