@@ -15,10 +15,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 CHECKS := types lint imports protos-check
 # What `make test` leaves out; tests/conftest.py says which tests these are.
-PROMISES := not instrument and not soak and not packages and not torch
+PROMISES := not instrument and not soak and not packages and not torch and not vllm
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all client-packages torch check collect lint types imports protos-check deploy-check trace-check bench bench-core bench-check protos docs dist format exactness clean
+.PHONY: help setup demo test test-all client-packages torch vllm check collect lint types imports protos-check deploy-check trace-check bench bench-core bench-check protos docs dist format exactness clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -42,6 +42,10 @@ client-packages: setup
 
 torch: setup  ## Add PyTorch and Triton to .venv (2 GB), for the tests of the engine torch
 	@tools/setup.sh torch
+
+vllm: setup  ## Install vLLM's server for CPUs beside .venv (4 GB), for the tests marked `vllm` and bench.stock_engine
+	@$(BIN)/outrider models pull $(MODEL)
+	@$(PY) -m bench.peers vllm
 
 test-all: torch client-packages  ## That, the tests of benchmarks, tools, deploy and pages, soaks, packages of others, and properties on new examples
 	@$(MAKE) --no-print-directory -j 2 collect $(CHECKS) deploy-check

@@ -19,6 +19,8 @@ from outrider.bounds import (
 from outrider.config import check_message_bytes
 from outrider.engines.config import Device, EngineConfig, EngineName
 from outrider.engines.fake import FakeOptions
+from outrider.engines.turn.fake import FakeTurnOptions
+from outrider.engines.turn.openai_server.config import OpenAiServerOptions
 from outrider.engines.turn.tensorrt_llm.config import TensorRtLlmOptions
 from outrider.engines.turn.vllm.config import VllmOptions
 from outrider.errors import ConfigError
@@ -66,8 +68,9 @@ class InferenceConfig:
     mirrors: MirrorConfig = dataclasses.field(default_factory=MirrorConfig)
     """Mirrors to fetch the model from, by its digest, if it is not in the store."""
     engine: str = "openvino"
-    """openvino; torch, on a GPU or a CPU; tensorrt-llm, on a GPU; vllm, on either; or fake:
-    deterministic text without a model, for tests of a mesh."""
+    """openvino; torch, on a GPU or a CPU; tensorrt-llm, on a GPU; vllm, on either; openai-server: a
+    server that schedules and samples by itself; or fake, and fake-turns: deterministic text without
+    a model, for tests of a mesh."""
     fake_seed: int = 0
     """Weights of the fake engine: replicas of different seeds are different models behind one
     name."""
@@ -119,6 +122,10 @@ class InferenceConfig:
     """The tensorrt-llm engine; its checkpoint has to have the vocabulary of `model`."""
     vllm: VllmOptions = dataclasses.field(default_factory=VllmOptions)
     """The vllm engine; its checkpoint has to have the vocabulary of `model`."""
+    server: OpenAiServerOptions = dataclasses.field(default_factory=OpenAiServerOptions)
+    """The server of the engine openai-server; its model has to have the vocabulary of `model`."""
+    fake_token_ms: NonNegativeFloat = 0.0
+    """Time between two tokens of a reply of the engine fake-turns."""
     warm_up_rows: NonNegativeInt = 272
     """Engine calls of up to so many rows are made before the replica is ready; 0: none."""
     scheduler: SchedulerLimits = dataclasses.field(default_factory=SchedulerLimits)
@@ -201,5 +208,11 @@ class InferenceConfig:
             fake=fake,
             trtllm=self.trtllm,
             vllm=self.vllm,
+            server=self.server,
+            fake_turns=FakeTurnOptions(
+                seed=self.fake_seed,
+                token_ms=self.fake_token_ms,
+                max_context_tokens=chosen.get("max_context_tokens", 2048),
+            ),
             **chosen,
         )

@@ -2,7 +2,7 @@
 
 A subclass provides the fixture `engine` (may be shared by all tests of the class; they leave it
 idle). Where an engine can be lost, it overrides `lost_engine`. An engine that takes long to load
-sets `pytestmark = pytest.mark.asyncio(loop_scope="class")` and a fixture of that scope.
+has a fixture of its module instead, and `pytest.mark.asyncio(loop_scope="module")`.
 """
 
 from __future__ import annotations

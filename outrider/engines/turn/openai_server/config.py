@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, get_args
 from outrider.bounds import NonNegativeInt, PositiveFloat, PositiveInt
 from outrider.errors import ConfigError
 
-ServerKind: TypeAlias = Literal["auto", "vllm", "tensorrt-llm", "sglang", "llama.cpp"]
+ServerKind: TypeAlias = Literal["auto", "vllm"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,8 @@ class OpenAiServerOptions:
     """Its name of the model; empty: the only one that it serves. Its vocabulary must be the one of
     the replica's model."""
     kind: str = "auto"
-    """vllm, tensorrt-llm, sglang or llama.cpp; auto: found out by what it answers."""
+    """vllm: it obeys the fields that vLLM adds to the API, cache_salt above all; auto: it has to
+    show by its metrics that it is vLLM."""
     key_file: Path | None = None
     """Holds the server's API key; unset: it wants none."""
     ca: Path | None = None
@@ -34,7 +35,9 @@ class OpenAiServerOptions:
     max_context_tokens: NonNegativeInt = 0
     """Most tokens of prompt and reply together; 0: what the server says."""
     connect_timeout_s: PositiveFloat = 5.0
-    """Time for a connection, and for an answer to a question about load or health."""
+    """Time for a connection, and for an answer to a question about its load."""
+    start_timeout_s: PositiveFloat = 600.0
+    """Time that the server gets to load its model before the replica gives up."""
     silence_timeout_s: PositiveFloat = 60.0
     """Time without a token after which a reply counts as lost, from its first one on."""
 

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
 from outrider.engines.config import EngineConfig
 from outrider.engines.turn.base import Ability, TurnEngineInfo
-from outrider.engines.turn.checkpoint import TOKENIZER_FILE, Checkpoint, read_checkpoint
+from outrider.engines.turn.checkpoint import (
+    TOKENIZER_FILE,
+    Checkpoint,
+    check_vocabulary,
+    read_checkpoint,
+)
 from outrider.engines.turn.prefix_hub import PrefixHub
 from outrider.engines.turn.vllm.api import Api, Llm, import_api
 from outrider.engines.turn.vllm.engine import VllmTurnEngine
 from outrider.engines.turn.vllm.load import LatestStats
 from outrider.engines.turn.vllm.prefixes import BlockTranslator, EventSocket
 from outrider.errors import ConfigError, EngineError
+
+if TYPE_CHECKING:
+    from outrider.models.vocabulary import Vocabulary
 
 log = structlog.get_logger()
 
@@ -25,13 +33,15 @@ _GRAMMARS: Final = frozenset(
 )
 
 
-async def open_engine(config: EngineConfig) -> VllmTurnEngine:
+async def open_engine(config: EngineConfig, vocabulary: Vocabulary) -> VllmTurnEngine:
     """Load the model, in a thread: it takes from half a minute to minutes.
 
     Raises ConfigError if the package is missing or lacks what is called, or if the settings do not
     fit the checkpoint, and EngineError if vLLM does not start.
     """
-    checkpoint = read_checkpoint(config.vllm.model_dir, _SETTING)
+    folder = config.vllm.model_dir
+    checkpoint = read_checkpoint(folder, _SETTING)
+    await asyncio.to_thread(check_vocabulary, folder, vocabulary, _SETTING)
     api = await asyncio.to_thread(import_api)
     return await start_engine(api, config, checkpoint, EventSocket())
 
