@@ -61,7 +61,7 @@ class VllmTurnEngine:
         try:
             with self._errors():
                 outputs = self._llm.generate(
-                    prompt_of(request),
+                    prompt_of(self._api, request),
                     sampling_of(self._api, request),
                     str(request.number),
                     priority=PRIORITIES[request.priority],
