@@ -39,6 +39,7 @@ NO_CLAIMS: Final = (
     "- **The model.**",
     "What it says is not filtered",
     "**Between clients.**",
+    "**What is typed.**",
     "**Against one client.**",
     "**Work in turns.**",
     "**Against who is not there.**",

@@ -50,6 +50,8 @@ class Scope(Enum):
     """The list of models."""
     TOKENIZE = "tokenize"
     """The ids of texts."""
+    MESH = "mesh"
+    """What the page /ui/mesh shows: regions, replicas, their load."""
     ADMIN = "admin"
     """Reserved for administration over the network, which does not exist yet."""
 

@@ -67,18 +67,20 @@ class EngineConfig:
     limit, as far as the pool has room."""
     precision: Precision = "auto"
     """Arithmetic of attention and of everything between the weight products, and of the KV; auto:
-    bf16 on a CPU that has instructions for it and no AMX, else f32 (decision 0002). OpenVINO
-    only."""
+    bf16 on a CPU that has instructions for it and no AMX, else f32 (decision 0002). With
+    PyTorch also the weights', and auto is bf16 on a GPU, else f32. OpenVINO and PyTorch only."""
     dynamic_quantization: bool = True
     """Whether a weight product rounds its inputs to 8 bits, in groups that share a scale. Calls of
     many rows then take half the time, and 4 % of likeliest tokens become another one (otherwise 2
     %; `python -m bench.fidelity`). CPUs with AVX2 only never round. OpenVINO only."""
-    weight_bits: int = 8
-    """Bits of a weight once a model is converted: 8 or 4. With 4, a call of few rows takes six
-    tenths of the time and is less true to the file: for draft models, whose text is verified
-    (decision 0008). OpenVINO's folders are served as they are. OpenVINO only."""
+    weight_bits: int | None = None
+    """Bits of a weight: 8, in groups that share a scale, or 4; None: 8 with OpenVINO, those of
+    `precision` with PyTorch, which has no 4. With 4, a call of few rows takes six tenths of the
+    time and is less true to the file: for draft models, whose text is verified (decision 0008).
+    OpenVINO's folders are served as they are. OpenVINO and PyTorch only."""
     exact: bool = True
-    """Whether a row is the same bits in every batch and chunking (EngineInfo.exact)."""
+    """Whether a row is the same bits in every batch and chunking (EngineInfo.exact). PyTorch makes
+    products with the vendor's kernels if not."""
     fake: FakeOptions = field(default_factory=FakeOptions)
     """The fake engine's shape; num_blocks above is the other engines'."""
     trtllm: TensorRtLlmOptions = field(default_factory=TensorRtLlmOptions)
@@ -106,8 +108,13 @@ class EngineConfig:
             raise ConfigError(
                 f"there is no precision {self.precision!r}; use {', '.join(get_args(Precision))}"
             )
-        if self.weight_bits not in WEIGHT_BITS:
+        if self.weight_bits not in (None, *WEIGHT_BITS):
             raise ConfigError(f"weight_bits is {self.weight_bits}; use 4 or 8")
+        if self.engine == "torch" and self.weight_bits == 4:
+            raise ConfigError(
+                "weight_bits is 4, and the engine torch has 8 or the bits of its precision; set it "
+                "to 8, leave it out, or use openvino"
+            )
 
     def kv_budget(self) -> Budget:
         """Limits of the KV pool's size."""

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from outrider.errors import OutriderError
 from outrider.session.types import (
+    NO_FIRST_TEXT,
     NO_SPECULATION,
     FinishReason,
+    FirstText,
     SpeculationStats,
     Timings,
     TokenLogprobs,
@@ -19,6 +21,16 @@ from outrider.session.types import (
 if TYPE_CHECKING:
     from outrider.reply_parsing.formats import ReplyFormat
     from outrider.sampling.params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class DraftingTerms:
+    """What a client that drafts by means of its own has to know."""
+
+    vocabulary_digest: bytes
+    prompt_ids: tuple[int, ...]
+    max_ahead: int
+    """Drafts that are kept ahead of the final tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +52,8 @@ class Accepted:
     clients."""
     template_date: str = ""
     """The date that the model's chat template shows in the prompt, YYYY-MM-DD; empty: none."""
+    drafting: DraftingTerms | None = None
+    """Of a chat whose client drafts itself; None: of others, and in clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +117,7 @@ class Done:
     max_drafts: int = 0
     """Most drafts that the replica which ended it takes into one call, as the edge's HTTP APIs say;
     0: unknown, or the chat came by the native protocol."""
+    first_text: FirstText = NO_FIRST_TEXT
 
 
 @dataclass(frozen=True, slots=True)

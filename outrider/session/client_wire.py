@@ -19,7 +19,7 @@ from outrider.reply_parsing.formats import (
     ReplyFormat,
 )
 from outrider.session.client import Accepted, Committed, Done, Failed, Provisional, Retracted
-from outrider.session.types import SpeculationStats
+from outrider.session.types import FirstText, SpeculationStats
 from outrider.v1 import edge_pb2
 from outrider.wire import (
     error_from_proto,
@@ -42,6 +42,7 @@ _IDS: Final = bytes([edge_pb2.CommitText.IDS_FIELD_NUMBER << 3 | 2])
 _UPTO: Final = bytes([edge_pb2.CommitText.UPTO_FIELD_NUMBER << 3])
 """Protocol Buffers, encoding: field number and wire type, LEN but of numbers."""
 _STATS: Final = tuple(spec.name for spec in fields(SpeculationStats))
+_FIRST_TEXT: Final = tuple(spec.name for spec in fields(FirstText))
 
 
 def write(event: Told | Failed, edge: str = "", resume_token: str = "") -> bytes:
@@ -139,6 +140,7 @@ def _done_to_proto(done: Done) -> edge_pb2.ChatDone:
         speculation_stats=edge_pb2.SpeculationStats(**asdict(done.speculation_stats)),
         inexact=done.inexact,
         num_moves=done.num_moves,
+        first_text=edge_pb2.FirstText(**asdict(done.first_text)),
     )
 
 
@@ -244,4 +246,5 @@ def _done_from_proto(done: edge_pb2.ChatDone) -> Done:
         ),
         inexact=done.inexact,
         num_moves=done.num_moves,
+        first_text=FirstText(**{name: getattr(done.first_text, name) for name in _FIRST_TEXT}),
     )

@@ -178,6 +178,28 @@ class SpeculationStats:
     commit_interval_ms: float = 0.0
     draft_ms: float = 0.0
     """The edge's time per draft."""
+    ahead_tokens: int = 0
+    """Tokens of the reply that waited at the edge when the chat was asked for."""
 
 
 NO_SPECULATION = SpeculationStats()
+
+
+@dataclass(frozen=True, slots=True)
+class FirstText:
+    """When an edge had the first text of a reply for its client: milliseconds since the request
+    came, on the edge's clock. Without an edge that drafts and computes ahead, the first would have
+    been `region_ms`."""
+
+    provisional_ms: float = 0.0
+    """The first provisional text, right or wrong; 0: none was shown."""
+    staying_ms: float = 0.0
+    """The first word that was shown and never taken back, provisional or final; 0: no text came."""
+    committed_ms: float = 0.0
+    """The first final text; 0: none came."""
+    region_ms: float = 0.0
+    """Estimate of `committed_ms` by the region alone: the time until the region was asked, one
+    round trip to the replica, and the replica's own time to its first token. 0: not known."""
+
+
+NO_FIRST_TEXT = FirstText()

@@ -21,6 +21,8 @@ ACCESS: Final[Mapping[str, frozenset[Role]]] = {
     "/outrider.v1.EmbeddingRouterService/Embed": frozenset({Role.EDGE}),
     "/outrider.v1.EmbeddingRouterService/EmbedAtOnce": frozenset({Role.EDGE}),
     "/outrider.v1.RouterService/GetRouter": frozenset({Role.EDGE, Role.ROUTER, Role.OPERATOR}),
+    # Refused by routers whose settings do not allow it.
+    "/outrider.v1.RouterService/DescribeMesh": frozenset({Role.EDGE}),
     # What they tell is of everybody's sessions.
     "/outrider.v1.RouterService/ListModels": _ROUTER_OPERATOR,
     "/outrider.v1.RouterService/ListReplicas": _ROUTER_OPERATOR,

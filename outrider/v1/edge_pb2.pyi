@@ -185,6 +185,7 @@ class ChatRequest(_message.Message):
     TOOL_CHOICE_FIELD_NUMBER: _builtins.int
     SINGLE_TOOL_CALL_FIELD_NUMBER: _builtins.int
     TEMPLATE_VARIABLES_FIELD_NUMBER: _builtins.int
+    ADDED_RTT_MS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Empty: the first one of the edge that the credential is for. A chat whose model is not loaded at
     the edge waits for it.
@@ -211,6 +212,10 @@ class ChatRequest(_message.Message):
     template_variables: _builtins.str
     """A JSON object with variables for the model's chat template, which has to have them: for example
     {"enable_thinking": false}. At most 32 of them, 16,384 characters. Empty: none.
+    """
+    added_rtt_ms: _builtins.int
+    """Milliseconds, at most 300, by which the round trip between edge and region is made longer for
+    this chat, to see what distance does. Refused unless the edge allows it (edge.added_distance).
     """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ChatMessage]: ...
@@ -255,10 +260,11 @@ class ChatRequest(_message.Message):
         tool_choice: _builtins.str = ...,
         single_tool_call: _builtins.bool = ...,
         template_variables: _builtins.str = ...,
+        added_rtt_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "resume", b"resume", "sampling", b"sampling", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "deadline_ms", b"deadline_ms", "idempotency_key", b"idempotency_key", "messages", b"messages", "model", b"model", "prediction", b"prediction", "priority", b"priority", "provisional", b"provisional", "residency", b"residency", "resume", b"resume", "sampling", b"sampling", "single_tool_call", b"single_tool_call", "speculation", b"speculation", "template_variables", b"template_variables", "thin", b"thin", "tool_choice", b"tool_choice", "tools", b"tools", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added_rtt_ms", b"added_rtt_ms", "credential", b"credential", "deadline_ms", b"deadline_ms", "idempotency_key", b"idempotency_key", "messages", b"messages", "model", b"model", "prediction", b"prediction", "priority", b"priority", "provisional", b"provisional", "residency", b"residency", "resume", b"resume", "sampling", b"sampling", "single_tool_call", b"single_tool_call", "speculation", b"speculation", "template_variables", b"template_variables", "thin", b"thin", "tool_choice", b"tool_choice", "tools", b"tools", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -292,6 +298,7 @@ class TypedText(_message.Message):
     CREDENTIAL_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     TOOLS_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """All of the text, each time."""
     model: _builtins.str
@@ -308,6 +315,14 @@ class TypedText(_message.Message):
     def tools(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Of the chat that it will be, as in ChatRequest; in the first frame."""
 
+    @_builtins.property
+    def request(self) -> Global___ChatRequest:
+        """In the first frame: the chat as it will be sent, without the conversation, tools, model and
+        credential, which stand above. Its user has agreed that it is also answered ahead: tokens of the
+        reply wait at the edge, and are sent if a chat of this connection asks for exactly this.
+        Unset: the text is only computed.
+        """
+
     def __init__(
         self,
         *,
@@ -316,10 +331,11 @@ class TypedText(_message.Message):
         credential: Global___Credential | None = ...,
         model: _builtins.str = ...,
         tools: _abc.Iterable[_builtins.str] | None = ...,
+        request: Global___ChatRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["before", b"before", "credential", b"credential", "model", b"model", "text", b"text", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before", b"before", "credential", b"credential", "model", b"model", "request", b"request", "text", b"text", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -782,6 +798,7 @@ class ChatDone(_message.Message):
     SPECULATION_STATS_FIELD_NUMBER: _builtins.int
     INEXACT_FIELD_NUMBER: _builtins.int
     NUM_MOVES_FIELD_NUMBER: _builtins.int
+    FIRST_TEXT_FIELD_NUMBER: _builtins.int
     finish_reason: _common_pb2.FinishReason.ValueType
     upto: _builtins.int
     region: _builtins.str
@@ -802,6 +819,8 @@ class ChatDone(_message.Message):
 
     @_builtins.property
     def speculation_stats(self) -> Global___SpeculationStats: ...
+    @_builtins.property
+    def first_text(self) -> Global___FirstText: ...
     def __init__(
         self,
         *,
@@ -815,14 +834,49 @@ class ChatDone(_message.Message):
         speculation_stats: Global___SpeculationStats | None = ...,
         inexact: _builtins.bool = ...,
         num_moves: _builtins.int = ...,
+        first_text: Global___FirstText | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["edge_timings", b"edge_timings", "speculation_stats", b"speculation_stats", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["edge_timings", b"edge_timings", "first_text", b"first_text", "speculation_stats", b"speculation_stats", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["edge_timings", b"edge_timings", "finish_reason", b"finish_reason", "inexact", b"inexact", "num_moves", b"num_moves", "region", b"region", "replica", b"replica", "speculation_stats", b"speculation_stats", "timings", b"timings", "upto", b"upto", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["edge_timings", b"edge_timings", "finish_reason", b"finish_reason", "first_text", b"first_text", "inexact", b"inexact", "num_moves", b"num_moves", "region", b"region", "replica", b"replica", "speculation_stats", b"speculation_stats", "timings", b"timings", "upto", b"upto", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ChatDone: _TypeAlias = ChatDone  # noqa: Y015
+
+@_typing.final
+class FirstText(_message.Message):
+    """When the edge had the first text of a reply: milliseconds since the request came."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROVISIONAL_MS_FIELD_NUMBER: _builtins.int
+    STAYING_MS_FIELD_NUMBER: _builtins.int
+    COMMITTED_MS_FIELD_NUMBER: _builtins.int
+    REGION_MS_FIELD_NUMBER: _builtins.int
+    provisional_ms: _builtins.float
+    """The first provisional text, right or wrong; 0: none was shown."""
+    staying_ms: _builtins.float
+    """The first word that was shown and never taken back, provisional or final; 0: no text came."""
+    committed_ms: _builtins.float
+    """The first final text; 0: none came."""
+    region_ms: _builtins.float
+    """Estimate of the first final text by the region alone; 0: not known."""
+    def __init__(
+        self,
+        *,
+        provisional_ms: _builtins.float = ...,
+        staying_ms: _builtins.float = ...,
+        committed_ms: _builtins.float = ...,
+        region_ms: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_ms", b"committed_ms", "provisional_ms", b"provisional_ms", "region_ms", b"region_ms", "staying_ms", b"staying_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FirstText: _TypeAlias = FirstText  # noqa: Y015
 
 @_typing.final
 class SpeculationStats(_message.Message):
@@ -842,6 +896,7 @@ class SpeculationStats(_message.Message):
     RTT_MS_FIELD_NUMBER: _builtins.int
     COMMIT_INTERVAL_MS_FIELD_NUMBER: _builtins.int
     DRAFT_MS_FIELD_NUMBER: _builtins.int
+    AHEAD_TOKENS_FIELD_NUMBER: _builtins.int
     shown_tokens: _builtins.int
     """Reply tokens whose text was shown before they were final."""
     erased_tokens: _builtins.int
@@ -863,6 +918,8 @@ class SpeculationStats(_message.Message):
     commit_interval_ms: _builtins.float
     """Time between commits, and time to draft one token, as the edge believed them at the end."""
     draft_ms: _builtins.float
+    ahead_tokens: _builtins.int
+    """Tokens of the reply that were computed before it was asked for (TypedText.request)."""
     def __init__(
         self,
         *,
@@ -878,10 +935,11 @@ class SpeculationStats(_message.Message):
         rtt_ms: _builtins.float = ...,
         commit_interval_ms: _builtins.float = ...,
         draft_ms: _builtins.float = ...,
+        ahead_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checked_tokens", b"checked_tokens", "commit_interval_ms", b"commit_interval_ms", "commits_with_uploads", b"commits_with_uploads", "commits_without_uploads", b"commits_without_uploads", "draft_ms", b"draft_ms", "drafted_tokens", b"drafted_tokens", "erased_tokens", b"erased_tokens", "right_tokens", b"right_tokens", "rtt_ms", b"rtt_ms", "sent_tokens", b"sent_tokens", "shown_tokens", b"shown_tokens", "switches", b"switches"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead_tokens", b"ahead_tokens", "checked_tokens", b"checked_tokens", "commit_interval_ms", b"commit_interval_ms", "commits_with_uploads", b"commits_with_uploads", "commits_without_uploads", b"commits_without_uploads", "draft_ms", b"draft_ms", "drafted_tokens", b"drafted_tokens", "erased_tokens", b"erased_tokens", "right_tokens", b"right_tokens", "rtt_ms", b"rtt_ms", "sent_tokens", b"sent_tokens", "shown_tokens", b"shown_tokens", "switches", b"switches"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,53 +25,59 @@ _sym_db = _symbol_database.Default()
 from outrider.v1 import inference_pb2 as outrider_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/router.proto\x12\x0boutrider.v1\x1a\x1boutrider/v1/inference.proto\"6\n\x0cRouteRequest\x12&\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x16.outrider.v1.SessionUp\"9\n\rRouteResponse\x12(\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x18.outrider.v1.SessionDown\"\xaa\x04\n\x07Replica\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06region\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\x19\n\x11vocabulary_digest\x18\x05 \x01(\x0c\x12(\n\x05state\x18\x06 \x01(\x0e\x32\x19.outrider.v1.ReplicaState\x12\x0e\n\x06rtt_ms\x18\x07 \x01(\x02\x12\x19\n\x11predicted_wait_ms\x18\x08 \x01(\x02\x12\x10\n\x08sessions\x18\t \x01(\r\x12\x12\n\nmin_rtt_ms\x18\n \x01(\x02\x12\x0e\n\x06source\x18\x0b \x01(\t\x12\x13\n\x0bquarantines\x18\x0c \x01(\r\x12\x0f\n\x07state_s\x18\r \x01(\x02\x12\x16\n\x0emodel_identity\x18\x0e \x01(\x0c\x12\x14\n\x0cinconsistent\x18\x0f \x01(\x08\x12\x18\n\x10running_sessions\x18\x10 \x01(\r\x12\x17\n\x0fqueued_sessions\x18\x11 \x01(\r\x12\x14\n\x0cmax_sessions\x18\x12 \x01(\r\x12\x17\n\x0fkv_blocks_total\x18\x13 \x01(\r\x12\x16\n\x0ekv_blocks_free\x18\x14 \x01(\r\x12\x16\n\x0eoverload_level\x18\x15 \x01(\r\x12!\n\x02kv\x18\x16 \x01(\x0b\x32\x15.outrider.v1.KvCounts\x12\x32\n\x0fstatic_prefixes\x18\x17 \x03(\x0b\x32\x19.outrider.v1.StaticPrefix\"%\n\x13ListReplicasRequest\x12\x0e\n\x06region\x18\x01 \x01(\t\">\n\x14ListReplicasResponse\x12&\n\x08replicas\x18\x01 \x03(\x0b\x32\x14.outrider.v1.Replica\"\x12\n\x10GetRouterRequest\"4\n\x11GetRouterResponse\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\x0f\n\x07serving\x18\x02 \x01(\x08\"\x13\n\x11ListModelsRequest\"T\n\x12ListModelsResponse\x12\x15\n\rdefault_model\x18\x01 \x01(\t\x12\'\n\x06models\x18\x02 \x03(\x0b\x32\x17.outrider.v1.ModelFleet\"|\n\nModelFleet\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1a\n\x12vocabulary_digests\x18\x02 \x03(\x0c\x12)\n\x07regions\x18\x03 \x03(\x0b\x32\x18.outrider.v1.RegionFleet\x12\x18\n\x10waiting_sessions\x18\x04 \x01(\r\"\xcc\x01\n\x0bRegionFleet\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\x10\n\x08replicas\x18\x02 \x01(\r\x12\x16\n\x0eready_replicas\x18\x03 \x01(\r\x12\x10\n\x08sessions\x18\x04 \x01(\r\x12\x19\n\x11predicted_wait_ms\x18\x05 \x01(\x02\x12*\n\x06recent\x18\x06 \x01(\x0b\x32\x1a.outrider.v1.RecentReplies\x12*\n\x06\x61\x64vice\x18\x07 \x01(\x0b\x32\x1a.outrider.v1.ScalingAdvice\"X\n\rScalingAdvice\x12\x18\n\x10\x64\x65sired_replicas\x18\x01 \x01(\r\x12\x12\n\nlate_ratio\x18\x02 \x01(\x02\x12\x19\n\x11utilization_ratio\x18\x03 \x01(\x02\"\xba\x01\n\rRecentReplies\x12\x10\n\x08window_s\x18\x01 \x01(\x02\x12\x14\n\x0c\x66irst_tokens\x18\x02 \x01(\r\x12\x13\n\x0bttft_p50_ms\x18\x03 \x01(\x02\x12\x13\n\x0bttft_p95_ms\x18\x04 \x01(\x02\x12\r\n\x05\x65nded\x18\x05 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x06 \x01(\x04\x12\x14\n\x0c\x64raft_tokens\x18\x07 \x01(\x04\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x08 \x01(\x04\"B\n\x13\x44rainReplicaRequest\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x0c\n\x04undo\x18\x02 \x01(\x08\x12\x0c\n\x04move\x18( \x01(\x08\"\x16\n\x14\x44rainReplicaResponse\"g\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x16\n\x0emax_placements\x18\x02 \x01(\r\x12)\n\x07what_if\x18\x03 \x01(\x0b\x32\x18.outrider.v1.OpenSession\"=\n\x0f\x45xplainResponse\x12*\n\nplacements\x18\x01 \x03(\x0b\x32\x16.outrider.v1.Placement\"\xa5\x02\n\tPlacement\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x0e\n\x06\x61ge_ms\x18\x04 \x01(\x02\x12\x13\n\x0b\x64\x65\x63ision_ms\x18\x05 \x01(\x02\x12/\n\x06\x63hosen\x18\x06 \x01(\x0b\x32\x1f.outrider.v1.PlacementCandidate\x12\x32\n\trunner_up\x18\x07 \x01(\x0b\x32\x1f.outrider.v1.PlacementCandidate\x12\x11\n\tmargin_ms\x18\x08 \x01(\x02\x12\x0c\n\x04\x61\x62le\x18\t \x01(\r\x12\x33\n\nconsidered\x18\n \x03(\x0b\x32\x1f.outrider.v1.PlacementCandidate\"\xd1\x01\n\x12PlacementCandidate\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x0e\n\x06region\x18\x02 \x01(\t\x12\x0f\n\x07wait_ms\x18\x03 \x01(\x02\x12\x0e\n\x06rtt_ms\x18\x04 \x01(\x02\x12\x0f\n\x07slot_ms\x18\x05 \x01(\x02\x12\x10\n\x08queue_ms\x18\x06 \x01(\x02\x12\x13\n\x0btransfer_ms\x18\x07 \x01(\x02\x12\x12\n\nprefill_ms\x18\x08 \x01(\x02\x12\x15\n\rcached_tokens\x18\t \x01(\r\x12\x16\n\x0emodel_identity\x18\n \x01(\x0c*\xeb\x01\n\x0cReplicaState\x12\x1d\n\x19REPLICA_STATE_UNSPECIFIED\x10\x00\x12\x1c\n\x18REPLICA_STATE_CONNECTING\x10\x01\x12\x17\n\x13REPLICA_STATE_READY\x10\x02\x12\x19\n\x15REPLICA_STATE_SUSPECT\x10\x03\x12\x16\n\x12REPLICA_STATE_DOWN\x10\x04\x12\x1a\n\x16REPLICA_STATE_DRAINING\x10\x05\x12\x1d\n\x19REPLICA_STATE_QUARANTINED\x10\x06\x12\x17\n\x13REPLICA_STATE_TRIAL\x10\x07\x32\xde\x03\n\rRouterService\x12\x42\n\x05Route\x12\x19.outrider.v1.RouteRequest\x1a\x1a.outrider.v1.RouteResponse(\x01\x30\x01\x12S\n\x0cListReplicas\x12 .outrider.v1.ListReplicasRequest\x1a!.outrider.v1.ListReplicasResponse\x12J\n\tGetRouter\x12\x1d.outrider.v1.GetRouterRequest\x1a\x1e.outrider.v1.GetRouterResponse\x12M\n\nListModels\x12\x1e.outrider.v1.ListModelsRequest\x1a\x1f.outrider.v1.ListModelsResponse\x12\x44\n\x07\x45xplain\x12\x1b.outrider.v1.ExplainRequest\x1a\x1c.outrider.v1.ExplainResponse\x12S\n\x0c\x44rainReplica\x12 .outrider.v1.DrainReplicaRequest\x1a!.outrider.v1.DrainReplicaResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/router.proto\x12\x0boutrider.v1\x1a\x1boutrider/v1/inference.proto\"6\n\x0cRouteRequest\x12&\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x16.outrider.v1.SessionUp\"9\n\rRouteResponse\x12(\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x18.outrider.v1.SessionDown\"\xce\x04\n\x07Replica\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06region\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\x19\n\x11vocabulary_digest\x18\x05 \x01(\x0c\x12(\n\x05state\x18\x06 \x01(\x0e\x32\x19.outrider.v1.ReplicaState\x12\x0e\n\x06rtt_ms\x18\x07 \x01(\x02\x12\x19\n\x11predicted_wait_ms\x18\x08 \x01(\x02\x12\x10\n\x08sessions\x18\t \x01(\r\x12\x12\n\nmin_rtt_ms\x18\n \x01(\x02\x12\x0e\n\x06source\x18\x0b \x01(\t\x12\x13\n\x0bquarantines\x18\x0c \x01(\r\x12\x0f\n\x07state_s\x18\r \x01(\x02\x12\x16\n\x0emodel_identity\x18\x0e \x01(\x0c\x12\x14\n\x0cinconsistent\x18\x0f \x01(\x08\x12\x18\n\x10running_sessions\x18\x10 \x01(\r\x12\x17\n\x0fqueued_sessions\x18\x11 \x01(\r\x12\x14\n\x0cmax_sessions\x18\x12 \x01(\r\x12\x17\n\x0fkv_blocks_total\x18\x13 \x01(\r\x12\x16\n\x0ekv_blocks_free\x18\x14 \x01(\r\x12\x16\n\x0eoverload_level\x18\x15 \x01(\r\x12!\n\x02kv\x18\x16 \x01(\x0b\x32\x15.outrider.v1.KvCounts\x12\x32\n\x0fstatic_prefixes\x18\x17 \x03(\x0b\x32\x19.outrider.v1.StaticPrefix\x12\x0e\n\x06\x65ngine\x18\x18 \x01(\t\x12\x12\n\nguarantees\x18\x19 \x03(\t\"%\n\x13ListReplicasRequest\x12\x0e\n\x06region\x18\x01 \x01(\t\"`\n\x14ListReplicasResponse\x12&\n\x08replicas\x18\x01 \x03(\x0b\x32\x14.outrider.v1.Replica\x12 \n\x05moves\x18\x02 \x03(\x0b\x32\x11.outrider.v1.Move\"V\n\x04Move\x12\x0c\n\x04left\x18\x01 \x01(\t\x12\x0f\n\x07replica\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x10\n\x08pause_ms\x18\x04 \x01(\x02\x12\r\n\x05\x61ge_s\x18\x05 \x01(\x02\"\x15\n\x13\x44\x65scribeMeshRequest\"\x8c\x01\n\x14\x44\x65scribeMeshResponse\x12\x0e\n\x06region\x18\x01 \x01(\t\x12/\n\x06models\x18\x02 \x01(\x0b\x32\x1f.outrider.v1.ListModelsResponse\x12\x33\n\x08replicas\x18\x03 \x01(\x0b\x32!.outrider.v1.ListReplicasResponse\"\x12\n\x10GetRouterRequest\"4\n\x11GetRouterResponse\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\x0f\n\x07serving\x18\x02 \x01(\x08\"\x13\n\x11ListModelsRequest\"T\n\x12ListModelsResponse\x12\x15\n\rdefault_model\x18\x01 \x01(\t\x12\'\n\x06models\x18\x02 \x03(\x0b\x32\x17.outrider.v1.ModelFleet\"|\n\nModelFleet\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1a\n\x12vocabulary_digests\x18\x02 \x03(\x0c\x12)\n\x07regions\x18\x03 \x03(\x0b\x32\x18.outrider.v1.RegionFleet\x12\x18\n\x10waiting_sessions\x18\x04 \x01(\r\"\xcc\x01\n\x0bRegionFleet\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\x10\n\x08replicas\x18\x02 \x01(\r\x12\x16\n\x0eready_replicas\x18\x03 \x01(\r\x12\x10\n\x08sessions\x18\x04 \x01(\r\x12\x19\n\x11predicted_wait_ms\x18\x05 \x01(\x02\x12*\n\x06recent\x18\x06 \x01(\x0b\x32\x1a.outrider.v1.RecentReplies\x12*\n\x06\x61\x64vice\x18\x07 \x01(\x0b\x32\x1a.outrider.v1.ScalingAdvice\"X\n\rScalingAdvice\x12\x18\n\x10\x64\x65sired_replicas\x18\x01 \x01(\r\x12\x12\n\nlate_ratio\x18\x02 \x01(\x02\x12\x19\n\x11utilization_ratio\x18\x03 \x01(\x02\"\xba\x01\n\rRecentReplies\x12\x10\n\x08window_s\x18\x01 \x01(\x02\x12\x14\n\x0c\x66irst_tokens\x18\x02 \x01(\r\x12\x13\n\x0bttft_p50_ms\x18\x03 \x01(\x02\x12\x13\n\x0bttft_p95_ms\x18\x04 \x01(\x02\x12\r\n\x05\x65nded\x18\x05 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x06 \x01(\x04\x12\x14\n\x0c\x64raft_tokens\x18\x07 \x01(\x04\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x08 \x01(\x04\"B\n\x13\x44rainReplicaRequest\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x0c\n\x04undo\x18\x02 \x01(\x08\x12\x0c\n\x04move\x18( \x01(\x08\"\x16\n\x14\x44rainReplicaResponse\"g\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x16\n\x0emax_placements\x18\x02 \x01(\r\x12)\n\x07what_if\x18\x03 \x01(\x0b\x32\x18.outrider.v1.OpenSession\"=\n\x0f\x45xplainResponse\x12*\n\nplacements\x18\x01 \x03(\x0b\x32\x16.outrider.v1.Placement\"\xa5\x02\n\tPlacement\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x0e\n\x06\x61ge_ms\x18\x04 \x01(\x02\x12\x13\n\x0b\x64\x65\x63ision_ms\x18\x05 \x01(\x02\x12/\n\x06\x63hosen\x18\x06 \x01(\x0b\x32\x1f.outrider.v1.PlacementCandidate\x12\x32\n\trunner_up\x18\x07 \x01(\x0b\x32\x1f.outrider.v1.PlacementCandidate\x12\x11\n\tmargin_ms\x18\x08 \x01(\x02\x12\x0c\n\x04\x61\x62le\x18\t \x01(\r\x12\x33\n\nconsidered\x18\n \x03(\x0b\x32\x1f.outrider.v1.PlacementCandidate\"\xd1\x01\n\x12PlacementCandidate\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x0e\n\x06region\x18\x02 \x01(\t\x12\x0f\n\x07wait_ms\x18\x03 \x01(\x02\x12\x0e\n\x06rtt_ms\x18\x04 \x01(\x02\x12\x0f\n\x07slot_ms\x18\x05 \x01(\x02\x12\x10\n\x08queue_ms\x18\x06 \x01(\x02\x12\x13\n\x0btransfer_ms\x18\x07 \x01(\x02\x12\x12\n\nprefill_ms\x18\x08 \x01(\x02\x12\x15\n\rcached_tokens\x18\t \x01(\r\x12\x16\n\x0emodel_identity\x18\n \x01(\x0c*\xeb\x01\n\x0cReplicaState\x12\x1d\n\x19REPLICA_STATE_UNSPECIFIED\x10\x00\x12\x1c\n\x18REPLICA_STATE_CONNECTING\x10\x01\x12\x17\n\x13REPLICA_STATE_READY\x10\x02\x12\x19\n\x15REPLICA_STATE_SUSPECT\x10\x03\x12\x16\n\x12REPLICA_STATE_DOWN\x10\x04\x12\x1a\n\x16REPLICA_STATE_DRAINING\x10\x05\x12\x1d\n\x19REPLICA_STATE_QUARANTINED\x10\x06\x12\x17\n\x13REPLICA_STATE_TRIAL\x10\x07\x32\xb3\x04\n\rRouterService\x12\x42\n\x05Route\x12\x19.outrider.v1.RouteRequest\x1a\x1a.outrider.v1.RouteResponse(\x01\x30\x01\x12S\n\x0cListReplicas\x12 .outrider.v1.ListReplicasRequest\x1a!.outrider.v1.ListReplicasResponse\x12J\n\tGetRouter\x12\x1d.outrider.v1.GetRouterRequest\x1a\x1e.outrider.v1.GetRouterResponse\x12M\n\nListModels\x12\x1e.outrider.v1.ListModelsRequest\x1a\x1f.outrider.v1.ListModelsResponse\x12\x44\n\x07\x45xplain\x12\x1b.outrider.v1.ExplainRequest\x1a\x1c.outrider.v1.ExplainResponse\x12S\n\x0c\x44rainReplica\x12 .outrider.v1.DrainReplicaRequest\x1a!.outrider.v1.DrainReplicaResponse\x12S\n\x0c\x44\x65scribeMesh\x12 .outrider.v1.DescribeMeshRequest\x1a!.outrider.v1.DescribeMeshResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.router_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REPLICASTATE']._serialized_start=2407
-  _globals['_REPLICASTATE']._serialized_end=2642
+  _globals['_REPLICASTATE']._serialized_start=2731
+  _globals['_REPLICASTATE']._serialized_end=2966
   _globals['_ROUTEREQUEST']._serialized_start=70
   _globals['_ROUTEREQUEST']._serialized_end=124
   _globals['_ROUTERESPONSE']._serialized_start=126
   _globals['_ROUTERESPONSE']._serialized_end=183
   _globals['_REPLICA']._serialized_start=186
-  _globals['_REPLICA']._serialized_end=740
-  _globals['_LISTREPLICASREQUEST']._serialized_start=742
-  _globals['_LISTREPLICASREQUEST']._serialized_end=779
-  _globals['_LISTREPLICASRESPONSE']._serialized_start=781
-  _globals['_LISTREPLICASRESPONSE']._serialized_end=843
-  _globals['_GETROUTERREQUEST']._serialized_start=845
-  _globals['_GETROUTERREQUEST']._serialized_end=863
-  _globals['_GETROUTERRESPONSE']._serialized_start=865
-  _globals['_GETROUTERRESPONSE']._serialized_end=917
-  _globals['_LISTMODELSREQUEST']._serialized_start=919
-  _globals['_LISTMODELSREQUEST']._serialized_end=938
-  _globals['_LISTMODELSRESPONSE']._serialized_start=940
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1024
-  _globals['_MODELFLEET']._serialized_start=1026
-  _globals['_MODELFLEET']._serialized_end=1150
-  _globals['_REGIONFLEET']._serialized_start=1153
-  _globals['_REGIONFLEET']._serialized_end=1357
-  _globals['_SCALINGADVICE']._serialized_start=1359
-  _globals['_SCALINGADVICE']._serialized_end=1447
-  _globals['_RECENTREPLIES']._serialized_start=1450
-  _globals['_RECENTREPLIES']._serialized_end=1636
-  _globals['_DRAINREPLICAREQUEST']._serialized_start=1638
-  _globals['_DRAINREPLICAREQUEST']._serialized_end=1704
-  _globals['_DRAINREPLICARESPONSE']._serialized_start=1706
-  _globals['_DRAINREPLICARESPONSE']._serialized_end=1728
-  _globals['_EXPLAINREQUEST']._serialized_start=1730
-  _globals['_EXPLAINREQUEST']._serialized_end=1833
-  _globals['_EXPLAINRESPONSE']._serialized_start=1835
-  _globals['_EXPLAINRESPONSE']._serialized_end=1896
-  _globals['_PLACEMENT']._serialized_start=1899
-  _globals['_PLACEMENT']._serialized_end=2192
-  _globals['_PLACEMENTCANDIDATE']._serialized_start=2195
-  _globals['_PLACEMENTCANDIDATE']._serialized_end=2404
-  _globals['_ROUTERSERVICE']._serialized_start=2645
-  _globals['_ROUTERSERVICE']._serialized_end=3123
+  _globals['_REPLICA']._serialized_end=776
+  _globals['_LISTREPLICASREQUEST']._serialized_start=778
+  _globals['_LISTREPLICASREQUEST']._serialized_end=815
+  _globals['_LISTREPLICASRESPONSE']._serialized_start=817
+  _globals['_LISTREPLICASRESPONSE']._serialized_end=913
+  _globals['_MOVE']._serialized_start=915
+  _globals['_MOVE']._serialized_end=1001
+  _globals['_DESCRIBEMESHREQUEST']._serialized_start=1003
+  _globals['_DESCRIBEMESHREQUEST']._serialized_end=1024
+  _globals['_DESCRIBEMESHRESPONSE']._serialized_start=1027
+  _globals['_DESCRIBEMESHRESPONSE']._serialized_end=1167
+  _globals['_GETROUTERREQUEST']._serialized_start=1169
+  _globals['_GETROUTERREQUEST']._serialized_end=1187
+  _globals['_GETROUTERRESPONSE']._serialized_start=1189
+  _globals['_GETROUTERRESPONSE']._serialized_end=1241
+  _globals['_LISTMODELSREQUEST']._serialized_start=1243
+  _globals['_LISTMODELSREQUEST']._serialized_end=1262
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1264
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1348
+  _globals['_MODELFLEET']._serialized_start=1350
+  _globals['_MODELFLEET']._serialized_end=1474
+  _globals['_REGIONFLEET']._serialized_start=1477
+  _globals['_REGIONFLEET']._serialized_end=1681
+  _globals['_SCALINGADVICE']._serialized_start=1683
+  _globals['_SCALINGADVICE']._serialized_end=1771
+  _globals['_RECENTREPLIES']._serialized_start=1774
+  _globals['_RECENTREPLIES']._serialized_end=1960
+  _globals['_DRAINREPLICAREQUEST']._serialized_start=1962
+  _globals['_DRAINREPLICAREQUEST']._serialized_end=2028
+  _globals['_DRAINREPLICARESPONSE']._serialized_start=2030
+  _globals['_DRAINREPLICARESPONSE']._serialized_end=2052
+  _globals['_EXPLAINREQUEST']._serialized_start=2054
+  _globals['_EXPLAINREQUEST']._serialized_end=2157
+  _globals['_EXPLAINRESPONSE']._serialized_start=2159
+  _globals['_EXPLAINRESPONSE']._serialized_end=2220
+  _globals['_PLACEMENT']._serialized_start=2223
+  _globals['_PLACEMENT']._serialized_end=2516
+  _globals['_PLACEMENTCANDIDATE']._serialized_start=2519
+  _globals['_PLACEMENTCANDIDATE']._serialized_end=2728
+  _globals['_ROUTERSERVICE']._serialized_start=2969
+  _globals['_ROUTERSERVICE']._serialized_end=3532
 # @@protoc_insertion_point(module_scope)

@@ -122,6 +122,8 @@ class Replica(_message.Message):
     OVERLOAD_LEVEL_FIELD_NUMBER: _builtins.int
     KV_FIELD_NUMBER: _builtins.int
     STATIC_PREFIXES_FIELD_NUMBER: _builtins.int
+    ENGINE_FIELD_NUMBER: _builtins.int
+    GUARANTEES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     region: _builtins.str
     address: _builtins.str
@@ -153,12 +155,16 @@ class Replica(_message.Message):
     kv_blocks_free: _builtins.int
     overload_level: _builtins.int
     """As in WatchLoadResponse."""
+    engine: _builtins.str
+    """As in GetModelResponse."""
     @_builtins.property
     def kv(self) -> _inference_pb2.KvCounts: ...
     @_builtins.property
     def static_prefixes(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.StaticPrefix]:
         """As in GetModelResponse."""
 
+    @_builtins.property
+    def guarantees(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -185,10 +191,12 @@ class Replica(_message.Message):
         overload_level: _builtins.int = ...,
         kv: _inference_pb2.KvCounts | None = ...,
         static_prefixes: _abc.Iterable[_inference_pb2.StaticPrefix] | None = ...,
+        engine: _builtins.str = ...,
+        guarantees: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["kv", b"kv"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "inconsistent", b"inconsistent", "kv", b"kv", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "max_sessions", b"max_sessions", "min_rtt_ms", b"min_rtt_ms", "model", b"model", "model_identity", b"model_identity", "name", b"name", "overload_level", b"overload_level", "predicted_wait_ms", b"predicted_wait_ms", "quarantines", b"quarantines", "queued_sessions", b"queued_sessions", "region", b"region", "rtt_ms", b"rtt_ms", "running_sessions", b"running_sessions", "sessions", b"sessions", "source", b"source", "state", b"state", "state_s", b"state_s", "static_prefixes", b"static_prefixes", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "engine", b"engine", "guarantees", b"guarantees", "inconsistent", b"inconsistent", "kv", b"kv", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "max_sessions", b"max_sessions", "min_rtt_ms", b"min_rtt_ms", "model", b"model", "model_identity", b"model_identity", "name", b"name", "overload_level", b"overload_level", "predicted_wait_ms", b"predicted_wait_ms", "quarantines", b"quarantines", "queued_sessions", b"queued_sessions", "region", b"region", "rtt_ms", b"rtt_ms", "running_sessions", b"running_sessions", "sessions", b"sessions", "source", b"source", "state", b"state", "state_s", b"state_s", "static_prefixes", b"static_prefixes", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -219,20 +227,106 @@ class ListReplicasResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REPLICAS_FIELD_NUMBER: _builtins.int
+    MOVES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___Replica]: ...
+    @_builtins.property
+    def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___Move]:
+        """The latest ones of this router, newest first."""
+
     def __init__(
         self,
         *,
         replicas: _abc.Iterable[Global___Replica] | None = ...,
+        moves: _abc.Iterable[Global___Move] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["replicas", b"replicas"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["moves", b"moves", "replicas", b"replicas"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListReplicasResponse: _TypeAlias = ListReplicasResponse  # noqa: Y015
+
+@_typing.final
+class Move(_message.Message):
+    """A session that continued on another replica."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEFT_FIELD_NUMBER: _builtins.int
+    REPLICA_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    PAUSE_MS_FIELD_NUMBER: _builtins.int
+    AGE_S_FIELD_NUMBER: _builtins.int
+    left: _builtins.str
+    """Names of replicas, as in Replica; `left` may be gone."""
+    replica: _builtins.str
+    reason: _builtins.str
+    """Why it left, as the `reason` of an error."""
+    pause_ms: _builtins.float
+    """Without a token, from the loss to the first one of the other replica."""
+    age_s: _builtins.float
+    """Since that token."""
+    def __init__(
+        self,
+        *,
+        left: _builtins.str = ...,
+        replica: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        pause_ms: _builtins.float = ...,
+        age_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "left", b"left", "pause_ms", b"pause_ms", "reason", b"reason", "replica", b"replica"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Move: _TypeAlias = Move  # noqa: Y015
+
+@_typing.final
+class DescribeMeshRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeMeshRequest: _TypeAlias = DescribeMeshRequest  # noqa: Y015
+
+@_typing.final
+class DescribeMeshResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REGION_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    region: _builtins.str
+    """Where the router stands."""
+    @_builtins.property
+    def models(self) -> Global___ListModelsResponse: ...
+    @_builtins.property
+    def replicas(self) -> Global___ListReplicasResponse: ...
+    def __init__(
+        self,
+        *,
+        region: _builtins.str = ...,
+        models: Global___ListModelsResponse | None = ...,
+        replicas: Global___ListReplicasResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["models", b"models", "replicas", b"replicas"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models", "region", b"region", "replicas", b"replicas"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeMeshResponse: _TypeAlias = DescribeMeshResponse  # noqa: Y015
 
 @_typing.final
 class GetRouterRequest(_message.Message):

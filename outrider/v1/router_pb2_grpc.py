@@ -64,6 +64,11 @@ class RouterServiceStub:
                 request_serializer=outrider_dot_v1_dot_router__pb2.DrainReplicaRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_router__pb2.DrainReplicaResponse.FromString,
                 _registered_method=True)
+        self.DescribeMesh = channel.unary_unary(
+                '/outrider.v1.RouterService/DescribeMesh',
+                request_serializer=outrider_dot_v1_dot_router__pb2.DescribeMeshRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_router__pb2.DescribeMeshResponse.FromString,
+                _registered_method=True)
 
 
 class RouterServiceServicer:
@@ -110,6 +115,14 @@ class RouterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DescribeMesh(self, request, context):
+        """What ListModels and ListReplicas say, for the page that an edge shows to operators: without
+        addresses, and without names of tenants. Refused unless `router.mesh_page` is set.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -142,6 +155,11 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.DrainReplica,
                     request_deserializer=outrider_dot_v1_dot_router__pb2.DrainReplicaRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_router__pb2.DrainReplicaResponse.SerializeToString,
+            ),
+            'DescribeMesh': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeMesh,
+                    request_deserializer=outrider_dot_v1_dot_router__pb2.DescribeMeshRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_router__pb2.DescribeMeshResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -306,6 +324,33 @@ class RouterService:
             '/outrider.v1.RouterService/DrainReplica',
             outrider_dot_v1_dot_router__pb2.DrainReplicaRequest.SerializeToString,
             outrider_dot_v1_dot_router__pb2.DrainReplicaResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeMesh(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.RouterService/DescribeMesh',
+            outrider_dot_v1_dot_router__pb2.DescribeMeshRequest.SerializeToString,
+            outrider_dot_v1_dot_router__pb2.DescribeMeshResponse.FromString,
             options,
             channel_credentials,
             insecure,

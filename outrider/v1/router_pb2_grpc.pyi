@@ -43,6 +43,10 @@ class RouterServiceStub:
     """One replica is to get no new sessions from anybody until it is told otherwise, or starts anew;
     those it has go on.
     """
+    DescribeMesh: _grpc.UnaryUnaryMultiCallable[_router_pb2.DescribeMeshRequest, _router_pb2.DescribeMeshResponse]
+    """What ListModels and ListReplicas say, for the page that an edge shows to operators: without
+    addresses, and without names of tenants. Refused unless `router.mesh_page` is set.
+    """
 
 @_typing.type_check_only
 class RouterServiceAsyncStub(RouterServiceStub):
@@ -58,6 +62,10 @@ class RouterServiceAsyncStub(RouterServiceStub):
     DrainReplica: _aio.UnaryUnaryMultiCallable[_router_pb2.DrainReplicaRequest, _router_pb2.DrainReplicaResponse]  # type: ignore[assignment]
     """One replica is to get no new sessions from anybody until it is told otherwise, or starts anew;
     those it has go on.
+    """
+    DescribeMesh: _aio.UnaryUnaryMultiCallable[_router_pb2.DescribeMeshRequest, _router_pb2.DescribeMeshResponse]  # type: ignore[assignment]
+    """What ListModels and ListReplicas say, for the page that an edge shows to operators: without
+    addresses, and without names of tenants. Refused unless `router.mesh_page` is set.
     """
 
 class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -107,6 +115,16 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_router_pb2.DrainReplicaResponse, _abc.Awaitable[_router_pb2.DrainReplicaResponse]]:
         """One replica is to get no new sessions from anybody until it is told otherwise, or starts anew;
         those it has go on.
+        """
+
+    @_abc_1.abstractmethod
+    def DescribeMesh(
+        self,
+        request: _router_pb2.DescribeMeshRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.DescribeMeshResponse, _abc.Awaitable[_router_pb2.DescribeMeshResponse]]:
+        """What ListModels and ListReplicas say, for the page that an edge shows to operators: without
+        addresses, and without names of tenants. Refused unless `router.mesh_page` is set.
         """
 
 def add_RouterServiceServicer_to_server(servicer: RouterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

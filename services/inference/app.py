@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import structlog
 
 from outrider.config_following import ConfigSource, following
-from outrider.engines.config import TURN_ENGINES
+from outrider.engines.config import TURN_ENGINES, EngineName
+from outrider.engines.guarantees import held
 from outrider.errors import EngineError, UnavailableError
 from outrider.models.catalog import current, lookup
 from outrider.peers.stall_free_clock import StallFreeClock
@@ -440,6 +441,7 @@ def _contract(config: InferenceConfig, model: LoadedModel) -> Contract:
         max_drafts=config.scheduler.max_draft_tokens,
         static_prefixes=model.prefixes,
         inexact_kv=config.inexact_kv,
+        guarantees=held(cast(EngineName, config.engine), exact=info.exact),
         prefill_limits=inference_pb2.PrefillLimits(
             max_chunk_tokens=config.scheduler.prefill_chunk_tokens,
             min_chunk_tokens=LEAST_CHUNK,

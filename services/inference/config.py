@@ -116,6 +116,10 @@ class InferenceConfig:
     """Whether weight products round their inputs to 8 bits: calls of many rows take half the time,
     and the text is slightly less true to the weights. Unset: the model definition's value, else
     on."""
+    weight_bits: int | None = None
+    """8, in groups that share a scale, or 4, faster and less true to the model: bits of a weight.
+    Unset: the model definition's value, else 8 with openvino, and with torch, which has no 4, those
+    of `precision`."""
     exact: bool = True
     """Whether the text is the same bits in every batch; off trades that for speed."""
     trtllm: TensorRtLlmOptions = dataclasses.field(default_factory=TensorRtLlmOptions)
@@ -126,8 +130,10 @@ class InferenceConfig:
     """The server of the engine openai-server; its model has to have the vocabulary of `model`."""
     fake_token_ms: NonNegativeFloat = 0.0
     """Time between two tokens of a reply of the engine fake-turns."""
-    warm_up_rows: NonNegativeInt = 272
-    """Engine calls of up to so many rows are made before the replica is ready; 0: none."""
+    warm_up_rows: NonNegativeInt = 16
+    """Engine calls of up to so many rows are made before the replica is ready; 0: none. Kernels for
+    a number of rows are built in its first call, in some 20 ms, whatever the number: little beside
+    a call of more rows, and those of up to 32 get models of their own soon after."""
     scheduler: SchedulerLimits = dataclasses.field(default_factory=SchedulerLimits)
     """Bounds of the scheduler."""
     embedding: EmbeddingLimits = dataclasses.field(default_factory=EmbeddingLimits)
@@ -182,6 +188,7 @@ class InferenceConfig:
             "max_context_tokens": self.max_context_tokens or None,
             "precision": self.precision,
             "dynamic_quantization": self.dynamic_quantization,
+            "weight_bits": self.weight_bits,
         }
         chosen = defined | {key: value for key, value in own.items() if value is not None}
         fake = FakeOptions(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import cast
 
 import structlog
 
+from outrider.engines.config import EngineName
+from outrider.engines.guarantees import held
 from outrider.errors import UnavailableError
 from outrider.peers.stall_free_clock import StallFreeClock
 from outrider.rpc import add_health, bind, make_server
@@ -142,4 +145,5 @@ def _contract(config: InferenceConfig, model: TurnModel) -> Contract:
         max_lead=0,
         max_drafts=0,
         verifies_drafts=False,
+        guarantees=held(cast(EngineName, config.engine), exact=False),
     )

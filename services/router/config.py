@@ -144,6 +144,9 @@ class RouterConfig:
     """A cancelled session whose replica does not confirm within this many seconds is ended."""
     drain_s: NonNegativeFloat = 10.0
     """Time running sessions get to finish when the router stops."""
+    mesh_page: bool = False
+    """Whether edges may ask for what `outrider status` shows, without addresses and names of
+    tenants: for their page /ui/mesh (docs/guides/mesh-page.md)."""
     log_level: str = "info"
     """Least severe level that is logged."""
 

@@ -90,7 +90,12 @@ class RouterCore:
 
         # Who moves when a replica fails.
         self.failover = Failover(
-            self.table, self.dispatch, self.fleet_view, self.telemetry, config.failover
+            self.table,
+            self.dispatch,
+            self.fleet_view,
+            self.telemetry,
+            self.recent,
+            config.failover,
         )
         self.monitor = ReplicaMonitor(
             self.table, self.dispatch, self.registry, self.failover, config.hang

@@ -1,4 +1,4 @@
-"""Statistics of a fleet's recent sessions: TTFT, tokens, drafts. Pure.
+"""Statistics of a fleet's recent sessions: TTFT, tokens, drafts; and the latest moves. Pure.
 
 `outrider status` shows them to operators; no decision depends on them. The latest `MAX_KEPT`
 sessions within `WINDOW_S` count for each model and region, so memory is bounded at any load.
@@ -17,6 +17,8 @@ from services.router.autoscale.advisor import FleetKey
 WINDOW_S: Final = 60.0
 MAX_KEPT: Final = 2000
 """Sessions of one fleet."""
+MAX_MOVES: Final = 32
+"""The latest moves of sessions that are kept."""
 MAX_FLEETS: Final = 1000
 """Most fleets kept; the one whose last session is oldest is dropped first."""
 
@@ -41,6 +43,20 @@ class Recent(NamedTuple):
     """Sums over those that ended."""
 
 
+class Move(NamedTuple):
+    """A session that continued on another replica."""
+
+    left: str
+    """Name of the replica that had it before."""
+    replica: str
+    reason: str
+    """Why it left, as the `reason` of an error."""
+    pause_ms: float
+    """Without a token, from the loss to the first one of the other replica."""
+    at: float
+    """Time of that token."""
+
+
 class _Fleet:
     def __init__(self) -> None:
         self.ttfts: deque[tuple[float, float]] = deque(maxlen=MAX_KEPT)
@@ -52,6 +68,7 @@ class RecentReplies:
 
     def __init__(self) -> None:
         self._fleets: LruMap[FleetKey, _Fleet] = LruMap(MAX_FLEETS)
+        self._moves: deque[Move] = deque(maxlen=MAX_MOVES)
 
     def first_token(self, fleet: FleetKey, ttft_ms: float, now: float) -> None:
         """A session had its first token."""
@@ -60,6 +77,15 @@ class RecentReplies:
     def ended(self, fleet: FleetKey, reply: Reply, now: float) -> None:
         """A session ended by itself."""
         self._fleet(fleet).replies.append((now, reply))
+
+    def moved(self, move: Move) -> None:
+        """A session continued elsewhere."""
+        self._moves.append(move)
+
+    @property
+    def moves(self) -> list[Move]:
+        """The latest ones, newest first."""
+        return list(reversed(self._moves))
 
     def of(self, fleet: FleetKey, now: float) -> Recent:
         """Statistics of a fleet within the window that ends at `now`."""

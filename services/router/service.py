@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from hashlib import blake2b
 from typing import Any, Final, TypeAlias
 
 import grpc.aio
 
-from outrider.errors import InvalidRequestError, OutriderError, OverloadedError
+from outrider.errors import (
+    InvalidRequestError,
+    OutriderError,
+    OverloadedError,
+    PermissionDeniedError,
+)
 from outrider.rpc import Outbox, incoming, outgoing, received
 from outrider.telemetry.refusals import RefusalLog
 from outrider.v1 import inference_pb2, router_pb2, router_pb2_grpc
@@ -19,7 +25,7 @@ from services.router.explain import Explainer
 from services.router.fleet.model_fleets import ModelFleet, PredictedLoad, RegionFleet, model_fleets
 from services.router.fleet.replica import Replica, ReplicaLoad
 from services.router.placement.types import ReplicaStatus
-from services.router.recent_replies import WINDOW_S, Recent
+from services.router.recent_replies import WINDOW_S, Move, Recent
 from services.router.relay.frames import Down
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -147,8 +153,33 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         now = self._clock()
         statuses = self._core.placement.statuses(now)
         return router_pb2.ListReplicasResponse(
-            replicas=[_to_proto(it, statuses[it.name], now) for it in found]
+            replicas=[_to_proto(it, statuses[it.name], now) for it in found],
+            moves=[_move_to_proto(it, now) for it in self._core.recent.moves],
         )
+
+    async def DescribeMesh(
+        self, request: router_pb2.DescribeMeshRequest, context: Context
+    ) -> router_pb2.DescribeMeshResponse:
+        """Models and replicas for the page of an edge. Raises PermissionDeniedError unless the
+        settings allow it."""
+        if not self._config.mesh_page:
+            raise PermissionDeniedError(
+                "this router tells edges nothing of the mesh; set router.mesh_page = true for "
+                "their page /ui/mesh"
+            )
+        described = router_pb2.DescribeMeshResponse(
+            region=self._config.region,
+            models=await self.ListModels(router_pb2.ListModelsRequest(), context),
+            replicas=await self.ListReplicas(router_pb2.ListReplicasRequest(), context),
+        )
+        for replica in described.replicas.replicas:
+            replica.ClearField("address")
+            replica.name = _without_address(replica.name)
+            for prefix in replica.static_prefixes:
+                prefix.ClearField("tenants")
+        for move in described.replicas.moves:
+            move.left, move.replica = map(_without_address, (move.left, move.replica))
+        return described
 
     def _fleet_to_proto(
         self, fleet: ModelFleet, num_waiting: int, now: float
@@ -174,6 +205,23 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             recent=_recent_to_proto(self._core.recent.of(key, now)),
             advice=None if advice is None else _advice_to_proto(advice),
         )
+
+
+def _without_address(name: str) -> str:
+    """A replica that was found is called by its address until it says its name."""
+    if ":" not in name:
+        return name
+    return f"unnamed-{blake2b(name.encode(), digest_size=3).hexdigest()}"
+
+
+def _move_to_proto(move: Move, now: float) -> router_pb2.Move:
+    return router_pb2.Move(
+        left=move.left,
+        replica=move.replica,
+        reason=move.reason,
+        pause_ms=move.pause_ms,
+        age_s=now - move.at,
+    )
 
 
 def _advice_to_proto(advice: ScalingAdvice) -> router_pb2.ScalingAdvice:
@@ -226,4 +274,6 @@ def _to_proto(replica: Replica, status: ReplicaStatus, now: float) -> router_pb2
             inference_pb2.StaticPrefix(**prefix._asdict())
             for prefix in (replica.model.static_prefixes if replica.model else ())
         ],
+        engine=replica.model.engine if replica.model else "",
+        guarantees=replica.model.guarantees if replica.model else (),
     )

@@ -130,6 +130,8 @@ KV = {
 }
 REPLICA["kv"] = dict.fromkeys(KV, 0)
 
+MOVE: dict[str, object] = {"left": "here-0", "replica": "here-1", "reason": "REPLICA_LOST"}
+MOVE |= {"pause_ms": 480.0, "age_s": 75.0}
 TOKENIZER = {
     **{"service": "here-0", "model": "m", "backend": "splintr-rs"},
     "reason": "equal on 5 texts",
@@ -139,7 +141,7 @@ TOKENIZER = {
 
 def _shown(**state: object) -> str:
     empty: dict[str, object] = {"host": "h", "services": [], "models": [], "replicas": []}
-    empty["tokenizers"] = []
+    empty |= {"tokenizers": [], "moves": []}
     return "\n".join(lines(empty | state))
 
 
@@ -176,7 +178,7 @@ def test_a_replica_that_has_any_says_where_prompts_kv_came_from() -> None:
 @pytest.mark.parametrize("max_chars", range(50, 200, 25))
 def test_on_a_narrow_terminal_no_column_is_lost_and_no_line_too_long(max_chars: int) -> None:
     state = {"host": "h", "services": [SERVICE], "models": [MODEL], "replicas": [REPLICA] * 2}
-    state["tokenizers"] = [TOKENIZER]
+    state |= {"tokenizers": [TOKENIZER], "moves": [MOVE]}
     whole, shown = (list(lines(state, limit)) for limit in (None, max_chars))
     tables = shown[:-2]
     assert max(map(len, tables)) <= max_chars
@@ -188,6 +190,12 @@ def test_on_a_narrow_terminal_no_column_is_lost_and_no_line_too_long(max_chars: 
         assert head.split()[0] == "NAME" and all("here-0" in row for row in rows)
     if max_chars > max(map(len, whole[:-2])):
         assert shown == whole
+
+
+def test_moves_are_shown_with_the_pause_and_why() -> None:
+    assert "MOVES" not in _shown()
+    _, row = _section(_shown(moves=[MOVE]), "MOVES")
+    assert row.split() == ["here-0", "here-1", "1m", "480", "ms", "REPLICA_LOST"]
 
 
 def test_services_are_shown_where_the_mesh_is_on_this_machine() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.harness.local_mesh import LocalMesh, local_mesh, outrider
+from bench.peers.vllm import PEER
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore
 from outrider.models.vocabulary import Vocabulary
@@ -15,6 +16,7 @@ from tests.e2e.reference import Reference
 from tests.e2e.tiny_models import write_tiny
 
 EMBEDDING_MODEL = "all-minilm-l6-v2"
+collect_ignore_glob = [] if PEER.is_installed() else ["test_vllm.py"]
 
 
 @pytest.fixture(scope="session")

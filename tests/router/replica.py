@@ -36,6 +36,7 @@ class Replica(inference_pb2_grpc.InferenceServiceServicer):
         self.name, self.region, self.tls = name, region, tls
         self.model, self.digest, self.identity = "m", DIGEST, IDENTITY
         self.max_context_tokens = 0
+        self.static_prefixes: tuple[inference_pb2.StaticPrefix, ...] = ()
         self.address = ""
         self.received: asyncio.Queue[inference_pb2.SessionUp] = asyncio.Queue()
         self.num_streams = 0
@@ -138,6 +139,7 @@ class Replica(inference_pb2_grpc.InferenceServiceServicer):
             codecs=CODECS,
             replica=self.name,
             region=self.region,
+            static_prefixes=self.static_prefixes,
         )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from outrider.access import keys_file
-from outrider.access.api_keys import ApiKey, digest_of, id_of
+from outrider.access.api_keys import USER_SCOPES, ApiKey, Scope, digest_of, id_of
 from outrider.access.client_key import DEVELOPMENT_KEY
 from outrider.cli.keys import make
 from outrider.cli.local.mesh import KEYS_FILE, MeshOptions
@@ -36,7 +36,8 @@ def ensure(state_dir: Path) -> tuple[str, bool]:
     file = state_dir / KEYS_FILE
     if text and any(_is_same(key, text, now) for key in keys_file.read(file).keys):
         return text, False
-    made = make(NAME, now)
+    # Whoever runs this mesh may see how it does.
+    made = make(NAME, now, scopes=USER_SCOPES | {Scope.MESH})
 
     def edit(keys: tuple[ApiKey, ...]) -> Iterable[ApiKey]:
         return (*keys, made.key)

@@ -265,6 +265,8 @@ def routers(
         "tokenizers": (f"{options.host}:{tokenizer_port}",),
         "default_model": options.models[0].name,
         "replicas": table,
+        # For the page /ui/mesh, which the development key may see.
+        "mesh_page": True,
     }
     regions = itertools.cycle(options.regions)
     return [

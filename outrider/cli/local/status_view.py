@@ -15,8 +15,9 @@ _NONE: Final = "-"
 
 
 def lines(state: Mapping[str, Any], max_chars: int | None = None) -> Iterator[str]:
-    """All lines: services of this machine (if any), models by region, replicas, tokenizers of this
-    machine (if any). Tables wider than `max_chars` continue below."""
+    """All lines: services of this machine (if any), models by region, replicas, the latest moves of
+    sessions (if any), tokenizers of this machine (if any). Tables wider than `max_chars` continue
+    below."""
     services, models, replicas = state["services"], state["models"], state["replicas"]
     if services:
         yield from _section("SERVICES", _services(services, state["host"]), 6, 1, max_chars)
@@ -24,6 +25,8 @@ def lines(state: Mapping[str, Any], max_chars: int | None = None) -> Iterator[st
     yield from _section("REPLICAS", _replicas(replicas), 4, 1, max_chars)
     if any(map(_has_kv, replicas)):
         yield from _section("KV", _kv(replicas), 1, 1, max_chars)
+    if state["moves"]:
+        yield from _section("MOVES", _moves(state["moves"]), 2, 2, max_chars)
     if state["tokenizers"]:
         yield from _section("TOKENIZERS", _tokenizers(state["tokenizers"]), 5, 2, max_chars)
     yield from map(_warning, filter(_is_inconsistent, replicas))
@@ -156,6 +159,16 @@ def _kv_of(it: Mapping[str, Any]) -> Sequence[str]:
         str(kv["peer_failures"]),
         str(kv["store_failures"]),
     )
+
+
+def _moves(rows: Iterable[Mapping[str, Any]]) -> list[Sequence[str]]:
+    """Sessions that continued on another replica, newest first."""
+    head = ("FROM", "TO", "AGO", "PAUSE", "WHY")
+    return [head, *map(_move, rows)]
+
+
+def _move(it: Mapping[str, Any]) -> Sequence[str]:
+    return it["left"], it["replica"], _duration(it["age_s"]), _ms(it["pause_ms"]), it["reason"]
 
 
 def _tokenizers(rows: Iterable[Mapping[str, str]]) -> list[Sequence[str]]:

@@ -21,7 +21,7 @@ from services.edge.chat.resumption_table import (
     ResumeLimits,
 )
 from services.edge.chat.stream import ChatHandler, RequestStream
-from services.edge.session.events import ChatRequest, ClientGone
+from services.edge.session.events import CancelAsked, ChatRequest, ClientGone
 from services.edge.telemetry.edge import EdgeTelemetry
 
 SECRET_BYTES: Final = 16
@@ -76,6 +76,15 @@ class ResumableChats:
             _check_model(request, entry, identity.models)
             self._table.renew(entry, token, self._new_token())
         return entry
+
+    def cancel(self, request_id: str, identity: Identity) -> bool:
+        """End the owner's chat with this request id, for good: nobody will come back to it. False:
+        none is under way."""
+        entry = self._table.by_key(ChatKey(identity.owner, request_id))
+        if entry is None or entry.chat is None:
+            return False
+        entry.chat.feed(CancelAsked())
+        return True
 
     def add(
         self, request: ChatRequest, identity: Identity, log: ReplayLog, chat: ServedChat

@@ -195,6 +195,10 @@ class ChatTable(Generic[ChatT]):
             )
         return entry
 
+    def by_key(self, key: ChatKey) -> ResumableChat[ChatT] | None:
+        """The owner's chat with this request id, whatever its request says."""
+        return self._by_key.get(key)
+
     def by_token(
         self, token: str, owner: bytes, digest: bytes | None
     ) -> ResumableChat[ChatT] | None:

@@ -29,11 +29,11 @@ from services.edge.http.exchange import EXCHANGE, ClientLeft, Exchange
 from services.edge.http.frontend import HttpFrontend
 from services.edge.http.http_errors import headers_of
 from services.edge.http.paths import normal_path
-from services.edge.http.routes import ALL_ROUTES, Access, Route, error_answer
+from services.edge.http.routes import ALL_ROUTES, Route, error_answer, is_public
+from services.edge.http.verifying import fail_call
 
 log = structlog.get_logger()
 
-_PUBLIC: Final = frozenset(route.path for route in ALL_ROUTES if route.access is Access.PUBLIC)
 _METHODS: Final = {"HEAD", *(route.method for route in ALL_ROUTES)}
 _PREFLIGHT: Final = "preflight"
 """Stands for the route in metrics: a browser's question about any of them."""
@@ -110,12 +110,15 @@ class _Gate:
 
     async def _serve(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            exchange.check_head()
+            is_stream = native.is_stream(exchange)
+            front = self._frontend
+            serves_anyone = front.serves_anyone if is_stream else not front.needs_key
+            exchange.check_head(needs_key=not serves_anyone)
             if exchange.is_preflight:
                 exchange.route = _PREFLIGHT
                 await exchange.answer_preflight(_METHODS)
                 return
-            if scope["path"] not in _PUBLIC and not native.is_stream(exchange):
+            if not is_public(scope["path"]) and not is_stream:
                 exchange.admit()
             await self._app(scope, receive, send)
         except OutriderError as error:
@@ -131,6 +134,10 @@ class _Gate:
     async def _answer(self, exchange: Exchange, error: OutriderError) -> None:
         if not exchange.has_chats:  # chats are counted, and refused, each by itself
             self._frontend.context.telemetry.refused(error.reason)
+        if exchange.is_call:
+            exchange.release()
+            await fail_call(exchange, error)
+            return
         if exchange.has_begun:
             exchange.abort()  # whatever came of the answer, the client must not take it for whole
             return

@@ -81,6 +81,12 @@ class HttpConfig:
     cached prompt would be found again. []: prompts are passed on as they are."""
     return_metrics: bool = False
     """Whether replies have `metrics` where the request's own `return_metrics` does not say."""
+    chat_page: bool = True
+    """Whether `/` and `/ui` are the chat page; otherwise `/` is what `/docs` is anyway.
+    The page is public and holds nothing of chats, which need a key as everywhere."""
+
+    max_mesh_watchers: PositiveInt = 16
+    """Most pages at once that watch the mesh (`/ui/mesh`); one tenant has at most half of them."""
 
     def __post_init__(self) -> None:
         if self.tls not in _TLS:

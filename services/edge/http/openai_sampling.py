@@ -20,7 +20,7 @@ from services.edge.http.openai_errors import refused
 from services.edge.http.response_format import ResponseFormat
 from services.edge.http.sse import Position, positions
 from services.edge.session.events import ChatRequest, ResumePoint
-from services.edge.session.request_fields import request_id, residency
+from services.edge.session.request_fields import choice_id, request_id, residency
 
 _UNLIMITED_TOKENS: Final = 2**31 - 1
 _NO_LIMIT: Final = -1
@@ -78,6 +78,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     """Ours: milliseconds after which the reply ends."""
     speculation: str | None = None
     """Ours: on, region_only or off."""
+    added_rtt_ms: int | None = None
+    """Ours, for development: milliseconds by which the way to the region is made longer."""
     residency: list[str] | None = None
     """Ours: the regions in which the prompt may be computed."""
     return_metrics: bool | None = None
@@ -227,6 +229,7 @@ def digest_of(api: str, fields: SamplingFields) -> bytes:
         stream=None,
         stream_options=None,
         deadline_ms=None,
+        added_rtt_ms=None,
         return_metrics=None,
         user=None,
         logit_bias=None,
@@ -247,10 +250,8 @@ def chat_request(
     provisional: bool,
 ) -> ChatRequest:
     """The request for the chat of one choice, without its prompt. Raises InvalidRequestError."""
-    # No client's own key has a zero byte.
-    own = request_id(asked.idempotency_key)
     return ChatRequest(
-        request_id=f"{own}\0{index}" if index else own,
+        request_id=choice_id(request_id(asked.idempotency_key), index),
         model=fields.model or "",
         messages=(),
         sampling=sampling,
@@ -259,6 +260,7 @@ def chat_request(
         deadline_ms=_deadline_ms(fields),
         provisional=provisional,
         speculation=_speculation(fields),
+        added_rtt_ms=fields.added_rtt_ms or 0,
         residency=residency(fields.residency or ()),
         trace=asked.trace,
         resume=ResumePoint(

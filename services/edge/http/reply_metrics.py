@@ -1,12 +1,14 @@
 """What a reply took and what speculation did for it, in the shape of vLLM's `metrics` (pure).
 
 vLLM's fields and what they count: its pages "Per-Request Metrics" and "Per-Request Acceptance
-Metrics". Times here are measured at the edge. `tokens` and `moves` are ours.
+Metrics". Times here are measured at the edge. `tokens`, `moves`, `first_text` and `rtt_ms` are
+ours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -49,6 +51,19 @@ class TokensBySource(msgspec.Struct, kw_only=True):
     """Tokens of replicas that the chat has left, or of an earlier run of it."""
 
 
+class FirstTextTimes(msgspec.Struct, kw_only=True):
+    """When the edge had the first text for its client, in milliseconds since the request came."""
+
+    provisional_ms: float
+    """The first provisional text, right or wrong; 0: none was shown."""
+    staying_ms: float
+    """The first word that was never taken back, provisional or final; 0: no text came."""
+    committed_ms: float
+    """The first final text; 0: none came."""
+    region_ms: float
+    """Estimate of the first final text by the region alone; 0: not known."""
+
+
 class ReplyMetrics(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Of one reply."""
 
@@ -66,6 +81,11 @@ class ReplyMetrics(msgspec.Struct, kw_only=True, omit_defaults=True):
     tokens: TokensBySource
     moves: int
     """How often another replica went on with the reply."""
+    first_text: FirstTextTimes
+    rtt_ms: float | UnsetType = UNSET
+    """Median round trip between edge and replica; absent if none was measured."""
+    ahead_tokens: int = 0
+    """Tokens that were ready when the request came (`typing_id`); absent: none."""
 
 
 def metrics_of(done: Done) -> ReplyMetrics:
@@ -82,6 +102,11 @@ def metrics_of(done: Done) -> ReplyMetrics:
         speculative_decoding=_speculation(usage.acceptance, done.max_drafts),
         tokens=TokensBySource(**usage.sources._asdict()),
         moves=done.num_moves,
+        first_text=FirstTextTimes(
+            **{name: round(it, 3) for name, it in asdict(done.first_text).items()}
+        ),
+        rtt_ms=round(done.speculation_stats.rtt_ms, 3) or UNSET,
+        ahead_tokens=done.speculation_stats.ahead_tokens,
     )
 
 

@@ -17,7 +17,10 @@ from services.edge.http import (
     anthropic_errors,
     anthropic_messages,
     anthropic_reply,
+    cancelling,
     embedding,
+    grpc_calls,
+    mesh,
     native,
     openai_chat,
     openai_completions,
@@ -27,6 +30,11 @@ from services.edge.http import (
     responses_objects,
     token_counting,
     tokenizing,
+    typed_text,
+    ui,
+    ui_settings,
+    verifying,
+    webtransport,
 )
 from services.edge.http.api import ChatApi
 from services.edge.http.exchange import JSON, Exchange
@@ -86,12 +94,14 @@ class Route:
     """Wording of the headers with remaining limits."""
     media_type: str = JSON
     """Of an answer that is no stream."""
+    is_counted: bool = True
+    """Whether its requests count, if they have a body."""
 
     @property
     def is_limited(self) -> bool:
         """Whether its requests count towards their tenant's limits, and answers have the remaining
         limits: all routes that compute something."""
-        return self.request is not None
+        return self.request is not None and self.is_counted
 
     @property
     def busy_status(self) -> int:
@@ -130,6 +140,22 @@ ROUTES: Final = (
         openai_chat.ChatCompletion,
         openai_chat.ChatCompletionRequest,
         openai_chat.ChatCompletionChunk,
+    ),
+    Route(
+        "DELETE",
+        "/v1/chat/completions",
+        "Gives up the reply to a request with this Idempotency-Key.",
+        cancelling.serve_cancel,
+        cancelling.Cancelled,
+    ),
+    Route(
+        "POST",
+        "/v1/chat/typing",
+        "What its user has typed so far of the next message, to have the reply begun.",
+        typed_text.serve_typing,
+        typed_text.TypingAnswer,
+        typed_text.TypingRequest,
+        is_counted=False,
     ),
     Route(
         "POST",
@@ -212,6 +238,15 @@ ROUTES: Final = (
         scope=Scope.MODELS,
     ),
     Route(
+        "GET",
+        "/v1/mesh",
+        "How the mesh is doing, for operators; as an event stream one a second.",
+        mesh.serve_mesh,
+        mesh.Mesh,
+        event=mesh.Mesh,
+        scope=Scope.MESH,
+    ),
+    Route(
         "POST",
         "/tokenize",
         "The token ids of a text or a conversation (vLLM).",
@@ -244,30 +279,75 @@ async def _serve_page(exchange: Exchange) -> None:
     await exchange.answer(200, exchange.frontend.page, content_type=_HTML, headers=_PAGE_ALONE)
 
 
-def _page(path: str) -> Route:
-    return Route(
-        "GET",
-        path,
-        "What this is, for people.",
-        _serve_page,
-        str,
-        access=Access.PUBLIC,
-        media_type=_HTML,
-    )
+async def _serve_root(exchange: Exchange) -> None:
+    serve = ui.serve_chat_page if exchange.frontend.config.chat_page else _serve_page
+    await serve(exchange)
+
+
+def _page(path: str, summary: str, handle: Handle, media_type: str = _HTML) -> Route:
+    return Route("GET", path, summary, handle, str, access=Access.PUBLIC, media_type=media_type)
 
 
 NATIVE: Final = Route(
     "POST",
     HTTP_PATH,
-    "A stream of the native protocol, for clients that QUIC does not reach.",
+    "A stream of the native protocol, for clients that QUIC does not reach, and for pages.",
     native.serve_stream,
     bytes,
     access=Access.FRAMES,
     media_type=HTTP_FRAMES,
 )
-ALL_ROUTES: Final = (*ROUTES, DOCUMENT, NATIVE, _page("/"), _page("/docs"))
-_BY_PATH: Final = {route.path: route for route in ALL_ROUTES}
+PAGES: Final = (
+    _page("/", "The chat page, for people.", _serve_root),
+    _page("/docs", "What this is, for people.", _serve_page),
+    _page("/ui", "The chat page, for people.", ui.serve_chat_page),
+    _page("/ui/mesh", "How the mesh is doing, for operators.", ui.serve_mesh_page),
+    Route(
+        "GET",
+        "/ui/settings.json",
+        "What the pages have to know of the edge.",
+        ui_settings.serve_ui_settings,
+        ui_settings.UiSettings,
+        access=Access.PUBLIC,
+    ),
+    _page("/ui/static/{digest}/{name}", "A file of the pages.", ui.serve_file, "*/*"),
+)
+TRANSPORTS: Final = Route(
+    "GET",
+    "/ui/transport.json",
+    "How pages reach this edge by WebTransport, and the hashes of its certificates.",
+    webtransport.serve_transports,
+    webtransport.Transports,
+    access=Access.PUBLIC,
+)
+VERIFY: Final = Route(
+    "POST",
+    verifying.PATH,
+    "A session whose client drafts by means of its own (gRPC).",
+    verifying.serve_verify,
+    bytes,
+    media_type=grpc_calls.MEDIA_TYPES[0],
+)
+ALL_ROUTES: Final = (*ROUTES, DOCUMENT, NATIVE, VERIFY, TRANSPORTS, *PAGES)
+_BY_PATH: Final = {route.path: route for route in reversed(ALL_ROUTES)}
+"""The first route of each path."""
 _MESSAGES: Final = "/v1/messages"
+
+
+_PUBLIC: Final = tuple(
+    (route.path.partition("{")[0], "{" in route.path)
+    for route in ALL_ROUTES
+    if route.access is Access.PUBLIC
+)
+"""Paths of public routes, and whether they are only beginnings of paths."""
+
+
+def is_public(path: str) -> bool:
+    """Whether a path is of a public route: nobody is identified there."""
+    return any(
+        path.startswith(public) if is_beginning else path == public
+        for public, is_beginning in _PUBLIC
+    )
 
 
 def error_answer(path: str, error: OutriderError, request_id: str) -> tuple[int, bytes]:

@@ -49,7 +49,10 @@ from services.edge.session.template_options import NO_OPTIONS, TemplateOptions
 CUT_OFF: Final = frozenset({FinishReason.LENGTH, FinishReason.DEADLINE})
 """Ends of replies that are not the model's own."""
 _UNDIGESTED: Final = frozenset(
-    {"model", "stream", "stream_options", "deadline_ms", "metadata", "return_metrics"}
+    {
+        *("model", "stream", "stream_options", "deadline_ms", "metadata", "return_metrics"),
+        "added_rtt_ms",
+    }
 )
 """Fields that may differ when the same request is sent again, and fields that are checked
 separately."""
@@ -71,6 +74,8 @@ class ExtraFields(msgspec.Struct, kw_only=True):
     """Milliseconds after which the reply ends."""
     speculation: str | None = None
     """on, region_only or off."""
+    added_rtt_ms: int | None = None
+    """For development: milliseconds by which the way to the region is made longer."""
     residency: list[str] | None = None
     """The regions in which the prompt may be computed."""
     return_metrics: bool | None = None
@@ -166,6 +171,7 @@ def plan_chat(
         priority=body.priority,
         deadline_ms=body.deadline_ms,
         speculation=body.speculation,
+        added_rtt_ms=body.added_rtt_ms,
         residency=body.residency,
         max_thinking_tokens=body.max_thinking_tokens,
         thinking_token_budget=body.thinking_token_budget,

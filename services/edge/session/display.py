@@ -98,6 +98,8 @@ class Display:
         """Code points of the first shown word that are not final yet; None: no word was shown."""
         self.first_word_stayed: bool | None = None
         """Whether the first shown word became final; None: it is not known, or none was shown."""
+        self.first_word_at: float | None = None
+        """Time at which it was shown; None: none was."""
         self.shown_tokens = 0
         """Tokens shown before they became final."""
         self.erased_tokens = 0
@@ -160,6 +162,7 @@ class Display:
         self.shown_chars += len(added.text)
         if self._first_word_left is None and target.strip():
             self._first_word_left = first_word_end(target, is_whole=True)
+            self.first_word_at = now
         self._shown = target
         self._ends = [end for end in drafts.ends if end <= len(target)]
         return added

@@ -15,6 +15,11 @@ MAX_TRACE_CHARS: Final = 512
 MAX_PREDICTION_CHARS: Final = 1 << 17
 
 
+def choice_id(request_id: str, index: int) -> str:
+    """Id of the chat of one choice of a request. No client's own key has a zero byte."""
+    return f"{request_id}\0{index}" if index else request_id
+
+
 def request_id(idempotency_key: str) -> str:
     """The id of a request that its client sent with this key; empty: with none. Raises
     InvalidRequestError."""

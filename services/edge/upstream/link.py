@@ -14,7 +14,8 @@ import grpc.aio
 import structlog
 
 from outrider.codec.prompt_memory import PromptMemory
-from outrider.errors import OutriderError, UnavailableError
+from outrider.errors import OutriderError, PermissionDeniedError, UnavailableError
+from outrider.mesh_state import State, mesh_as_dict
 from outrider.peers.jobs import until_one_fails
 from outrider.peers.stall_free_clock import StallFreeClock
 from outrider.rpc import (
@@ -22,6 +23,7 @@ from outrider.rpc import (
     Outbox,
     Reconnector,
     end_call,
+    from_rpc_error,
     loss_text,
     make_channel,
     outgoing,
@@ -37,6 +39,9 @@ log = structlog.get_logger()
 _FRAMES_PER_TURN: Final = 64
 """Most frames handled in one turn of the loop. Nearly all are commits, of some 0.1 ms each; those
 of a turn share packets."""
+
+_DESCRIBE_S: Final = 5.0
+"""Limit of a router's description of the mesh."""
 
 _RouteCall = grpc.aio.StreamStreamCall[router_pb2.RouteRequest, router_pb2.RouteResponse]
 _RouteOutbox = Outbox[inference_pb2.SessionUp]
@@ -96,6 +101,8 @@ class RouterLink:
         self._outbox: _RouteOutbox | None = None
         self._embedding: embedding_pb2_grpc.EmbeddingRouterServiceAsyncStub | None = None
         """While the stream is up."""
+        self._stub: router_pb2_grpc.RouterServiceAsyncStub | None = None
+        """While the stream is up."""
         self._sinks: dict[int, Sink] = {}
         """By session id."""
         self._unserved: set[int] = set()
@@ -150,6 +157,28 @@ class RouterLink:
             raise UnavailableError(f"the router at {self.address} cannot be reached")
         return self._embedding
 
+    @property
+    def is_up(self) -> bool:
+        """Whether its stream is up."""
+        return self._stub is not None
+
+    async def describe_mesh(self) -> State:
+        """What the router says of the mesh (`outrider.mesh_state.mesh_as_dict`). Raises
+        UnavailableError, and PermissionDeniedError if its settings do not allow it."""
+        if self._stub is None:
+            raise UnavailableError(f"the router at {self.address} cannot be reached")
+        try:
+            async with self._clock.timeout(_DESCRIBE_S):
+                said = await self._stub.DescribeMesh(router_pb2.DescribeMeshRequest())
+        except TimeoutError as error:
+            raise UnavailableError("the router does not say how the mesh is doing") from error
+        except grpc.aio.AioRpcError as error:
+            reason = from_rpc_error(error)
+            if isinstance(reason, PermissionDeniedError):
+                raise reason from error
+            raise UnavailableError(f"the router was lost: {reason.message}") from error
+        return mesh_as_dict(said.models, said.replicas)
+
     def heard(self) -> None:
         """The router sent something, on the stream or in answer to a call: it is not silent, though
         the answer to a probe may wait behind thousands of others, there or here."""
@@ -185,12 +214,13 @@ class RouterLink:
                     await call.wait_for_connection()
                 self._table.connected(self.address, self._clock())
                 self._heard(said, rtt_ms)
+                self._stub = stub
                 self._embedding = embedding_pb2_grpc.EmbeddingRouterServiceStub(channel)
                 ending.callback(self._unlink)
                 await self._serve(stub, call, outbox)
 
     def _unlink(self) -> None:
-        self._embedding = None
+        self._embedding = self._stub = None
 
     async def _serve(
         self, stub: router_pb2_grpc.RouterServiceAsyncStub, call: _RouteCall, outbox: _RouteOutbox

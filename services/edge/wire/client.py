@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from typing import Final
 
 from google.protobuf.message import DecodeError
 
@@ -83,6 +84,9 @@ class TypedText:
     """Model of the first frame; empty: the default of chats without a model."""
     tools: tuple[str, ...] = ()
     """Tools of the first frame."""
+    request: ChatRequest | None = None
+    """The chat as it will be sent, without its messages, if its user agreed that the reply is begun
+    before; None: not, or it is no first frame."""
 
 
 def is_typed_text(payload: bytes) -> bool:
@@ -104,7 +108,14 @@ def read_typed_text(
     check_num_messages(len(typed.before) + 1)
     before = tuple(map(message_from_proto, typed.before))
     tools = check_tools(typed.tools)
-    return TypedText(before, typed.text, credential, typed.model, tools)
+    request = None
+    if typed.HasField("request"):
+        chat = typed.request
+        del chat.messages[:]
+        chat.model = typed.model
+        chat.ClearField("resume")
+        request = _asked(chat, (), tools)
+    return TypedText(before, typed.text, credential, typed.model, tools, request)
 
 
 def asks_for_ids(payload: bytes) -> bool:
@@ -178,10 +189,14 @@ def _credential(wire: edge_pb2.Credential) -> Credential:
 def _request(chat: edge_pb2.ChatRequest) -> ChatRequest:
     check_num_messages(len(chat.messages))
     messages = tuple(map(message_from_proto, chat.messages))
-    tools = check_tools(chat.tools)
-    resume = _resume(chat)
-    if messages or not resume.token:
+    if messages or not chat.resume.resume_token:
         check_messages(messages)
+    return _asked(chat, messages, check_tools(chat.tools))
+
+
+def _asked(
+    chat: edge_pb2.ChatRequest, messages: tuple[Message, ...], tools: tuple[str, ...]
+) -> ChatRequest:
     return ChatRequest(
         request_id=request_id(chat.idempotency_key),
         model=chat.model,
@@ -191,10 +206,11 @@ def _request(chat: edge_pb2.ChatRequest) -> ChatRequest:
         deadline_ms=chat.deadline_ms,
         provisional=chat.provisional,
         speculation=speculation_from_proto(chat.speculation),
+        added_rtt_ms=chat.added_rtt_ms,
         thin=chat.thin,
         residency=residency(chat.residency),
         trace=trace(chat.trace.traceparent, chat.trace.tracestate),
-        resume=resume,
+        resume=_resume(chat),
         digest=_digest(chat),
         prediction=_prediction(chat),
         tools=tools,
@@ -231,11 +247,17 @@ def _resume(chat: edge_pb2.ChatRequest) -> ResumePoint:
     )
 
 
+_UNDIGESTED: Final = (
+    *("model", "resume", "trace", "deadline_ms", "provisional", "credential", "added_rtt_ms"),
+)
+"""Fields that may differ when the same request is sent again."""
+
+
 def _digest(chat: edge_pb2.ChatRequest) -> bytes:
     """BLAKE2b-128 (RFC 7693) of the request, without what may differ when it is sent again. A
     client that knows by then which model it got asks for that one, so that is looked at apart."""
     bare = edge_pb2.ChatRequest()
     bare.CopyFrom(chat)
-    for field in ("model", "resume", "trace", "deadline_ms", "provisional", "credential"):
+    for field in _UNDIGESTED:
         bare.ClearField(field)
     return blake2b(bare.SerializeToString(deterministic=True), digest_size=16).digest()

@@ -100,6 +100,8 @@ class Contract:
     static_prefixes: tuple[StaticPrefix, ...] = ()
     inexact_kv: bool = False
     """Whether KV for sessions whose tenant allows inexact text may travel in 8 bits."""
+    guarantees: tuple[str, ...] = ()
+    """What this replica promises of its replies (outrider.engines.guarantees)."""
     verifies_drafts: bool = True
     """Otherwise edges are told that drafts are not worth sending."""
 
@@ -202,6 +204,7 @@ def open_request(
         kv_holder=_kv_holder(frame, contract),
         request_key=request_key(frame.tenant, frame.request_id),
         goes_alone=frame.alone,
+        is_background=frame.background,
     )
     return request, codec
 
@@ -447,6 +450,7 @@ def model_response(contract: Contract, record: CallRecord) -> inference_pb2.GetM
             inference_pb2.Crash(process=crash.process, call=call_to_proto(crash.call))
             for crash in record.crashes
         ],
+        guarantees=contract.guarantees,
     )
 
 

@@ -20,6 +20,7 @@ from outrider.errors import (
 )
 from services.router.placement.constraints import is_other_identity
 from services.router.placement.types import RETRY_DELAY_MS
+from services.router.recent_replies import Move, RecentReplies
 from services.router.relay.poison import (
     CrashReports,
     Loss,
@@ -81,8 +82,10 @@ class Failover:
         dispatch: Dispatch,
         fleet_view: FleetView,
         telemetry: SessionTelemetry,
+        recent: RecentReplies,
         policy: FailoverPolicy | None = None,
     ) -> None:
+        self._recent = recent
         self._table = table
         self._dispatch = dispatch
         self._fleet_view = fleet_view
@@ -159,13 +162,18 @@ class Failover:
         self._crash_reports.forgive(session.losses.request)
         self.is_due = self.is_due or bool(poison)
         if session.replica_left_at is not None:
-            self._telemetry.moved(session.replica, (now - session.replica_left_at) * 1e3)
+            pause_ms = (now - session.replica_left_at) * 1e3
+            self._telemetry.moved(session.replica, pause_ms)
+            if session.left_replica:
+                left, why = session.left_replica, session.left_because
+                self._recent.moved(Move(left, session.replica, why, pause_ms, now))
             session.replica_left_at = None
 
     def wait(self, session: RelayedSession, why: OutriderError, now: float) -> None:
         """It looks for another replica, because of `why`, from the next `retry` on."""
         if session.replica_left_at is None:
             session.replica_left_at = now
+            session.left_replica, session.left_because = session.replica, why.reason
         self._waiting[session.router_session_id] = session, why
 
     def forget(self, session: RelayedSession) -> None:

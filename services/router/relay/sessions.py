@@ -221,6 +221,10 @@ class Session(Generic[FrameT]):
     placed yet."""
     replica_left_at: float | None = None
     """Time since which it has had no token for want of a replica."""
+    left_replica: str = ""
+    """The replica that it had before that time; "" before the first."""
+    left_because: str = ""
+    """Why it left, as the `reason` of an error."""
     num_moves: int = 0
     epoch: int = 0
     """The newest draft epoch of its edge."""

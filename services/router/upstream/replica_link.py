@@ -61,6 +61,7 @@ _FRAMES_PER_TURN: Final = 128
 """Most frames handled in one turn of the loop. Nearly all are commits, of some 10 us each; those of
 a turn leave as one message."""
 _MAX_PREFIXES: Final = 64
+_MAX_GUARANTEES: Final = 32
 _MAX_TENANTS: Final = 256
 """Most tenants of a static prefix; replicas accept as many in their settings."""
 _MAX_NAME_CHARS: Final = 128
@@ -194,6 +195,8 @@ class ReplicaLink:
             tokens_digest=said.tokens_digest,
             static_prefixes=tuple(map(_static_prefix, said.static_prefixes[:_MAX_PREFIXES])),
             dimensions=said.embedding_dimensions,
+            engine=said.engine[:_MAX_NAME_CHARS],
+            guarantees=tuple(it[:_MAX_NAME_CHARS] for it in said.guarantees[:_MAX_GUARANTEES]),
         )
         crashes = tuple(map(_crash, said.crashes[:MAX_CRASHES]))
         process = said.process[:MAX_PROCESS_BYTES]

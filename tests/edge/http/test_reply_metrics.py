@@ -12,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.session.client import Done
-from outrider.session.types import AcceptanceCount, FinishReason, Timings, Usage
+from outrider.session.types import (
+    AcceptanceCount,
+    FinishReason,
+    FirstText,
+    SpeculationStats,
+    Timings,
+    Usage,
+)
 from services.edge.http.reply_metrics import metrics_of
 from tests.edge.http.asking import chat_of, data_of, planned, told
 from tests.edge.http.test_chat_apis import ALL, Shape, over_all
@@ -31,6 +38,8 @@ DONE = Done(
     *(FinishReason.STOP, USAGE, Timings(queue_ms=1.5), Timings(0, 0, 10.0, 128.0), 60, "r", "a"),
     num_moves=1,
     max_drafts=3,
+    first_text=FirstText(4.0, 6.0, 10.0, 11.5),
+    speculation_stats=SpeculationStats(rtt_ms=7.25),
 )
 METRICS = {
     "time_to_first_token_ms": 10.0,
@@ -50,6 +59,13 @@ METRICS = {
     },
     "tokens": {"edge": 4, "region": 6, "none": 43, "unknown": 7},
     "moves": 1,
+    "first_text": {
+        "provisional_ms": 4.0,
+        "staying_ms": 6.0,
+        "committed_ms": 10.0,
+        "region_ms": 11.5,
+    },
+    "rtt_ms": 7.25,
 }
 """The example of vLLM's own page has these counts."""
 

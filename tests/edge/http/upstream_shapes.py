@@ -237,7 +237,7 @@ SHAPES: Final[Mapping[type, Upstream]] = {
     reply_metrics.ReplyMetrics: Upstream(
         "time_to_first_token_ms generation_time_ms queue_time_ms tokens_per_second",
         left_out="mean_itl_ms speculative_decoding",
-        ours="tokens moves",
+        ours="tokens moves first_text rtt_ms",
     ),
     reply_metrics.SpeculativeDecoding: Upstream(
         "mean_acceptance_length draft_acceptance_rate acceptance_histogram "

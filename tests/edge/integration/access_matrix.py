@@ -22,6 +22,7 @@ from outrider.v1 import edge_pb2
 from services.edge.access.config import AccessConfig, JwtConfig
 from services.edge.access.identity import TenantConfig
 from services.edge.http.config import HttpConfig
+from services.edge.http.verifying import PATH
 from tests.api_keys import key_of, text_of
 from tests.edge.access.issuer import AUDIENCE, ISSUER, jwk, key_set, token
 from tests.edge.http3.client import h3_client
@@ -62,15 +63,17 @@ TENANTS: Final = (
     TenantConfig("free"),
     TenantConfig("elsewhere", models=("small",)),
 )
+GRANTED: Final = USER_SCOPES | {Scope.MESH}
+"""Scopes that some route asks for."""
 KEYS: Final = (
     key_of("acme"),
     key_of("bolt"),
-    key_of("good", "free"),
+    key_of("good", "free", scopes=GRANTED),
     key_of("expired", "free", expires=1.0),
     key_of("revoked", "free", revoked=1.0),
     key_of("elsewhere"),
     key_of("low", "free", max_priority=Priority.LOW),
-    *(key_of(f"no-{it.value}", "free", scopes=USER_SCOPES - {it}) for it in USER_SCOPES),
+    *(key_of(f"no-{it.value}", "free", scopes=GRANTED - {it}) for it in GRANTED),
 )
 
 
@@ -102,6 +105,11 @@ _RESPONSE: Final = {"model": MODEL, "input": "hello"}
 _MESSAGE: Final = _CHAT | {"max_tokens": 100}
 GOOD: Final[Mapping[tuple[str, str], Good]] = {
     ("POST", "/v1/chat/completions"): Good("/v1/chat/completions", _CHAT, computes=True),
+    # The text is computed while it is typed, for who may have chats.
+    ("POST", "/v1/chat/typing"): Good(
+        "/v1/chat/typing",
+        {"id": "a" * 16, "text": "hello", "request": {"model": MODEL, "messages": []}},
+    ),
     ("POST", "/v1/completions"): Good(
         "/v1/completions", {"model": MODEL, "prompt": "hello", "max_tokens": 100}, computes=True
     ),
@@ -114,6 +122,7 @@ GOOD: Final[Mapping[tuple[str, str], Good]] = {
     ("POST", "/v1/messages"): Good("/v1/messages", _MESSAGE, computes=True),
     ("POST", "/v1/messages/count_tokens"): Good("/v1/messages/count_tokens", _CHAT),
     ("GET", "/v1/models"): Good("/v1/models", names_model=False),
+    ("GET", "/v1/mesh"): Good("/v1/mesh", names_model=False),
     ("GET", "/v1/models/{model:path}"): Good(f"/v1/models/{MODEL}"),
     ("POST", "/tokenize"): Good("/tokenize", {"model": MODEL, "prompt": "hello"}),
     ("POST", "/detokenize"): Good("/detokenize", {"model": MODEL, "tokens": [1, 2]}),
@@ -132,13 +141,25 @@ GOOD: Final[Mapping[tuple[str, str], Good]] = {
             ("GET", "{response_id}/input_items"),
         )
     },
+    # It names no request that anybody made.
+    ("DELETE", "/v1/chat/completions"): Good("/v1/chat/completions", status=400, names_model=False),
     # The native protocol, which JSON does not speak; its first frames are below.
     ("POST", HTTP_PATH): Good(HTTP_PATH, {}, status=415, names_model=False),
+    # gRPC, which JSON is not; tests/edge/integration/test_verify.py calls it.
+    ("POST", PATH): Good(PATH, {}, status=415, names_model=False),
     # What can be asked, for programs that make clients. It names no model, key or tenant.
     ("GET", "/openapi.json"): Good("/openapi.json", names_model=False, public=True),
     # The same for people.
     ("GET", "/"): Good("/", names_model=False, public=True),
     ("GET", "/docs"): Good("/docs", names_model=False, public=True),
+    # The chat page and its files are the same for everybody and hold nothing of any chat.
+    ("GET", "/ui"): Good("/ui", names_model=False, public=True),
+    ("GET", "/ui/static/{digest}/{name}"): Good(
+        "/ui/static/any/base.css", names_model=False, public=True
+    ),
+    # The page for operators, which holds nothing, and the name of this edge.
+    ("GET", "/ui/mesh"): Good("/ui/mesh", names_model=False, public=True),
+    ("GET", "/ui/settings.json"): Good("/ui/settings.json", names_model=False, public=True),
 }
 """By method and path of the table of routes."""
 

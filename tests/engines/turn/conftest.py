@@ -8,6 +8,6 @@ import importlib.util
 from bench.peers.vllm import PEER
 
 collect_ignore_glob = [
-    *([] if PEER.is_installed() else ["test_vllm.py"]),
+    *([] if PEER.is_installed() else ["test_vllm_server.py"]),
     *([] if importlib.util.find_spec("vllm") else ["test_vllm_installed.py"]),
 ]

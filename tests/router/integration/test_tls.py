@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from outrider.peers.membership import DiscoveryPolicy
 from outrider.rpc import from_rpc_error
 from outrider.testing import eventually, leak_check
 from outrider.tls import Role, Tls, TlsConfig
-from outrider.v1 import router_pb2
+from outrider.v1 import inference_pb2, router_pb2
 from services.router.config import RouterConfig
 from services.router.fleet.entries import ReplicaConfig, ReplicaTarget
 from tests.peers.name_server import running_name_server
@@ -51,6 +52,39 @@ async def test_sessions_come_from_edges_and_questions_from_operators(issuer: Iss
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await router.stub.Route().read()
             assert isinstance(from_rpc_error(caught.value), PermissionDeniedError)
+
+
+async def test_an_edge_is_told_of_the_mesh_if_the_settings_allow_it(issuer: Issuer) -> None:
+    """No address and no tenant's name is in it, and nobody but an edge gets it."""
+    replica = Replica("a", "us", issuer.tls(Role.INFERENCE, "us"))
+    pinned = inference_pb2.StaticPrefix(name="manual", tokens=70, tenants=["acme"])
+    replica.static_prefixes = (pinned,)
+    asked = router_pb2.DescribeMeshRequest()
+    settings: dict[str, Any] = {"tls": issuer.config(Role.ROUTER, "us"), "region": "us"}
+    async with running_replicas(replica):
+        for caller, is_set in ((Role.EDGE, False), (Role.OPERATOR, True)):
+            async with running_router(
+                replica, caller=issuer.tls(caller), mesh_page=is_set, **settings
+            ) as router:
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await router.stub.DescribeMesh(asked)
+                assert isinstance(from_rpc_error(caught.value), PermissionDeniedError)
+        async with running_router(
+            replica, caller=issuer.tls(Role.EDGE), mesh_page=True, **settings
+        ) as router:
+            async with asyncio.timeout(60):
+                while True:
+                    told = await router.stub.DescribeMesh(asked)
+                    (row,) = told.replicas.replicas
+                    if row.state == READY and row.static_prefixes:
+                        break
+                    await asyncio.sleep(0.02)
+            assert (told.region, row.name, row.region) == ("us", "a", "us")
+            (prefix,) = row.static_prefixes
+            assert (prefix.name, prefix.tokens) == ("manual", 70)
+            assert [it.model for it in told.models.models] == [replica.model]
+            assert b"acme" not in told.SerializeToString()
+            assert replica.address.encode() not in told.SerializeToString()
 
 
 async def test_a_replica_is_where_its_certificate_says(issuer: Issuer) -> None:

@@ -101,6 +101,7 @@ class Mesh:
         self.autoscale, self.intake = core.autoscale, core.intake
         self.prompts, self.switch = core.received_prompts, core.switch
         self.failover = core.failover
+        self.recent = core.recent
         self.edge_capacity, self.replica_capacity = edge_capacity, replica_capacity
         self.num_processes = num_processes
         self.streams: dict[str, int] = {}

@@ -16,8 +16,10 @@ from outrider.errors import (
     ReplicaLostError,
     UnavailableError,
 )
+from outrider.peers.health import PeerState
 from outrider.wire import cost_of
 from services.router.admission.pricing import Price
+from services.router.recent_replies import RecentReplies
 from services.router.relay.failover import Failover, RetryBudget
 from services.router.relay.frames import RelayedSession
 from services.router.relay.poison import Loss
@@ -60,6 +62,8 @@ async def test_a_lost_replica_costs_no_token_and_the_edge_hears_of_the_next_one(
     world.mesh.telemetry.flush(len(world.mesh.table), world.mesh.registry.count())
     sample = world.mesh.metrics.registry.get_sample_value
     assert sample("outrider_router_moves_total", {"replica": "far"}) == 3
+    moves = [(it.left, it.replica, it.reason) for it in world.mesh.recent.moves]
+    assert moves == [("near", "far", "REPLICA_LOST")] * 3
     await finish(world)
     assert [len(chat.reply) for chat in world.chats.values()] == [40] * 3
     assert world.went_alone[1] == [False, False], "nothing speaks against who had tokens"
@@ -376,6 +380,18 @@ async def test_a_poisonous_request_ends_after_three_replicas_at_most_and_no_othe
     assert world.num_killed_by_poison <= 3 + max(0, world.num_deaths - 1)
 
 
+async def test_all_wait_while_every_replica_is_tried_with_one_session() -> None:
+    world = World(1, is_patient=True)
+    for name in NAMES:
+        world.mesh.registry.hung(name, "no token for 2 s", world.mesh.clock())
+    await world.wait(2.2)
+    assert {replica.state for replica in world.mesh.registry} == {PeerState.TRIAL}
+    for number in range(1, 6):
+        world.open(number, seed=number, length=10)
+    await finish(world)
+    assert all(chat.done is not None for chat in world.chats.values())
+
+
 async def test_a_stream_that_broke_because_the_router_was_late_speaks_against_nobody() -> None:
     world = World(1)
     for number in range(1, 9):
@@ -440,7 +456,8 @@ class Fleet:
 
 
 def failover_of(fleet: Fleet) -> Failover:
-    return Failover(fleet, fleet, fleet, World(1).mesh.telemetry)  # type: ignore[arg-type]
+    world = World(1).mesh
+    return Failover(fleet, fleet, fleet, world.telemetry, RecentReplies())  # type: ignore[arg-type]
 
 
 def lost(
@@ -523,7 +540,8 @@ def test_who_is_past_the_deadline_waits_for_no_budget() -> None:
     """It is over in any case, and the next replica says so."""
     fleet, policy = Fleet(), FailoverPolicy(share=0.0, min_moves=0)
     telemetry = World(1).mesh.telemetry
-    failover = Failover(fleet, fleet, fleet, telemetry, policy)  # type: ignore[arg-type]
+    recent = RecentReplies()
+    failover = Failover(fleet, fleet, fleet, telemetry, recent, policy)  # type: ignore[arg-type]
     (session,) = lost(failover, "x", 1)
     session.request = replace(session.request, deadline_at=5.0)
     failover.retry(4.9)

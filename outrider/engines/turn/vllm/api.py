@@ -135,7 +135,7 @@ class Api:
 def import_api() -> Api:
     """Import the package. Raises ConfigError if it is not there, or lacks what is called."""
     # Its processes: forks of a process with gRPC's threads may hang (decided before the import).
-    os.environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     try:
         vllm = importlib.import_module(PACKAGE)

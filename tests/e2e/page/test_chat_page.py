@@ -1,0 +1,396 @@
+"""The chat page in Chromium, before a mesh of real processes with the real model."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, Request, expect
+
+from bench.harness.local_mesh import LocalMesh, local_mesh
+from outrider.cli.local import development_key
+from outrider.cli.local.state import running_mesh
+from tests.e2e.page.browsing import PATIENCE_MS, PHONE, Watched, axe, chromium, opened
+
+pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(1200)]
+
+SETTINGS = (
+    # Few sizes of calls, so that it starts in seconds; they change no text.
+    "inference.max_fixed_rows=4",
+    "inference.warm_up_rows=16",
+    # Whatever the drafter guesses is shown, so that there is something to correct.
+    "edge.display.threshold=0.05",
+    "edge.display.first_threshold=0.05",
+    "edge.display.max_risk=20",
+    "edge.display.rewrite_interval_ms=0",
+    "edge.display.caution=0",
+)
+LONG = "Tell me all that you know about the history of bread."
+SHORT = "What is the capital of France?"
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    mesh: LocalMesh
+    origin: str
+    key: str
+
+    def kill(self, role: str, name: str = "") -> None:
+        """Kill a service, by now perhaps another process than at first."""
+        state = running_mesh(self.mesh.state_dir)
+        assert state is not None
+        (row,) = [it for it in state.services if it["role"] == role and it["name"].startswith(name)]
+        os.kill(row["pid"], signal.SIGKILL)
+
+    def text_of(self, messages: list[dict[str, str]], seed: int, max_tokens: int) -> str:
+        """What the API says without drafts, to the same seed."""
+        body = {"messages": messages, "seed": seed, "max_tokens": max_tokens, "speculation": "off"}
+        request = urllib.request.Request(
+            f"{self.origin}/v1/chat/completions",
+            json.dumps(body).encode(),
+            {"authorization": f"Bearer {self.key}", "content-type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=300) as answer:
+            return str(json.load(answer)["choices"][0]["message"]["content"])
+
+
+@pytest.fixture(scope="module")
+def edge() -> Iterator[Edge]:
+    with local_mesh(settings=SETTINGS, http=True) as mesh:
+        port = mesh.state.service("edge")["http_port"]
+        yield Edge(mesh, f"http://127.0.0.1:{port}", development_key.read(mesh.state_dir))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    expect.set_options(timeout=PATIENCE_MS)
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture
+def chat(browser: Browser, edge: Edge) -> Iterator[Watched]:
+    with opened(browser, edge.origin) as watched:
+        enter_key(watched.page, edge)
+        yield watched
+        watched.check()
+
+
+def enter_key(page: Page, edge: Edge) -> None:
+    expect(page.locator("#key-dialog")).to_be_visible()
+    page.fill("#key", edge.key)
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#model option", state="attached")
+
+
+def limit(page: Page, max_tokens: int) -> None:
+    page.click("#open-settings")
+    page.fill("#max_tokens", str(max_tokens))
+    page.keyboard.press("Enter")
+    expect(page.locator("#settings")).to_be_hidden()
+
+
+def send(page: Page, text: str) -> None:
+    page.fill("#draft", text)
+    page.press("#draft", "Enter")
+
+
+def ended(page: Page) -> None:
+    page.wait_for_selector("#send:not([hidden])")
+
+
+def begun(page: Page, num_chars: int = 40) -> None:
+    """Wait until so much of the newest reply is final."""
+    page.wait_for_function(
+        "n => [...document.querySelectorAll('.reply.live .prose')].at(-1)?.textContent.length > n",
+        arg=num_chars,
+    )
+
+
+def stored(page: Page) -> dict[str, Any]:
+    """The newest conversation, as IndexedDB has it."""
+    found = page.evaluate(
+        """() => new Promise((resolve) => {
+          const opening = indexedDB.open("outrider", 1);
+          opening.onsuccess = () => {
+            const store = opening.result.transaction("conversations").objectStore("conversations");
+            const asked = store.getAll();
+            asked.onsuccess = () => {
+              resolve(asked.result.sort((a, b) => b.updatedAt - a.updatedAt)[0]);
+            };
+          };
+        })"""
+    )
+    assert isinstance(found, dict)
+    return found
+
+
+def last_reply(page: Page) -> dict[str, Any]:
+    """The newest reply, once it was kept as ended."""
+    for _ in range(600):
+        kept = stored(page)
+        node: dict[str, Any] = kept["nodes"][kept["leaf"]]
+        if "pending" not in node:
+            return node
+        page.wait_for_timeout(100)
+    raise AssertionError("the reply is not kept")
+
+
+def check_exact(edge: Edge, page: Page, question: str, max_tokens: int) -> dict[str, Any]:
+    reply = last_reply(page)
+    said = [{"role": "user", "content": question}]
+    assert reply["content"] == edge.text_of(said, reply["seed"], max_tokens)
+    return reply
+
+
+def test_a_reply_is_the_models_own_and_its_guesses_are_corrected_in_place(
+    chat: Watched, edge: Edge
+) -> None:
+    page = chat.page
+    limit(page, 120)
+    send(page, LONG)
+    expect(page.locator(".user .said")).to_have_text(LONG)
+    ended(page)
+    reply = check_exact(edge, page, LONG, 120)
+    assert page.evaluate("window.guesses.length") > 0, "some of it was shown before it was final"
+    assert reply["brought"]["earlyShare"] > 0 and reply["brought"]["erasedShare"] > 0
+    assert page.locator(".guess").count() == 0, "nothing is left of what was wrong"
+    early = "".join(page.locator(".prose .early").all_text_contents())
+    assert early
+    panel = page.locator("#panel")
+    expect(panel).to_contain_text("Region alone")
+    expect(panel.locator("svg.path")).to_contain_text(
+        "us-east" if "us" in reply["brought"]["region"] else "eu-west"
+    )
+    assert re.search(r"\d+ ms", panel.inner_text())
+    expect(page.locator("#status")).to_contain_text(reply["content"][:40])
+
+
+def test_stop_keeps_what_was_written_and_retry_writes_another(chat: Watched) -> None:
+    page = chat.page
+    send(page, LONG)
+    begun(page)
+    page.keyboard.press("Escape")
+    ended(page)
+    expect(page.locator(".note-line")).to_have_text("You stopped it here.")
+    assert len(last_reply(page)["content"]) > 20
+    limit(page, 12)
+    page.get_by_role("button", name="Retry").click()
+    expect(page.locator(".branches")).to_have_text("2 of 2")
+    ended(page)
+    second = last_reply(page)["content"]
+    page.get_by_role("button", name="Earlier version").click()
+    expect(page.locator(".branches")).to_have_text("1 of 2")
+    page.get_by_role("button", name="Later version").click()
+    expect(page.locator(".reply .prose")).to_contain_text(second.split("\n")[0][:20].strip())
+
+
+def test_an_edited_message_begins_another_branch(chat: Watched) -> None:
+    page = chat.page
+    limit(page, 16)
+    send(page, SHORT)
+    ended(page)
+    page.press("#draft", "ArrowUp")
+    page.keyboard.press("Control+A")
+    page.keyboard.type("What is the capital of Spain?")
+    page.keyboard.press("Enter")
+    expect(page.locator(".user .said")).to_have_text("What is the capital of Spain?")
+    ended(page)
+    page.locator(".user").hover()
+    page.get_by_role("button", name="Earlier version").click()
+    expect(page.locator(".user .said")).to_have_text(SHORT)
+
+
+def test_conversations_are_kept_and_exported(chat: Watched, edge: Edge) -> None:
+    page = chat.page
+    limit(page, 16)
+    send(page, SHORT)
+    ended(page)
+    content = last_reply(page)["content"]
+    page.reload()
+    page.get_by_role("button", name=SHORT, exact=True).click()
+    expect(page.locator(".reply .prose")).to_contain_text(content.split("\n")[0][:20].strip())
+    for item, ending in (("Markdown, as shown", "md"), ("JSON, with all branches", "json")):
+        page.click("#export")
+        with page.expect_download() as downloading:
+            page.get_by_role("menuitem", name=item).click()
+        assert downloading.value.suggested_filename == f"what-is-the-capital-of-france.{ending}"
+        text = Path(downloading.value.path()).read_text(encoding="utf-8")
+        assert SHORT in text
+        if ending == "json":
+            assert content in [it["content"] for it in json.loads(text)["nodes"].values()]
+        else:
+            assert text.startswith(f"# {SHORT}\n\n## You") and content in text
+    page.get_by_role("button", name=f"Delete “{SHORT}”").click()
+    expect(page.locator("#conversations li")).to_have_count(0)
+    page.reload()
+    page.wait_for_selector("#model option", state="attached")
+    expect(page.locator("#conversations li")).to_have_count(0)
+
+
+def test_a_reply_goes_on_after_the_page_was_loaded_again(chat: Watched, edge: Edge) -> None:
+    page = chat.page
+    limit(page, 120)
+    send(page, LONG)
+    begun(page)
+    page.wait_for_timeout(1500)  # what is kept is at most a second old
+    page.reload()
+    begun(page)
+    ended(page)
+    check_exact(edge, page, LONG, 120)
+
+
+def test_a_killed_replica_costs_a_line_and_no_word(chat: Watched, edge: Edge) -> None:
+    page = chat.page
+    limit(page, 160)
+    send(page, LONG)
+    begun(page)
+    # Whichever region has the chat.
+    for row in edge.mesh.services("inference")[:1]:
+        edge.kill("inference", row["name"])
+    ended(page)
+    reply = check_exact(edge, page, LONG, 160)
+    if reply["brought"]["moves"]:
+        expect(page.locator(".note-line")).to_contain_text("A server was lost")
+
+
+def test_a_killed_edge_costs_a_line_and_no_word(chat: Watched, edge: Edge) -> None:
+    chat.may_lose = True
+    page = chat.page
+    limit(page, 160)
+    send(page, LONG)
+    begun(page)
+    edge.kill("edge")
+    expect(page.locator(".note-line")).to_contain_text("The connection was lost")
+    ended(page)
+    expect(page.locator(".note-line")).to_contain_text("Nothing is missing.")
+    check_exact(edge, page, LONG, 160)
+
+
+def test_everything_is_done_by_the_keyboard(browser: Browser, edge: Edge) -> None:
+    with opened(browser, edge.origin) as watched:
+        page = watched.page
+        press = page.keyboard.press
+        expect(page.locator("#key")).to_be_focused()
+        page.keyboard.type(edge.key)
+        press("Enter")
+        page.wait_for_selector("#model option", state="attached")
+        expect(page.locator("#draft")).to_be_focused()
+        press("Alt+k")
+        expect(page.locator("#keys")).to_be_visible()
+        press("Escape")
+        expect(page.locator("#keys")).to_be_hidden()
+        page.keyboard.type("One")
+        press("Shift+Enter")
+        page.keyboard.type("two")
+        assert page.input_value("#draft") == "One\ntwo"
+        press("Enter")
+        begun(page, 5)
+        press("Escape")
+        ended(page)
+        expect(page.locator("#draft")).to_be_focused()
+        press("ArrowUp")
+        expect(page.locator(".editor textarea")).to_be_focused()
+        press("Escape")
+        press("Alt+r")
+        expect(page.locator(".branches")).to_have_text("2 of 2")
+        press("Escape")
+        ended(page)
+        press("Alt+n")
+        expect(page.locator(".turn")).to_have_count(0)
+        press("Alt+i")
+        expect(page.locator("#panel")).to_be_hidden()
+        names = []
+        for _ in range(14):
+            press("Tab")
+            names.append(
+                page.evaluate("document.activeElement.ariaLabel || document.activeElement.id")
+            )
+        assert {"New conversation", "model", "ahead", "draft"} <= set(names)
+        watched.check()
+
+
+def test_nothing_is_sent_while_one_types_unless_one_agreed(chat: Watched) -> None:
+    page = chat.page
+    sent: list[Request] = []
+    page.on("request", sent.append)
+    page.locator("#draft").press_sequentially("Is anybody reading this?", delay=5)
+    page.wait_for_timeout(500)
+    assert sent == []
+    assert not page.is_checked("#ahead")
+    page.click("#ahead-why")
+    expect(page.locator("#ahead-dialog")).to_contain_text("even if you never send it")
+    page.keyboard.press("Escape")
+
+
+def test_a_wrong_key_is_told(browser: Browser, edge: Edge) -> None:
+    with opened(browser, edge.origin) as watched:
+        page = watched.page
+        page.fill("#key", "or_nobody")
+        page.keyboard.press("Enter")
+        expect(page.locator("#key-problem")).to_contain_text("does not take that key")
+        assert [it for it in watched.errors if "401" not in it] == []
+        assert page.evaluate("window.violations") == []
+
+
+def test_a_key_stays_in_its_tab_unless_one_says_otherwise(chat: Watched, edge: Edge) -> None:
+    page = chat.page
+    kept = "JSON.stringify([{...localStorage}, document.cookie])"
+    assert edge.key not in page.evaluate(kept)
+    page.click("#open-settings")
+    page.click("#change-key")
+    page.fill("#key", edge.key)
+    page.check("#key-remember")
+    page.keyboard.press("Enter")
+    assert edge.key in page.evaluate(kept)
+
+
+@pytest.mark.packages
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("device", [{}, PHONE], ids=["desktop", "phone"])
+def test_axe_finds_nothing(
+    browser: Browser, edge: Edge, scheme: str, device: dict[str, Any]
+) -> None:
+    with opened(browser, edge.origin, color_scheme=scheme, **device) as watched:
+        page = watched.page
+        assert axe(page) == [], "the key's dialog"
+        enter_key(page, edge)
+        assert axe(page) == [], "an empty conversation"
+        send(page, "Write a short list, a table and a line of Python code.")
+        begun(page, 20)
+        assert axe(page) == [], "while a reply is written"
+        page.keyboard.press("Escape")
+        ended(page)
+        assert axe(page) == [], "a reply"
+        if device:
+            page.click("#toggle-panel")
+            assert axe(page) == [], "the panel over the page"
+            page.keyboard.press("Escape")
+            page.click("#toggle-side")
+            assert axe(page) == [], "the conversations over the page"
+        page.click("#open-settings")
+        assert axe(page) == [], "settings"
+        watched.check()
+
+
+def test_a_phone_has_no_sideways_scrolling(browser: Browser, edge: Edge) -> None:
+    with opened(browser, edge.origin, **PHONE) as watched:
+        page = watched.page
+        enter_key(page, edge)
+        send(page, "x" * 300)
+        begun(page, 1)
+        page.click("#stop")
+        ended(page)
+        for width in (320, 390):
+            page.set_viewport_size({"width": width, "height": 700})
+            assert page.evaluate("document.scrollingElement.scrollWidth") <= width
+            assert page.evaluate("document.querySelector('#scroll').scrollWidth") <= width
+        watched.check()
