@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
@@ -18,6 +19,7 @@ from outrider.engines.turn.checkpoint import (
 from outrider.engines.turn.prefix_hub import PrefixHub
 from outrider.engines.turn.vllm.api import Api, Llm, import_api
 from outrider.engines.turn.vllm.engine import VllmTurnEngine
+from outrider.engines.turn.vllm.guard import Guard
 from outrider.engines.turn.vllm.load import LatestStats
 from outrider.engines.turn.vllm.prefixes import BlockTranslator, EventSocket
 from outrider.errors import ConfigError, EngineError
@@ -52,12 +54,14 @@ async def start_engine(
     """As open_engine, with the package at hand."""
     stats, hub = LatestStats(), PrefixHub()
     events.open()
+    before = _children()
     try:
         args = api.engine_args(**engine_arguments(api, config, checkpoint, events.endpoint))
         llm = await asyncio.to_thread(_start, api, args, stats)
     except BaseException:
         await events.close()
         raise
+    guard = Guard(_children() - before)
     info = engine_info(api, config, llm)
     log.info("vllm_started", version=api.version, num_blocks=info.num_blocks)
     events.read(BlockTranslator(info.block_tokens, max(1, info.num_blocks)), hub)
@@ -68,8 +72,13 @@ async def start_engine(
         stats=stats,
         hub=hub,
         events=events,
+        guard=guard,
         silence_timeout_s=config.vllm.silence_timeout_s,
     )
+
+
+def _children() -> set[int]:
+    return {it.pid for it in multiprocessing.active_children() if it.pid is not None}
 
 
 def _start(api: Api, args: Any, stats: LatestStats) -> Llm:
