@@ -53,8 +53,8 @@ class TruncatedModel:
         return torch.from_numpy(values), torch.from_numpy(scales)
 
     def frequencies(self, rule: LayerRule) -> npt.NDArray[np.float64]:
-        found: npt.NDArray[np.float64] = self._arrays[_FREQUENCIES]
-        return found[self.shape.layers.index(rule)]
+        row: npt.NDArray[np.float64] = self._arrays[_FREQUENCIES][self.shape.layers.index(rule)]
+        return row
 
 
 def write_truncated(source: Path, num_layers: int, out: Path) -> None:
