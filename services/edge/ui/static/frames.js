@@ -45,7 +45,6 @@ function frame(field, message) {
 
 export const CANCEL = frame(2, new Writer());
 export const DESCRIBE = frame(3, new Writer());
-export const ACKNOWLEDGE = frame(5, new Writer());
 
 /** The first frame of a chat's stream. `request` as in transport.js, with all of its sampling;
  * `credential`: {key, clientSecret}; `progress`: what is there of it already, or null. */

@@ -5,7 +5,7 @@
 import { ChatError } from "./chat-error.js";
 import { clientSecret, headers, key } from "./credentials.js";
 import { FetchWay } from "./frame-fetch.js";
-import { ACKNOWLEDGE, chatFrame, readEvent } from "./frames.js";
+import { chatFrame, readEvent } from "./frames.js";
 import { Lost } from "./lost.js";
 import { ReasoningSplitter } from "./reasoning.js";
 import { SessionWay } from "./webtransport.js";
@@ -152,12 +152,10 @@ async function* chat(request, ways, signal) {
   for (;;) {
     try {
       if (waitMs) await Promise.race([pause(waitMs), stop]);
-      const resumes = progress.hasBegun;
       stream = await ways.begin(frameOf(asked, credential, progress));
       for await (const event of read(stream, progress, stop)) {
         if (event.type === "opened") {
           Object.assign(event, { seed: asked.sampling.seed, transport: ways.name, why: ways.session.why });
-          if (resumes) stream.send(ACKNOWLEDGE);
           if (isOpened) continue;
           isOpened = true;
         } else if (event.type === "done") {
