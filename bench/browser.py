@@ -92,7 +92,7 @@ def chat(page: Page, prompt: str) -> Seen:
     page.click("#new")
     page.fill("#draft", prompt)
     page.press("#draft", "Enter")
-    page.wait_for_function("window.seen?.text ?? null", timeout=_PATIENCE_MS)
+    page.wait_for_function("() => window.seen?.text ?? null", timeout=_PATIENCE_MS)
     page.wait_for_selector("#send:not([hidden])", timeout=_PATIENCE_MS)
     visible_ms: float = page.evaluate("window.seen.text")
     for _ in range(200):

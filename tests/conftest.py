@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import gc
-import math
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from random import Random
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import structlog
@@ -78,10 +75,6 @@ _INSTRUMENTS = (
 """Tests of what only developers use. `make test` leaves them out, `make test-all` runs them."""
 
 
-_UNTIL: Final = pytest.StashKey[float]()
-"""When the last test begins, on time.monotonic()."""
-
-
 def _group(file: str) -> str:
     groups = (name for name, places in _TOGETHER.items() if file.startswith(places))
     return next(groups, file)
@@ -116,26 +109,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         plugins.register(WorkerWatch(session))
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--for-seconds`: for tests on new examples, of which no run needs all."""
-    what = "begin no further test after so many seconds; in an order by --hypothesis-seed"
-    parser.addoption("--for-seconds", type=float, default=math.inf, metavar="N", help=what)
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The longest first; where there is not time for all, any. Those of instruments are marked."""
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first. Those of instruments are marked."""
     for item in items:
         if item.nodeid.startswith(_INSTRUMENTS):
             item.add_marker("instrument")
     items.sort(key=_place)
-    if config.option.for_seconds < math.inf:
-        Random(config.option.hypothesis_seed).shuffle(items)
-        config.stash[_UNTIL] = time.monotonic() + config.option.for_seconds
-
-
-def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
-    """True: there is no time for it."""
-    return True if time.monotonic() > item.config.stash.get(_UNTIL, math.inf) else None
 
 
 def pytest_collection_finish() -> None:
@@ -153,8 +132,8 @@ settings.register_profile(
     "fresh", deadline=None, derandomize=False, database=None, max_examples=30, print_blob=True
 )
 settings.load_profile("repeatable")
-"""Property tests run on the same examples every time, and in `make test-all` once more on a few new
-ones, with a seed that is printed (`--hypothesis-profile fresh --hypothesis-seed N`)."""
+"""Property tests run on the same examples every time, and in `make test-all` once more on new ones,
+whose seed is the commit's (`make new-examples`)."""
 
 
 @pytest.fixture(scope="session")

@@ -42,7 +42,7 @@ new MutationObserver((changes) => {
 }).observe(document, { subtree: true, childList: true, characterData: true });
 """
 """What a page was refused, and the guesses that it showed."""
-_LOST: Final = ("Failed to load resource: net::ERR_",)
+_LOST: Final = ("Failed to load resource: net::ERR_", "Failed to establish a connection to ")
 """What Chromium itself logs of a connection that a test cut."""
 
 

@@ -27,14 +27,12 @@ import numpy as np
 import torch
 
 from bench.gpu import checks
-from bench.gpu.library_kernels import LibraryKernels
 from bench.gpu.random_weights import MODELS, RandomWeights
 from bench.gpu.serving import serve
 from outrider.engines.base import SequenceSlice
 from outrider.engines.config import EngineConfig, Precision
 from outrider.engines.fingerprint import fingerprint_of
-from outrider.engines.torch.engine import TorchEngine, device_of, kernels_of
-from outrider.engines.torch.kernels import Kernels
+from outrider.engines.torch.engine import TorchEngine, device_of
 
 MODES = {
     "exact, graphs": (True, True),
@@ -93,7 +91,7 @@ class Bench:
 
     @contextmanager
     def engine(
-        self, model: str, num_blocks: int, *, graphs: bool = True, kernels: Kernels | None = None
+        self, model: str, num_blocks: int, *, graphs: bool = True, exact: bool = True
     ) -> Iterator[TorchEngine]:
         """An engine with random weights, closed at the end."""
         config = EngineConfig(
@@ -102,9 +100,10 @@ class Bench:
             precision=self.precision,
             num_blocks=num_blocks,
             cuda_graphs=graphs,
+            exact=exact,
         )
         weights = RandomWeights(MODELS[model], self.device)
-        engine = TorchEngine(weights, config, kernels)
+        engine = TorchEngine(weights, config)
         try:
             yield engine
         finally:
@@ -185,10 +184,9 @@ def steps(bench: Bench) -> Figures:
     )
     figures: Figures = {}
     for mode, (is_exact, graphs) in MODES.items():
-        kernels = None if is_exact else LibraryKernels(kernels_of(bench.device))
         if graphs and bench.device.type == "cpu":
             continue
-        with bench.engine(bench.model, num_blocks, graphs=graphs, kernels=kernels) as engine:
+        with bench.engine(bench.model, num_blocks, graphs=graphs, exact=is_exact) as engine:
             for number in range(max(ROWS)):
                 engine.open(number, np.zeros(1, np.int32))
             for context in contexts:

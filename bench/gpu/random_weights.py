@@ -93,6 +93,9 @@ class RandomWeights:
         values = torch.randn((rows, columns), generator=generator, device=self._device)
         return values * (1 / math.sqrt(columns))
 
+    def grouped(self, name: str) -> None:
+        """Numbers are rounded to groups where they are loaded."""
+
     def frequencies(self, rule: LayerRule) -> npt.NDArray[np.float64]:
         size = self._sizes.head_size
         return np.asarray(rule.base ** -(np.arange(0, size, 2) / size), np.float64)

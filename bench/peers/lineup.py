@@ -11,7 +11,7 @@ from typing import Final, Protocol, TypeVar
 from bench.harness import Run
 from bench.harness.load import Setup, System
 from bench.harness.replica import replica
-from bench.peers import dynamo, llamacpp, smg, vllm_router
+from bench.peers import dynamo, llamacpp, smg, vllm, vllm_router
 from bench.peers.installing import Peer
 from bench.peers.llamacpp import llama_server
 from bench.peers.openvino_pipeline import pipeline
@@ -23,7 +23,7 @@ from outrider.models.vocabulary import Vocabulary
 T = TypeVar("T")
 
 PEERS: Final = {
-    peer.name: peer for peer in (llamacpp.PEER, smg.PEER, vllm_router.PEER, dynamo.PEER)
+    peer.name: peer for peer in (llamacpp.PEER, smg.PEER, vllm_router.PEER, dynamo.PEER, vllm.PEER)
 }
 """All that are to be installed. The OpenVINO pipeline comes with Outrider's own engine."""
 

@@ -63,6 +63,8 @@ class Edge:
     drafter: DrafterState
     """Whether a model drafts there beside the suffix automaton."""
     region: Region
+    service: Service
+    """Its process, for its metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +213,8 @@ class _Starter:
         port = await self._mesh.relayed(f"{name} client", service)
         drafter = await _settled(service)
         self.placed(f"{name} edge and its drafter", cores, int(drafter is DrafterState.READY))
-        return Edge(service.pid, port, state_dir / "tls" / "cert.pem", drafter, region)
+        ca = state_dir / "tls" / "cert.pem"
+        return Edge(service.pid, port, ca, drafter, region, service)
 
 
 async def _settled(edge: Service) -> DrafterState:

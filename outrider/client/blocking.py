@@ -117,9 +117,13 @@ class BlockingClient:
         *,
         model: str = "",
         tools: Iterable[Mapping[str, Any] | str] = (),
+        **options: Any,
     ) -> BlockingTyping:
-        """Start computing a prompt while the user types it; see `Client.typing`."""
-        typing = _called(self._client.typing, list(before), model=model, tools=list(tools))
+        """Start computing a prompt while the user types it. Options are those of
+        `Client.typing`."""
+        typing = _called(
+            self._client.typing, list(before), model=model, tools=list(tools), **options
+        )
         made = self._thread.wait(typing)
         return BlockingTyping(made, self._thread)
 

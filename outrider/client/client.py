@@ -100,11 +100,8 @@ class Client:
         UnavailableError if the connection is lost, and InvalidRequestError for a request that
         cannot be sent; the edge's own refusals are raised while iterating.
         """
-        sampling = sampling or SamplingParams()
-        if response_format is not None:
-            sampling = replace(sampling, grammar=from_response_format(response_format))
         options = ChatOptions(
-            sampling=sampling,
+            sampling=_with_format(sampling, response_format),
             model=model,
             provisional=provisional,
             speculation=speculation,
@@ -136,14 +133,33 @@ class Client:
         *,
         model: str = "",
         tools: Iterable[Mapping[str, Any] | str] = (),
+        ahead: bool = False,
+        tool_choice: str = "",
+        parallel_tool_calls: bool = True,
+        sampling: SamplingParams | None = None,
+        response_format: Mapping[str, Any] | None = None,
+        residency: tuple[str, ...] = (),
+        template_variables: Mapping[str, Any] | None = None,
     ) -> Typing:
         """Start computing a prompt while the user types it, after the messages `before`, for a chat
         with `model` and `tools`. Call `update` with the whole text whenever it changes; the region
         computes the part that is unlikely to change. The next chat of this client uses that work
-        and ends the typing."""
+        and ends the typing.
+
+        With `ahead`, to which the user has to have agreed, the region also begins the reply when
+        typing pauses. Its tokens wait at the edge, and nobody is shown them unless the next chat
+        asks for exactly this: the same messages, and the same options as here."""
         messages = read_messages(before)
         texts = check_tools([tool_text(tool) for tool in tools])
-        return Typing(self._link, messages, self._credential, model, texts)
+        options = ChatOptions(
+            sampling=_with_format(sampling, response_format),
+            residency=residency,
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
+            template_variables=check_variables(template_variables or {}),
+        )
+        wanted = options if ahead else None
+        return Typing(self._link, messages, self._credential, model, texts, wanted)
 
     async def migrate(self) -> None:
         """Move the connection to another socket of this machine, as after a change of network.
@@ -244,6 +260,15 @@ async def connect(
         link.close()
 
 
+def _with_format(
+    sampling: SamplingParams | None, response_format: Mapping[str, Any] | None
+) -> SamplingParams:
+    sampling = sampling or SamplingParams()
+    if response_format is None:
+        return sampling
+    return replace(sampling, grammar=from_response_format(response_format))
+
+
 class Typing:
     """A head start for the next chat, made by `Client.typing`. It is optional: without a connection
     it sends nothing, and the chat works the same."""
@@ -255,8 +280,11 @@ class Typing:
         credential: Credential,
         model: str,
         tools: tuple[str, ...] = (),
+        ahead: ChatOptions | None = None,
     ) -> None:
+        """`ahead`: options of the chat whose reply is to be begun; None: it is not."""
         self._link = link
+        self._ahead = ahead
         self._tools = tools
         self._model = model
         self._before = before
@@ -272,7 +300,9 @@ class Typing:
         if connection is self._connection:
             connection.send(self._stream_id, typed_frame((), text))
         else:
-            frame = typed_frame(self._before, text, self._credential, self._model, self._tools)
+            frame = typed_frame(
+                *(self._before, text, self._credential, self._model, self._tools, self._ahead)
+            )
             self._stream_id = connection.open(self, frame)
             self._connection = connection
 

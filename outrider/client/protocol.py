@@ -1,5 +1,5 @@
-"""Names and numbers of the native protocol between client and edge, over QUIC and HTTP/2
-(protos/outrider/v1/edge.proto)."""
+"""Names and numbers of the native protocol between client and edge, over QUIC, WebTransport and
+HTTP (protos/outrider/v1/edge.proto)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ DEFAULT_PORT: Final = 4433
 HTTP_PATH: Final = "/outrider/v1/stream"
 """Over HTTP/2 a stream is a POST of this path: frames of the client in the request's body, frames
 of the edge in the answer's, both at the same time."""
+WEBTRANSPORT_PATH: Final = "/outrider/v1/webtransport"
+"""Where browsers open a WebTransport session. Each of its bidirectional streams is one of the
+native protocol, with the same frames."""
 HTTP_FRAMES: Final = "application/vnd.outrider.frames"
 """Media type of both bodies. A web page may not send it to another origin without being allowed."""
 ACK_DELAY_S: Final = 0.02

@@ -168,8 +168,10 @@ def typed_frame(
     credential: Credential = NOBODYS,
     model: str = "",
     tools: Sequence[str] = (),
+    ahead: ChatOptions | None = None,
 ) -> bytes:
-    """A frame with the text typed so far, for a chat with this model and these tools. Raises
+    """A frame with the text typed so far, for a chat with this model and these tools. `ahead`: the
+    chat's other options, if its user agreed that the reply is begun before the text is sent. Raises
     InvalidRequestError for text that no frame can hold."""
     try:
         typed = edge_pb2.TypedText(
@@ -178,10 +180,23 @@ def typed_frame(
             credential=_credential(credential),
             model=model,
             tools=tools,
+            request=None if ahead is None else _bare_request(ahead),
         )
         return encode_frame(edge_pb2.ClientFrame(typed=typed).SerializeToString())
     except (ValueError, TypeError) as error:
         raise InvalidRequestError(f"the text cannot be sent: {error}") from error
+
+
+def _bare_request(options: ChatOptions) -> edge_pb2.ChatRequest:
+    """A chat without what stands beside it in a TypedText, and without what its reply does not
+    depend on."""
+    return edge_pb2.ChatRequest(
+        sampling=sampling_to_proto(options.sampling),
+        residency=options.residency,
+        tool_choice=options.tool_choice,
+        single_tool_call=not options.parallel_tool_calls,
+        template_variables=options.template_variables,
+    )
 
 
 def tokenize_frame(text: str, model: str, credential: Credential) -> bytes:

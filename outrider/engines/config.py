@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias, get_args
+from typing import Annotated, Final, Literal, TypeAlias, get_args
 
 from outrider.bounds import NonNegativeInt, PositiveInt, above, at_least, check_bounds
 from outrider.engines.fake import FakeOptions
 from outrider.engines.kv_budget import DEFAULT_SHARE, Budget
-from outrider.engines.tensorrt_llm.config import TensorRtLlmOptions
+from outrider.engines.turn.fake import FakeTurnOptions
+from outrider.engines.turn.openai_server.config import OpenAiServerOptions
+from outrider.engines.turn.tensorrt_llm.config import TensorRtLlmOptions
+from outrider.engines.turn.vllm.config import VllmOptions
 from outrider.errors import ConfigError
 from outrider.models.definitions import WEIGHT_BITS
 from outrider.models.definitions import Precision as Precision
 
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
-EngineName: TypeAlias = Literal["openvino", "torch", "tensorrt-llm", "fake"]
+EngineName: TypeAlias = Literal[
+    "openvino", "torch", "fake", "tensorrt-llm", "vllm", "openai-server", "fake-turns"
+]
+TURN_ENGINES: Final = frozenset({"tensorrt-llm", "vllm", "openai-server", "fake-turns"})
+"""Those that write whole replies (outrider.engines.turn.base); the others compute rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,23 +67,32 @@ class EngineConfig:
     limit, as far as the pool has room."""
     precision: Precision = "auto"
     """Arithmetic of attention and of everything between the weight products, and of the KV; auto:
-    bf16 on a CPU that has instructions for it and no AMX, else f32 (decision 0002). OpenVINO
-    only."""
+    bf16 on a CPU that has instructions for it and no AMX, else f32 (decision 0002). With
+    PyTorch also the weights', and auto is bf16 on a GPU, else f32. OpenVINO and PyTorch only."""
     dynamic_quantization: bool = True
     """Whether a weight product rounds its inputs to 8 bits, in groups that share a scale. Calls of
     many rows then take half the time, and 4 % of likeliest tokens become another one (otherwise 2
     %; `python -m bench.fidelity`). CPUs with AVX2 only never round. OpenVINO only."""
-    weight_bits: int = 8
-    """Bits of a weight once a model is converted: 8 or 4. With 4, a call of few rows takes six
-    tenths of the time and is less true to the file: for draft models, whose text is verified
-    (decision 0008). OpenVINO's folders are served as they are. OpenVINO only."""
+    weight_bits: int | None = None
+    """Bits of a weight: 8, in groups that share a scale, or 4; None: 8 with OpenVINO, those of
+    `precision` with PyTorch, which has no 4. With 4, a call of few rows takes six tenths of the
+    time and is less true to the file: for draft models, whose text is verified (decision 0008).
+    OpenVINO's folders are served as they are. OpenVINO and PyTorch only."""
     exact: bool = True
-    """Whether a row is the same bits in every batch and chunking (EngineInfo.exact)."""
+    """Whether a row is the same bits in every batch and chunking (EngineInfo.exact). PyTorch makes
+    products with the vendor's kernels if not."""
     fake: FakeOptions = field(default_factory=FakeOptions)
     """The fake engine's shape; num_blocks above is the other engines'."""
     trtllm: TensorRtLlmOptions = field(default_factory=TensorRtLlmOptions)
     """The TensorRT-LLM engine's own settings; of those above it uses the pool's,
     vocabulary_size and max_context_tokens."""
+    vllm: VllmOptions = field(default_factory=VllmOptions)
+    """The vLLM engine's own settings; of those above it uses kv_bytes or num_blocks,
+    vocabulary_size and max_context_tokens."""
+    fake_turns: FakeTurnOptions = field(default_factory=FakeTurnOptions)
+    """The fake turn engine's shape."""
+    server: OpenAiServerOptions = field(default_factory=OpenAiServerOptions)
+    """The server of the engine openai-server."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -92,8 +108,13 @@ class EngineConfig:
             raise ConfigError(
                 f"there is no precision {self.precision!r}; use {', '.join(get_args(Precision))}"
             )
-        if self.weight_bits not in WEIGHT_BITS:
+        if self.weight_bits not in (None, *WEIGHT_BITS):
             raise ConfigError(f"weight_bits is {self.weight_bits}; use 4 or 8")
+        if self.engine == "torch" and self.weight_bits == 4:
+            raise ConfigError(
+                "weight_bits is 4, and the engine torch has 8 or the bits of its precision; set it "
+                "to 8, leave it out, or use openvino"
+            )
 
     def kv_budget(self) -> Budget:
         """Limits of the KV pool's size."""

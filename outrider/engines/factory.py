@@ -28,10 +28,6 @@ def create_engine(config: EngineConfig, report: ReportStage = ignore_stage) -> E
     if config.engine == "fake":
         return FakeEngine(config.fake)
     # Imported here: each engine's packages are installed where it is used.
-    if config.engine == "tensorrt-llm":
-        from outrider.engines.tensorrt_llm import loading as tensorrt_llm
-
-        return tensorrt_llm.load_engine(config)
     store = ModelStore(config.model_store or default_root())
     if config.engine == "torch":
         from outrider.engines.torch import loading as torch
@@ -44,11 +40,17 @@ def create_engine(config: EngineConfig, report: ReportStage = ignore_stage) -> E
 
 def check_vocabulary(config: EngineConfig, vocabulary: Vocabulary) -> None:
     """Raises ConfigError, before a model is loaded, if the engine would read weights for another
-    vocabulary. Only TensorRT-LLM can: other engines read weights and vocabulary from one file."""
-    if config.engine == "tensorrt-llm":
-        from outrider.engines.tensorrt_llm import checkpoint
+    vocabulary. Only those that read a checkpoint's folder can: others read weights and vocabulary
+    from one file."""
+    folders = {
+        "tensorrt-llm": (config.trtllm.model_dir, "trtllm.model_dir"),
+        "vllm": (config.vllm.model_dir, "vllm.model_dir"),
+    }
+    if config.engine in folders:
+        from outrider.engines.turn.checkpoint import check_vocabulary as check_folder
 
-        checkpoint.check_vocabulary(config.trtllm.model_dir, vocabulary)
+        folder, setting = folders[config.engine]
+        check_folder(folder, vocabulary, setting)
 
 
 _SEQUENCE = 0

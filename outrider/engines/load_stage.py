@@ -18,6 +18,8 @@ class LoadStage(StrEnum):
     COMPILE = "compiling the model"
     COMPARE = "comparing calls of different sizes"
     WARM_UP = "warming up"
+    TURN_ENGINE = "waiting for the engine"
+    """One that writes whole replies loads by itself, or is a server that has to answer."""
 
 
 ReportStage: TypeAlias = Callable[[LoadStage], None]

@@ -24,6 +24,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftingTerms:
+    """What a client that drafts by means of its own has to know."""
+
+    vocabulary_digest: bytes
+    prompt_ids: tuple[int, ...]
+    max_ahead: int
+    """Drafts that are kept ahead of the final tokens."""
+
+
+@dataclass(frozen=True, slots=True)
 class Accepted:
     """The edge took the chat on."""
 
@@ -42,6 +52,8 @@ class Accepted:
     clients."""
     template_date: str = ""
     """The date that the model's chat template shows in the prompt, YYYY-MM-DD; empty: none."""
+    drafting: DraftingTerms | None = None
+    """Of a chat whose client drafts itself; None: of others, and in clients."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,6 +178,8 @@ class SpeculationStats:
     commit_interval_ms: float = 0.0
     draft_ms: float = 0.0
     """The edge's time per draft."""
+    ahead_tokens: int = 0
+    """Tokens of the reply that waited at the edge when the chat was asked for."""
 
 
 NO_SPECULATION = SpeculationStats()

@@ -298,6 +298,7 @@ class TypedText(_message.Message):
     CREDENTIAL_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     TOOLS_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """All of the text, each time."""
     model: _builtins.str
@@ -314,6 +315,14 @@ class TypedText(_message.Message):
     def tools(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Of the chat that it will be, as in ChatRequest; in the first frame."""
 
+    @_builtins.property
+    def request(self) -> Global___ChatRequest:
+        """In the first frame: the chat as it will be sent, without the conversation, tools, model and
+        credential, which stand above. Its user has agreed that it is also answered ahead: tokens of the
+        reply wait at the edge, and are sent if a chat of this connection asks for exactly this.
+        Unset: the text is only computed.
+        """
+
     def __init__(
         self,
         *,
@@ -322,10 +331,11 @@ class TypedText(_message.Message):
         credential: Global___Credential | None = ...,
         model: _builtins.str = ...,
         tools: _abc.Iterable[_builtins.str] | None = ...,
+        request: Global___ChatRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["before", b"before", "credential", b"credential", "model", b"model", "text", b"text", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before", b"before", "credential", b"credential", "model", b"model", "request", b"request", "text", b"text", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -886,6 +896,7 @@ class SpeculationStats(_message.Message):
     RTT_MS_FIELD_NUMBER: _builtins.int
     COMMIT_INTERVAL_MS_FIELD_NUMBER: _builtins.int
     DRAFT_MS_FIELD_NUMBER: _builtins.int
+    AHEAD_TOKENS_FIELD_NUMBER: _builtins.int
     shown_tokens: _builtins.int
     """Reply tokens whose text was shown before they were final."""
     erased_tokens: _builtins.int
@@ -907,6 +918,8 @@ class SpeculationStats(_message.Message):
     commit_interval_ms: _builtins.float
     """Time between commits, and time to draft one token, as the edge believed them at the end."""
     draft_ms: _builtins.float
+    ahead_tokens: _builtins.int
+    """Tokens of the reply that were computed before it was asked for (TypedText.request)."""
     def __init__(
         self,
         *,
@@ -922,10 +935,11 @@ class SpeculationStats(_message.Message):
         rtt_ms: _builtins.float = ...,
         commit_interval_ms: _builtins.float = ...,
         draft_ms: _builtins.float = ...,
+        ahead_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checked_tokens", b"checked_tokens", "commit_interval_ms", b"commit_interval_ms", "commits_with_uploads", b"commits_with_uploads", "commits_without_uploads", b"commits_without_uploads", "draft_ms", b"draft_ms", "drafted_tokens", b"drafted_tokens", "erased_tokens", b"erased_tokens", "right_tokens", b"right_tokens", "rtt_ms", b"rtt_ms", "sent_tokens", b"sent_tokens", "shown_tokens", b"shown_tokens", "switches", b"switches"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead_tokens", b"ahead_tokens", "checked_tokens", b"checked_tokens", "commit_interval_ms", b"commit_interval_ms", "commits_with_uploads", b"commits_with_uploads", "commits_without_uploads", b"commits_without_uploads", "draft_ms", b"draft_ms", "drafted_tokens", b"drafted_tokens", "erased_tokens", b"erased_tokens", "right_tokens", b"right_tokens", "rtt_ms", b"rtt_ms", "sent_tokens", b"sent_tokens", "shown_tokens", b"shown_tokens", "switches", b"switches"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -56,6 +56,7 @@ from services.edge.upstream.metrics import RouterMetrics
 from services.edge.upstream.pool import RouterPool
 
 if TYPE_CHECKING:
+    from services.edge.http.frontend import HttpFrontend
     from services.edge.http.listener import HttpListener
 
 _NUM_THREADS: Final = 2
@@ -172,6 +173,7 @@ class Edge:
             keyed_chats=self._keyed_chats,
             models=self.models,
             upstream=self.upstream,
+            ahead=config.ahead,
             embedding_calls=FairPlaces(MAX_CALLS, MAX_CALLS_IN_ALL),
             threads=self._threads,
             long_texts=self._long_texts,
@@ -191,7 +193,8 @@ class Edge:
         if self.http is not None:
             application = application or self.http.app
         if application is not None and config.http3.enabled:
-            self.listener.offer(_http3_service(config, application))
+            frontend = None if self.http is None else self.http.frontend
+            self.listener.offer(_http3_service(config, application, frontend))
 
         self._renewal: asyncio.Task[None] | None = None
         self._drafter_deadline = 0.0
@@ -228,7 +231,7 @@ class Edge:
         """Load the first model, listen, and begin to connect to the routers. Raises ConfigError,
         ModelStoreError."""
         config = self._config
-        chain, key = await asyncio.to_thread(_certificate, config)
+        chain, key = await asyncio.to_thread(self._locate)
         await self._following.enter_async_context(keys_followed(config.keys_file, self._set_keys))
         if self._issuer is not None:
             self._issuer.start()
@@ -243,8 +246,9 @@ class Edge:
             config.host, config.port, chain, key, opened=self._process.opened("datagrams")
         )
         http_port = await self._start_http(chain, key, port)
+        self._tell_pages(port, http_port)
         self._renewal = asyncio.create_task(
-            certificate.follow(partial(_certificate, config), (chain, key), self._renew)
+            certificate.follow(self._locate, (chain, key), self._renew)
         )
         log.info(
             "edge_ready",
@@ -275,6 +279,22 @@ class Edge:
         await self.listener.renew(chain, key)
         if self.http is not None:
             await self.http.renew(chain, key)
+
+    def _locate(self) -> tuple[Path, Path]:
+        """Certificate and key; pages learn the hashes of all that may be used now or soon."""
+        chain, key = _certificate(self._config)
+        if self.http is not None:
+            told = certificate.pinned(chain, certificate.utc_now())
+            self.http.frontend.sessions.certificates = told
+        return chain, key
+
+    def _tell_pages(self, quic_port: int, http_port: int) -> None:
+        """Let pages know where WebTransport sessions are opened."""
+        http3 = self._config.http3
+        if self.http is not None and http3.enabled and http3.webtransport:
+            offer = self.http.frontend.sessions
+            offer.quic_port, offer.http_port = quic_port, http_port
+            offer.scheme = "https" if self._config.http.is_encrypted else "http"
 
     async def stop(self) -> None:
         """Drain and end. May be called after a failed start."""
@@ -362,14 +382,20 @@ def _http_listener(
     return HttpListener(build_app(frontend), frontend)
 
 
-def _http3_service(config: EdgeConfig, application: Application) -> Http3Service:
-    if config.http.port is None:
+def _http3_service(
+    config: EdgeConfig, application: Application, frontend: HttpFrontend | None
+) -> Http3Service:
+    if frontend is None:
         return Http3Service(application, config.http3)
     from services.edge.http.http3_refusals import worded
-    from services.edge.http.origins import AllowedOrigins
+    from services.edge.http.webtransport import session_refusal
 
-    origins = AllowedOrigins(config.http.allowed_origins)
-    return Http3Service(application, config.http3, word=partial(worded, origins))
+    return Http3Service(
+        application,
+        config.http3,
+        word=partial(worded, frontend.origins),
+        may_session=partial(session_refusal, frontend),
+    )
 
 
 def _certificate(config: EdgeConfig) -> tuple[Path, Path]:

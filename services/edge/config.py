@@ -58,6 +58,7 @@ from services.edge.limits import memory
 from services.edge.limits.listener import ListenerLimits
 from services.edge.models.keys import EdgeModel
 from services.edge.models.settings import ModelSettings
+from services.edge.session.ahead_plan import AheadPolicy
 from services.edge.session.display import DisplayPolicy
 from services.edge.session.draft_chain import DraftLimits
 from services.edge.session.reopening import ReopenPolicy
@@ -170,6 +171,9 @@ class EdgeConfig:
     """Limits on the chats that are kept for clients that may resume."""
     min_prefill_tokens: NonNegativeInt = 16
     """Least new tokens of a prompt being typed that a region is asked to prefill; 0: no prefill."""
+    ahead: AheadPolicy = field(default_factory=AheadPolicy)
+    """How replies are begun before their prompts are sent, for clients whose users agreed
+    (docs/guides/typing.md)."""
     request_timeout_s: NonNegativeFloat = 10.0
     """How long a stream may be open before its request has come."""
     added_distance: bool = False

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import structlog
 
 from outrider.config_following import ConfigSource, following
+from outrider.engines.config import TURN_ENGINES
 from outrider.errors import EngineError, UnavailableError
 from outrider.models.catalog import current, lookup
 from outrider.peers.stall_free_clock import StallFreeClock
@@ -31,25 +32,26 @@ from services.inference.kv_peers.service import KvTransferService
 from services.inference.kv_tiers.blocks import BlockLoader, KvIdentity, kv_identity
 from services.inference.kv_tiers.tiers import KvTier, KvTiers
 from services.inference.loading import LoadProgress, LoadStoppedError
-from services.inference.model import LoadedModel, load_model
+from services.inference.model import LoadedModel, load_model, load_turn_model
 from services.inference.model_thread import ModelThread, ModelTick
 from services.inference.prefix_store.opening import open_prefix_store
 from services.inference.runner import ModelRunner
 from services.inference.scheduler.limits import context_limit
 from services.inference.scheduler.prefill_budget import LEAST_CHUNK, LEAST_STRETCH
 from services.inference.scheduler.scheduler import Scheduler
-from services.inference.service import InferenceService
+from services.inference.service import SERVICE, InferenceService
 from services.inference.static_prefixes.prefixes import StaticPrefixes
 from services.inference.static_prefixes.warming import StaticPrefixTier
 from services.inference.streaming.block_feed import BlockFeed
 from services.inference.streaming.sessions import SessionTable
 from services.inference.streaming.wire import Contract
+from services.inference.turn_replica import TurnReplica
 
 if TYPE_CHECKING:
     from services.inference.grammars.service import Grammars
     from services.inference.grammars.token_table import TokenTable
 
-SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
+AnyReplica: TypeAlias = "Replica | EmbeddingReplica | TurnReplica"
 
 _log = structlog.get_logger()
 
@@ -199,7 +201,7 @@ async def serve(
     configure_tracing("inference")
     metrics = Metrics("inference")
     stop = stop or asyncio.Event()
-    loaded: list[Replica | EmbeddingReplica] = []
+    loaded: list[AnyReplica] = []
     progress = LoadProgress()
     admin = _admin_server(config, loaded, progress, metrics)
     try:
@@ -220,7 +222,7 @@ async def serve(
 
 def _admin_server(
     config: InferenceConfig,
-    loaded: Sequence[Replica | EmbeddingReplica],
+    loaded: Sequence[AnyReplica],
     progress: LoadProgress,
     metrics: Metrics,
 ) -> AdminServer:
@@ -238,7 +240,7 @@ async def _load_replica(
     tls: Tls,
     progress: LoadProgress,
     record: CallRecord,
-) -> Replica | EmbeddingReplica | None:
+) -> AnyReplica | None:
     """None if `stop` was set while the model was fetched or loaded."""
 
     async def pass_on() -> None:
@@ -250,6 +252,8 @@ async def _load_replica(
         if (spec := lookup(config.model)).embeds:
             embedder = await asyncio.to_thread(load_embedder, config, spec, tls, progress)
             return None if stop.is_set() else EmbeddingReplica(config, embedder, metrics, tls)
+        if config.engine in TURN_ENGINES:
+            return await _load_turn_replica(config, metrics, stop, tls, progress, record)
         model = await asyncio.to_thread(load_model, config, tls, progress, progress.enter)
     except LoadStoppedError:
         return None
@@ -265,8 +269,37 @@ async def _load_replica(
             await asyncio.to_thread(model.engine.close)
 
 
+async def _load_turn_replica(
+    config: InferenceConfig,
+    metrics: Metrics,
+    stop: asyncio.Event,
+    tls: Tls,
+    progress: LoadProgress,
+    record: CallRecord,
+) -> TurnReplica | None:
+    """None if `stop` was set before the engine was there."""
+    loading = asyncio.create_task(load_turn_model(config, tls, progress, progress.enter))
+    try:
+        await _first_of(asyncio.shield(loading), stop.wait())
+    finally:
+        if not loading.done():
+            loading.cancel()
+            await asyncio.gather(loading, return_exceptions=True)
+    if loading.cancelled():
+        return None
+    model = loading.result()
+    replica: TurnReplica | None = None
+    try:
+        if not stop.is_set():
+            replica = TurnReplica(config, model, metrics, tls, record)
+        return replica
+    finally:
+        if replica is None:
+            await model.engine.close()
+
+
 async def _run(
-    replica: Replica | EmbeddingReplica,
+    replica: AnyReplica,
     admin_port: int,
     ready: Callable[[Ports], None] | None,
     stop: asyncio.Event,
@@ -284,7 +317,7 @@ async def _run(
         await replica.stop()
 
 
-async def _started(replica: Replica | EmbeddingReplica, stop: asyncio.Event) -> bool:
+async def _started(replica: AnyReplica, stop: asyncio.Event) -> bool:
     """Start the replica; False if `stop` came while the static prefixes were computed. Raises the
     errors of start()."""
     starting = asyncio.ensure_future(replica.start())

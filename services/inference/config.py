@@ -19,7 +19,10 @@ from outrider.bounds import (
 from outrider.config import check_message_bytes
 from outrider.engines.config import Device, EngineConfig, EngineName
 from outrider.engines.fake import FakeOptions
-from outrider.engines.tensorrt_llm.config import TensorRtLlmOptions
+from outrider.engines.turn.fake import FakeTurnOptions
+from outrider.engines.turn.openai_server.config import OpenAiServerOptions
+from outrider.engines.turn.tensorrt_llm.config import TensorRtLlmOptions
+from outrider.engines.turn.vllm.config import VllmOptions
 from outrider.errors import ConfigError
 from outrider.mirrors.config import MirrorConfig
 from outrider.models.definitions import ModelSpec
@@ -65,8 +68,9 @@ class InferenceConfig:
     mirrors: MirrorConfig = dataclasses.field(default_factory=MirrorConfig)
     """Mirrors to fetch the model from, by its digest, if it is not in the store."""
     engine: str = "openvino"
-    """openvino; torch, on a GPU or a CPU; tensorrt-llm, on a GPU; or fake: deterministic text
-    without a model, for tests of a mesh."""
+    """openvino; torch, on a GPU or a CPU; tensorrt-llm, on a GPU; vllm, on either; openai-server: a
+    server that schedules and samples by itself; or fake, and fake-turns: deterministic text without
+    a model, for tests of a mesh."""
     fake_seed: int = 0
     """Weights of the fake engine: replicas of different seeds are different models behind one
     name."""
@@ -112,12 +116,24 @@ class InferenceConfig:
     """Whether weight products round their inputs to 8 bits: calls of many rows take half the time,
     and the text is slightly less true to the weights. Unset: the model definition's value, else
     on."""
+    weight_bits: int | None = None
+    """8, in groups that share a scale, or 4, faster and less true to the model: bits of a weight.
+    Unset: the model definition's value, else 8 with openvino, and with torch, which has no 4, those
+    of `precision`."""
     exact: bool = True
     """Whether the text is the same bits in every batch; off trades that for speed."""
     trtllm: TensorRtLlmOptions = dataclasses.field(default_factory=TensorRtLlmOptions)
     """The tensorrt-llm engine; its checkpoint has to have the vocabulary of `model`."""
-    warm_up_rows: NonNegativeInt = 272
-    """Engine calls of up to so many rows are made before the replica is ready; 0: none."""
+    vllm: VllmOptions = dataclasses.field(default_factory=VllmOptions)
+    """The vllm engine; its checkpoint has to have the vocabulary of `model`."""
+    server: OpenAiServerOptions = dataclasses.field(default_factory=OpenAiServerOptions)
+    """The server of the engine openai-server; its model has to have the vocabulary of `model`."""
+    fake_token_ms: NonNegativeFloat = 0.0
+    """Time between two tokens of a reply of the engine fake-turns."""
+    warm_up_rows: NonNegativeInt = 16
+    """Engine calls of up to so many rows are made before the replica is ready; 0: none. Kernels for
+    a number of rows are built in its first call, in some 20 ms, whatever the number: little beside
+    a call of more rows, and those of up to 32 get models of their own soon after."""
     scheduler: SchedulerLimits = dataclasses.field(default_factory=SchedulerLimits)
     """Bounds of the scheduler."""
     embedding: EmbeddingLimits = dataclasses.field(default_factory=EmbeddingLimits)
@@ -172,6 +188,7 @@ class InferenceConfig:
             "max_context_tokens": self.max_context_tokens or None,
             "precision": self.precision,
             "dynamic_quantization": self.dynamic_quantization,
+            "weight_bits": self.weight_bits,
         }
         chosen = defined | {key: value for key, value in own.items() if value is not None}
         fake = FakeOptions(
@@ -197,5 +214,12 @@ class InferenceConfig:
             exact=self.exact,
             fake=fake,
             trtllm=self.trtllm,
+            vllm=self.vllm,
+            server=self.server,
+            fake_turns=FakeTurnOptions(
+                seed=self.fake_seed,
+                token_ms=self.fake_token_ms,
+                max_context_tokens=chosen.get("max_context_tokens", 2048),
+            ),
             **chosen,
         )

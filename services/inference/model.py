@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,7 +18,9 @@ from outrider.engines.config import EngineConfig
 from outrider.engines.factory import check_vocabulary, create_engine, warm_up
 from outrider.engines.load_stage import LoadStage, ReportStage, ignore_stage
 from outrider.engines.page_collapse import collapse_pages
-from outrider.errors import EngineError
+from outrider.engines.turn.base import TurnEngine
+from outrider.engines.turn.factory import open_turn_engine
+from outrider.errors import ConfigError, EngineError
 from outrider.mirrors.opening import open_mirrors
 from outrider.model_identity import model_identity, short_form
 from outrider.models.catalog import ModelSpec, lookup
@@ -56,6 +59,71 @@ class LoadedModel:
     """For grammars; without it, requests with one are refused."""
     prefixes: tuple[StaticPrefix, ...] = ()
     """Static prefixes that the operator registered for this model."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnModel:
+    """A model as a replica with a turn engine serves it."""
+
+    name: str
+    engine: TurnEngine
+    coder: TokenCoder
+    vocabulary_size: int
+    vocabulary_digest: bytes
+    tokens_digest: bytes
+    new_reply: Callable[[SamplingParams], Reply]
+    end_ids: frozenset[int]
+    """Ids with which the model ends a reply."""
+    identity: bytes
+    """Of this process alone: such engines promise no bits."""
+
+
+async def load_turn_model(
+    config: InferenceConfig,
+    tls: Tls = PLAINTEXT,
+    report: ReportProgress = ignore_progress,
+    report_stage: ReportStage = ignore_stage,
+) -> TurnModel:
+    """Load the vocabulary, and open the turn engine; cancelling it gives up. Raises what
+    load_model does, and UnavailableError if a server cannot be reached."""
+    spec = lookup(config.model)
+    mirrors = open_mirrors(config.mirrors, tls)
+    store = ModelStore(config.model_store or default_root(), mirrors=mirrors)
+    vocabulary = await asyncio.to_thread(load_vocabulary, spec, store, report)
+    if config.prefixes:
+        raise ConfigError(
+            f"the engine {config.engine} keeps no static prefixes; leave `prefixes` out"
+        )
+    report_stage(LoadStage.TURN_ENGINE)
+    engine = await open_turn_engine(config.engine_config(vocabulary.size, spec), vocabulary)
+    info = engine.info
+    if 0 < info.vocabulary_size < vocabulary.size:
+        await engine.close()
+        raise EngineError(
+            f"the engine scores {info.vocabulary_size} ids, the vocabulary of {spec.name} has "
+            f"{vocabulary.size}; their files do not belong together"
+        )
+    identity = secrets.token_bytes(_PROCESS_IDENTITY_BYTES)
+    _log.info(
+        "turn_engine",
+        identity=short_form(identity),
+        engine=info.name,
+        version=info.version,
+        max_sessions=info.max_sessions,
+        max_context_tokens=info.max_context_tokens,
+        abilities=sorted(info.abilities),
+    )
+    return TurnModel(
+        spec.name,
+        engine,
+        TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.tokens_digest)),
+        vocabulary.size,
+        vocabulary.digest,
+        vocabulary.tokens_digest,
+        replies_in(vocabulary),
+        frozenset(vocabulary.stop_ids),
+        identity,
+    )
 
 
 def load_model(

@@ -30,6 +30,7 @@ from services.inference.streaming.sessions import LiveSession, SessionTable
 
 log = structlog.get_logger()
 
+SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
 _LOAD_INTERVAL_MS = 50
 """Between two load reports, where the router asks for no other interval."""
 _MAX_ENDED = 4096

@@ -41,6 +41,11 @@ class SessionRequest:
     """Key of its flow in fair queues (`Requester.of`)."""
     address_hash: bytes = b""
     """Hash of the address prefix of a client without a key; empty: the client has a key."""
+    begun_ahead: bool = False
+    """Its committed tokens were computed in the background, before it was admitted."""
+    is_background: bool = False
+    """Computed before anybody asks for it: it is placed at once or refused, never queued, and
+    counts for nobody."""
     deadline_at: float | None = None
     """When it has to be over, by this router's clock; None: it has no deadline."""
     chat_digest: bytes = b""
@@ -60,7 +65,7 @@ class SessionRequest:
     def is_resumed(self) -> bool:
         """Whether it claims to have been admitted before and to have lost its replica or router. A
         client may claim this for any chat."""
-        return self.num_committed > 0
+        return self.num_committed > 0 and not self.begun_ahead
 
     def allows_region(self, region: str) -> bool:
         """Whether its prompt may be held there."""

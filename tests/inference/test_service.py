@@ -20,10 +20,9 @@ from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import logprobs_from_proto, token_block_to_proto
-from services.inference.app import SERVICE
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.types import KvHits
-from services.inference.service import GenerateStream
+from services.inference.service import SERVICE, GenerateStream
 from services.inference.streaming.sessions import SessionTable
 from tests.engines.hooked import HookedEngine
 from tests.inference.harness import (

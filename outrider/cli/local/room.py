@@ -65,7 +65,7 @@ def replica_footprint(
         value = settings.get(key)
         return value if isinstance(value, int) else default
 
-    weights_bytes = size.weights_bytes_of(number("weight_bits", EngineConfig().weight_bits))
+    weights_bytes = size.weights_bytes_of(number("weight_bits"))
     least = footprint(
         weights_bytes,
         size.vocabulary_size,

@@ -98,6 +98,15 @@ _ToolChoice = Annotated[
 _History = Annotated[
     bool, typer.Option(help="Keep typed messages, for the arrow keys in later conversations.")
 ]
+_AnswerAhead = Annotated[
+    bool,
+    typer.Option(
+        "--answer-ahead",
+        help="Send messages to the edge while you type them, so that the answer is begun before "
+        "you press Enter; it is shown only if you send exactly that text. Without this nothing "
+        "leaves this machine before Enter.",
+    ),
+]
 _Parallel = Annotated[
     int, typer.Option(min=1, max=1024, help="Prompts of --prompt-file to answer at once.")
 ]
@@ -131,6 +140,7 @@ def chat(
     logprobs: options.Logprobs = -1,
     parallel: _Parallel = 1,
     history: _History = True,
+    answer_ahead: _AnswerAhead = False,
     key_file: edge_choice.KeyFile = None,
     api_key: edge_choice.ApiKey = None,
     user: edge_choice.User = "",
@@ -178,7 +188,9 @@ def chat(
         check = partial(_name_to_ask, state=state, is_here=chosen.is_here)
         kept = state / "chat_history" if history else None
         suggested = not is_sampling_given
-        answering = command.converse(settings, check, kept, is_suggested=suggested)
+        answering = command.converse(
+            settings, check, kept, is_suggested=suggested, answers_ahead=answer_ahead
+        )
     raise typer.Exit(asyncio.run(answering))
 
 
@@ -192,6 +204,12 @@ def _name_to_ask(model: str, state: Path, *, is_here: bool) -> str:
             "with --edge, give a model's name; a mesh elsewhere has no access to your files"
         )
     return model
+
+
+_AHEAD = (
+    "What you type goes to the edge as you type it (--answer-ahead), commands excepted. The answer "
+    "begins before you press Enter and is shown only if you send that text."
+)
 
 
 class ChatCommand:
@@ -279,10 +297,11 @@ class ChatCommand:
         history: Path | None,
         *,
         is_suggested: bool,
+        answers_ahead: bool = False,
     ) -> int:
         """Hold a conversation at the terminal; `history` keeps the lines typed. `is_suggested`:
-        replies are sampled by the model's suggestion rather than `settings`. Returns the exit
-        status 0."""
+        replies are sampled by the model's suggestion rather than `settings`. `answers_ahead`: its
+        user agreed that messages are sent while they are typed. Returns the exit status 0."""
         prompts = Prompts(history)
         with typing_hidden(), self._interrupts.listening():
             async with self._client() as client:
@@ -310,8 +329,23 @@ class ChatCommand:
                 async def choose(model: str) -> SamplingChoice:
                     return choose_sampling(model, (await client.describe()).models)
 
+                def typed(before: list[Message], settings: Settings) -> Callable[[str], None]:
+                    wanted = self._wanted
+                    return client.typing(
+                        before,
+                        ahead=True,
+                        sampling=settings.sampling,
+                        model=settings.model,
+                        tools=wanted.tools,
+                        tool_choice=wanted.tool_choice,
+                        template_variables=wanted.template_variables,
+                    ).update
+
                 chosen = choose if is_suggested else None
-                await Conversation(prompts, reply, settings, check, chosen).run()
+                told = typed if answers_ahead else None
+                if answers_ahead:
+                    print(_AHEAD, file=sys.stderr, flush=True)
+                await Conversation(prompts, reply, settings, check, chosen, told).run()
         return 0
 
     async def _stream(

@@ -43,14 +43,17 @@ class Settings:
 class Asks(Protocol):
     """Reads what a person types."""
 
-    async def ask(self, prompt: str) -> str | None:
-        """None at the end of input."""
+    async def ask(self, prompt: str, typed: Callable[[str], None] | None = None) -> str | None:
+        """None at the end of input. `typed` is told the text whenever that changes."""
 
 
 Choose: TypeAlias = Callable[[str], Awaitable[SamplingChoice]]
 """How a model, "" being the default, is sampled. Raises OutriderError."""
 Reply: TypeAlias = "Callable[[list[Message], Settings, Painter], Awaitable[ChatResult]]"
 """Asks the mesh, paints the reply as it comes, and returns it whole."""
+Typed: TypeAlias = Callable[[list[Message], Settings], Callable[[str], None]]
+"""Has the mesh begin its answer to a message that is typed after these. What it returns is told the
+text whenever that changes."""
 
 
 class Conversation:
@@ -63,15 +66,18 @@ class Conversation:
         settings: Settings,
         check_model: Callable[[str], Awaitable[str]],
         choose: Choose | None = None,
+        typed: Typed | None = None,
     ) -> None:
         """`check_model` returns the served name for a user's model name; raises OutriderError for
         one that is not served. `choose` picks the sampling of replies; None: that of the
-        settings."""
+        settings. `typed`: for a user who agreed that messages are sent while they are typed; None:
+        nothing of them leaves this process before Enter."""
         self._prompts = prompts
         self._reply = reply
         self._settings = settings
         self._check_model = check_model
         self._choose = choose
+        self._typed = typed
         self._chosen_for: str | None = None
         self._said: list[Message] = []
         self._results: list[ChatResult] = []
@@ -80,7 +86,7 @@ class Conversation:
     async def run(self) -> None:
         """Until /bye or the end of input. Raises KeyboardInterrupt at Ctrl-C in an empty line."""
         self._tell(_WELCOME)
-        while (line := await self._ask("> ")) is not None:
+        while (line := await self._ask("> ", await self._while_typed())) is not None:
             try:
                 what = commands.read(line)
                 if what == Command("/bye", ""):
@@ -101,8 +107,7 @@ class Conversation:
         asked = [*self._said, Message("user", text)]
         calls: Sequence[ToolCall] | None = None
         while calls is None or calls:
-            system = self._settings.system
-            head = [] if system is None else [Message("system", system)]
+            head = self._head()
             painter = Painter(*terminal_size(), self._shown)
             try:
                 result = await self._reply([*head, *asked], self._settings, painter)
@@ -203,8 +208,28 @@ class Conversation:
             ]
         return "\n".join(lines)
 
-    async def _ask(self, prompt: str) -> str | None:
-        line = await self._prompts.ask(prompt)
+    def _head(self) -> list[Message]:
+        system = self._settings.system
+        return [] if system is None else [Message("system", system)]
+
+    async def _while_typed(self) -> Callable[[str], None] | None:
+        """What is told the next message while it is typed; None: nobody."""
+        if self._typed is None:
+            return None
+        try:
+            await self._choose_sampling()
+        except OutriderError:
+            return None  # the message itself will say what is wrong
+        tell = self._typed([*self._head(), *self._said], self._settings)
+
+        def changed(text: str) -> None:
+            if not text.startswith("/"):  # commands stay here
+                tell(text)
+
+        return changed
+
+    async def _ask(self, prompt: str, typed: Callable[[str], None] | None = None) -> str | None:
+        line = await self._prompts.ask(prompt, typed)
         if line is not None:
             self._remember(f"{prompt}{line}")
         return line

@@ -45,13 +45,23 @@ class Prompts:
             output=create_output(stdout=sys.stderr),
         )
 
-    async def ask(self, prompt: str) -> str | None:
-        """The line typed; None at Ctrl-D. Raises KeyboardInterrupt at Ctrl-C on an empty line."""
+    async def ask(self, prompt: str, typed: Callable[[str], None] | None = None) -> str | None:
+        """The line typed; None at Ctrl-D. `typed` is told the text whenever that changes. Raises
+        KeyboardInterrupt at Ctrl-C on an empty line."""
+        buffer = self._session.default_buffer
+
+        def changed(_: object) -> None:
+            if typed is not None:
+                typed(buffer.text)
+
+        buffer.on_text_changed += changed
         try:
             # Ctrl-C is a key here; the signal, which others may send, stays with `Interrupts`.
             return await self._session.prompt_async(prompt, handle_sigint=False)
         except EOFError:
             return None
+        finally:
+            buffer.on_text_changed -= changed
 
 
 def _keys() -> KeyBindings:

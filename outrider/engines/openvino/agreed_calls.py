@@ -1,24 +1,23 @@
-"""How many rows a call may have, remembered between the starts of a model.
+"""Which calls compute the same bits, remembered between the starts of a model.
 
-The comparison of large calls (`consistency.most_rows`) computes some seven hundred rows and is the
-most expensive part of a start after compiling. Its answer is kept in a file beside the converted
-model, one file for each combination of everything the answer depends on:
+Comparing calls (`consistency`) computes some nine hundred rows and is the most expensive part of a
+start after compiling. What was found is kept in a file beside the converted model, one file for
+each combination of everything it depends on:
 
-- the model: the digests of the converted files, and the fingerprint, which is computed afresh at
-  every start from the bits that the other calls are compared with;
+- the model: the digests of the converted files, and the fingerprint of the call that the others
+  are compared with, which is computed afresh at every start;
 - the CPU: every field of /proc/cpuinfo that does not change while the machine runs (family, model,
   stepping, microcode, flags), its caches, and the number of CPUs this process may use;
 - OpenVINO: its version with the commit, all properties of the compiled model (precision, threads,
   quantization group, the instruction set that it chose), and the environment variables that
   can make it or its libraries choose other kernels;
 - this package's source, so any change of what is compiled or compared is a new combination;
-- how calls are laid out (smallest call, smallest number of logits), as found by this start.
+- the numbers of rows that calls are rounded up to.
 
-This is safe: if a fact cannot be found out, nothing is remembered; a fact that differs in any way
-names another file; and calls of few rows, which run at every start anyhow, are compared at every
-start. A damaged or unexpected file is ignored and written anew; a directory that cannot be written
-costs only the time. A model keeps the newest MAX_FILES answers: each upgrade or other setting adds
-one, and none of the earlier ones may ever be asked for again.
+This is safe: if a fact cannot be found out, nothing is remembered, and a fact that differs in any
+way names another file. A damaged or unexpected file is ignored and written anew; a directory that
+cannot be written costs only the time. A model keeps the newest MAX_FILES answers: each upgrade or
+other setting adds one, and none of the earlier ones may ever be asked for again.
 """
 
 from __future__ import annotations
@@ -36,6 +35,7 @@ import structlog
 from outrider.durable_files import write_atomic
 from outrider.engines import base
 from outrider.engines.cpu_features import cpu_identity
+from outrider.engines.openvino.consistency import Agreement
 from outrider.models.disk.derived import MANIFEST
 
 Facts: TypeAlias = Mapping[str, Any]
@@ -84,23 +84,23 @@ def known_facts(directory: Path, compiled: Any, layout: Facts) -> Facts | None:
     }
 
 
-def recall(directory: Path, facts: Facts) -> int | None:
-    """The answer for these facts: consistency.most_rows; None if it is not known."""
+def recall(directory: Path, facts: Facts) -> Agreement | None:
+    """What was found with these facts; None if it is not known."""
     try:
         written = json.loads(_file(directory, facts).read_bytes())
-        max_rows = written["max_rows"]
-        if written != _record(facts, max_rows) or type(max_rows) is not int or max_rows < 0:
+        found = Agreement(**written["agreement"])
+        if written != _record(facts, found) or any(type(n) is not int or n < 0 for n in found):
             return None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return max_rows
+    return found
 
 
-def remember(directory: Path, facts: Facts, max_rows: int) -> None:
-    """Keep an answer; a store that cannot be written is logged."""
+def remember(directory: Path, facts: Facts, found: Agreement) -> None:
+    """Keep what was found; a store that cannot be written is logged."""
     path = _file(directory, facts)
     try:
-        write_atomic(path, json.dumps(_record(facts, max_rows), indent=1).encode(), mode=0o644)
+        write_atomic(path, json.dumps(_record(facts, found), indent=1).encode(), mode=0o644)
         _forget_oldest(path)
     except OSError as error:
         log.info("agreed_calls_not_kept", path=str(path), error=str(error))
@@ -114,9 +114,9 @@ def _forget_oldest(newest: Path) -> None:
         file.unlink(missing_ok=True)
 
 
-def _record(facts: Facts, max_rows: int) -> dict[str, Any]:
+def _record(facts: Facts, found: Agreement) -> dict[str, Any]:
     """Contents of a file; the digest covers the answer too, so a damaged number is noticed."""
-    body = {"facts": facts, "max_rows": max_rows}
+    body = {"facts": facts, "agreement": found._asdict()}
     return {**body, "sha256": _digest(body)}
 
 

@@ -11,7 +11,7 @@ as several.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -38,6 +38,17 @@ Compute: TypeAlias = Callable[[int, int, int], Logits]
 """compute(past, n, r): the logits [r, V] of the last r of n probe tokens, the first of which is at
 position `past`, in a call of n rows. The KV before it is that of earlier calls. A later call may
 overwrite the result."""
+
+
+class Agreement(NamedTuple):
+    """Calls that give the same bits."""
+
+    min_logits: int
+    """Fewest rows of the output head."""
+    min_rows: int
+    """Fewest rows of a call."""
+    max_rows: int
+    """Most rows of a call; 0: any number."""
 
 
 def compute_reference(compute: Compute, max_tokens: int) -> Logits:

@@ -108,7 +108,8 @@ _LAYOUTS: Final = {
 }
 LAYOUTS: Final = tuple(_LAYOUTS)
 DEFAULT_LAYOUT: Final = "i8-groups-32"
-LAYOUT_OF_BITS: Final = {8: DEFAULT_LAYOUT, 4: "u4-groups-64"}
+DEFAULT_BITS: Final = 8
+LAYOUT_OF_BITS: Final = {DEFAULT_BITS: DEFAULT_LAYOUT, 4: "u4-groups-64"}
 """Layout for each supported number of bits per weight."""
 BITS_OF_LAYOUT: Final = {layout: bits for bits, layout in LAYOUT_OF_BITS.items()}
 AS_CONVERTED: Final = "as-converted"

@@ -15,7 +15,7 @@ from outrider.engines.openvino.convert import (
     read_converted,
 )
 from outrider.engines.openvino.engine import OpenVinoEngine
-from outrider.engines.openvino.layouts import AS_CONVERTED, LAYOUT_OF_BITS
+from outrider.engines.openvino.layouts import AS_CONVERTED, DEFAULT_BITS, LAYOUT_OF_BITS
 from outrider.models.catalog import ModelSpec
 from outrider.models.disk.files import file_sha256
 from outrider.models.folder import is_archive
@@ -33,7 +33,7 @@ def load_engine(
 ) -> OpenVinoEngine:
     """Fetch and convert the model if necessary, then compile it. Blocks for seconds; `report` is
     called with each stage."""
-    layout = LAYOUT_OF_BITS[config.weight_bits]
+    layout = LAYOUT_OF_BITS[config.weight_bits or DEFAULT_BITS]
     model = converted(spec, store, layout, kv_bytes=config.kv_bytes, report=report)
     return OpenVinoEngine(model, config, report)
 

@@ -25,6 +25,7 @@ from outrider.engines.openvino.compiling import Compiler
 from outrider.engines.openvino.consistency import (
     LONG_PROBE_ROWS,
     PROBE_ROWS,
+    Agreement,
     compute_reference,
     compute_samples,
     least_logits,
@@ -137,43 +138,52 @@ class PagedModel:
         self.kv.release()
 
     def _agree(self, max_tokens: int, directory: Path, compiled: Any) -> Logits:
-        """Find the layout with which all calls compute the same bits (consistency); returns the
-        probe's logits [n, V]. Without `exact`, the logits of calls of several sizes. The comparison
-        of large calls is remembered beside the model (agreed_calls). Raises EngineError if no such
-        layout exists."""
-        compute = self._compute_probe
+        """Find the layout with which all calls compute the same bits (consistency), or recall it
+        (agreed_calls); returns the probe's logits [n, V]. Without `exact`, the logits of calls of
+        several sizes. Raises EngineError if no such layout exists."""
         if not self.layout.exact:
-            return compute_samples(compute, max_tokens)
-        min_logits = least_logits(compute, max_tokens)
-        self.layout = replace(self.layout, min_logits=min_logits)
-        reference = compute_reference(compute, max_tokens)
-        sizing = self.layout.sizing
-        tried = [*sizing.sizes, sizing.padded(sizing.max_prepared + 1)]
-        min_rows = least_rows(compute, reference, tried)
-        self.layout = replace(self.layout, sizing=sizing.at_least(min_rows))
+            return compute_samples(self._compute_probe, max_tokens)
+        reference = compute_reference(self._compute_probe, max_tokens)
         facts = agreed_calls.known_facts(
             directory, compiled, self._layout_facts(reference, max_tokens)
         )
         known = agreed_calls.recall(directory, facts) if facts is not None else None
-        max_rows = most_rows(compute, reference, max_tokens) if known is None else known
+        found = known or self._compare(reference, max_tokens)
         if known is None and facts is not None:
-            agreed_calls.remember(directory, facts, max_rows)
-        self.layout = replace(self.layout, max_rows=max_rows)
+            agreed_calls.remember(directory, facts, found)
+        self._lay_out(found)
         log.info(
             "calls_agree",
-            min_rows=min_rows,
-            min_logits=min_logits,
-            max_rows=max_rows or None,
+            min_rows=found.min_rows,
+            min_logits=found.min_logits,
+            max_rows=found.max_rows or None,
             remembered=known is not None,
         )
         return reference
 
+    def _compare(self, reference: Logits, max_tokens: int) -> Agreement:
+        """Compute calls of all sizes; each comparison keeps to what those before it found. Raises
+        EngineError."""
+        compute, sizing = self._compute_probe, self.layout.sizing
+        found = Agreement(least_logits(compute, max_tokens), min_rows=1, max_rows=0)
+        self._lay_out(found)
+        tried = [*sizing.sizes, sizing.padded(sizing.max_prepared + 1)]
+        found = found._replace(min_rows=least_rows(compute, reference, tried))
+        self._lay_out(found)
+        return found._replace(max_rows=most_rows(compute, reference, max_tokens))
+
+    def _lay_out(self, found: Agreement) -> None:
+        self.layout = replace(
+            self.layout,
+            min_logits=found.min_logits,
+            sizing=self.layout.sizing.at_least(found.min_rows),
+            max_rows=found.max_rows,
+        )
+
     def _layout_facts(self, reference: Logits, max_tokens: int) -> agreed_calls.Facts:
-        """The facts that the agreement on large calls depends on, besides the model and the
-        machine."""
+        """The facts that the agreement depends on, besides the model and the machine."""
         return {
             "fingerprint": fingerprint_of(reference).hex(),
-            "min_logits": self.layout.min_logits,
             "sizes": list(self.layout.sizing.sizes),
             "quantum": self.layout.sizing.quantum,
             "block_tokens": self.block_tokens,

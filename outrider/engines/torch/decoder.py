@@ -17,15 +17,24 @@ from torch.nn import functional
 
 from outrider.engines.torch.call_plan import CallPlan, Numbers
 from outrider.engines.torch.decoder_shape import DecoderShape, LayerRule
+from outrider.engines.torch.experts import Experts
 from outrider.engines.torch.kernels import AttentionTiles, Kernels
+from outrider.engines.torch.matrices import (
+    GroupedMatrix,
+    Matrix,
+    Product,
+    joined,
+    rounded_to_groups,
+    rows_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class _Product:
-    """A matrix [out, in], and what is added to its products."""
+class _GatedUnit:
+    """A feed-forward part that all rows go through."""
 
-    matrix: Tensor
-    bias: Tensor | None = None
+    gate_and_up: Product
+    down: Product
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +43,15 @@ class _Layer:
 
     rule: LayerRule
     attention_gain: Tensor
-    queries_keys_values: _Product
+    queries_keys_values: Product
     query_gain: Tensor | None
     key_gain: Tensor | None
-    output: _Product
+    sinks: Tensor | None
+    """[heads] scores of attention that belong to no token."""
+    output: Product
     output_gain: Tensor | None
     inner_gain: Tensor
-    gate_and_up: _Product
-    down: _Product
+    inner: _GatedUnit | Experts
     down_gain: Tensor | None
 
 
@@ -95,7 +105,12 @@ class Weights(Protocol):
     def __contains__(self, name: str) -> bool: ...
 
     def tensor(self, name: str) -> Tensor:
-        """[rows, columns] of a matrix, [n] of a vector, in f32, by its name in a GGUF file."""
+        """[rows, columns] of a matrix, [experts, rows, columns] of several, [n] of a vector, in
+        f32, by its name in a GGUF file."""
+        ...
+
+    def grouped(self, name: str) -> tuple[Tensor, Tensor] | None:
+        """Values and scales of a GroupedMatrix, where the file's numbers are exactly these."""
         ...
 
     def frequencies(self, rule: LayerRule) -> npt.NDArray[np.float64]:
@@ -107,19 +122,26 @@ class Decoder:
     """The weights of a model on one device."""
 
     def __init__(
-        self, weights: Weights, kernels: Kernels, dtype: torch.dtype, device: torch.device
+        self,
+        weights: Weights,
+        kernels: Kernels,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        in_groups: bool = False,
     ) -> None:
-        """Matrices are held in `dtype`, everything else in f32. Raises UnsupportedModelError for
-        tensors that cannot be read."""
+        """Matrices are held in `dtype`, or as GroupedMatrix, everything else in f32. Raises
+        UnsupportedModelError for tensors that cannot be read."""
         self.shape: DecoderShape = weights.shape
         self._kernels = kernels
         self._weights = weights
         self._dtype, self._device = dtype, device
+        self._in_groups = in_groups
         self._embedding = self._matrices("token_embd")
         self._layers = [self._layer(index, rule) for index, rule in enumerate(self.shape.layers)]
         self._final_gain = self._vector("output_norm.weight")
         is_tied = "output.weight" not in weights
-        self._head = _Product(self._embedding if is_tied else self._matrices("output"))
+        self._head = Product(self._embedding if is_tied else self._matrices("output"))
         self._rotations = {rule: self._rotation(rule) for rule in set(self.shape.layers)}
 
     def logits(self, inputs: CallInputs, pool: Tensor) -> Tensor:
@@ -128,21 +150,24 @@ class Decoder:
         shape = self.shape
         blocks, slots = inputs.write_blocks, inputs.write_slots
         turned = {rule: table[:, inputs.positions] for rule, table in self._rotations.items()}
-        state = functional.embedding(inputs.tokens, self._embedding).float()
-        state = state * shape.embedding_scale
+        is_filling = blocks == len(pool) - 1  # they write to SpareBlocks.waste, the pool's last
+        state = rows_of(self._embedding, inputs.tokens) * shape.embedding_scale
         for index, layer in enumerate(self._layers):
             normed = self._normed(state, layer.attention_gain)
             queries, keys, values = self._heads(layer, normed, turned[layer.rule])
             pool[blocks, index, 0, :, slots] = keys.to(pool.dtype)
             pool[blocks, index, 1, :, slots] = values.to(pool.dtype)
             window = layer.rule.window
-            mixed = self._kernels.attended(queries, pool[:, index], inputs.tiles, window)
+            held = pool[:, index]
+            mixed = self._kernels.attended(queries, held, inputs.tiles, window, layer.sinks)
             output = self._product(mixed.reshape(len(mixed), -1), layer.output)
             state = state + self._normed(output, layer.output_gain)
             normed = self._normed(state, layer.inner_gain)
-            gate, up = self._product(normed, layer.gate_and_up).chunk(2, dim=1)
-            opened = _gelu(gate) if shape.has_gelu else functional.silu(gate)
-            state = state + self._normed(self._product(opened * up, layer.down), layer.down_gain)
+            if isinstance(layer.inner, Experts):
+                down = layer.inner.mixed(normed, is_filling, self._kernels)
+            else:
+                down = self._gated(normed, layer.inner)
+            state = state + self._normed(down, layer.down_gain)
         if not len(inputs.logits_rows):
             return state.new_empty((0, shape.vocabulary_size))
         return self._product(self._normed(state[inputs.logits_rows], self._final_gain), self._head)
@@ -159,6 +184,11 @@ class Decoder:
         queries = self._turned(self._normed(queries, layer.query_gain), rotation)
         keys = self._turned(self._normed(keys, layer.key_gain), rotation)
         return queries * shape.attention_scale, keys, values
+
+    def _gated(self, normed: Tensor, inner: _GatedUnit) -> Tensor:
+        gate, up = self._product(normed, inner.gate_and_up).chunk(2, dim=1)
+        opened = _gelu(gate) if self.shape.has_gelu else functional.silu(gate)
+        return self._product(opened * up, inner.down)
 
     def _turned(self, heads: Tensor, rotation: Tensor) -> Tensor:
         """[n, heads, size] with each pair of values turned by its position's angle; `rotation` is
@@ -179,15 +209,15 @@ class Decoder:
             return rows
         return self._kernels.normed(rows, gain, self.shape.epsilon)
 
-    def _product(self, rows: Tensor, factor: _Product) -> Tensor:
+    def _product(self, rows: Tensor, factor: Product) -> Tensor:
         product = self._kernels.product(rows, factor.matrix)
         return product if factor.bias is None else product + factor.bias
 
     def _rotation(self, rule: LayerRule) -> Tensor:
         """[2, context, pairs]: cosine and sine of each position's angles."""
         angles = np.arange(self.shape.max_context_tokens)[:, None] * self._weights.frequencies(rule)
-        table = np.stack([np.cos(angles), np.sin(angles)]).astype(np.float32)
-        return torch.from_numpy(table).to(self._device)
+        table = np.stack([np.cos(angles), np.sin(angles)]) * self.shape.rotary_amplitude
+        return torch.from_numpy(table.astype(np.float32)).to(self._device)
 
     def _layer(self, index: int, rule: LayerRule) -> _Layer:
         def name(part: str) -> str:
@@ -197,31 +227,56 @@ class Decoder:
             full = name(f"{part}.weight")
             return self._vector(full) if full in self._weights else None
 
+        has_experts = self.shape.num_chosen_experts > 0
+        # gpt-oss calls the norm in front of its experts so, Gemma the one behind attention.
+        inner_norm = "post_attention_norm" if has_experts else "ffn_norm"
+        sinks = name("attn_sinks.weight")
         return _Layer(
             rule=rule,
             attention_gain=self._vector(name("attn_norm.weight")),
             queries_keys_values=self._factor(*map(name, ("attn_q", "attn_k", "attn_v"))),
             query_gain=gain("attn_q_norm"),
             key_gain=gain("attn_k_norm"),
+            sinks=self._vector(sinks) if sinks in self._weights else None,
             output=self._factor(name("attn_output")),
-            output_gain=gain("post_attention_norm"),
-            inner_gain=self._vector(name("ffn_norm.weight")),
-            gate_and_up=self._factor(name("ffn_gate"), name("ffn_up")),
-            down=self._factor(name("ffn_down")),
+            output_gain=None if has_experts else gain("post_attention_norm"),
+            inner_gain=self._vector(name(f"{inner_norm}.weight")),
+            inner=self._experts(name("ffn_")) if has_experts else self._gated_unit(name("ffn_")),
             down_gain=gain("post_ffw_norm"),
         )
 
-    def _factor(self, *names: str) -> _Product:
+    def _gated_unit(self, prefix: str) -> _GatedUnit:
+        return _GatedUnit(
+            self._factor(f"{prefix}gate", f"{prefix}up"), self._factor(f"{prefix}down")
+        )
+
+    def _experts(self, prefix: str) -> Experts:
+        router = f"{prefix}gate_inp"
+        return Experts(
+            Product(self._vector(f"{router}.weight"), self._vector(f"{router}.bias")),
+            self._factor(f"{prefix}gate_exps", f"{prefix}up_exps"),
+            self._factor(f"{prefix}down_exps"),
+            self.shape.num_chosen_experts,
+        )
+
+    def _factor(self, *names: str) -> Product:
         """Matrices that the same rows are multiplied with, as one."""
         biases = [f"{name}.bias" for name in names if f"{name}.bias" in self._weights]
-        bias = torch.cat([self._vector(name) for name in biases]) if biases else None
-        return _Product(self._matrices(*names), bias)
+        bias = torch.cat([self._vector(name) for name in biases], -1) if biases else None
+        return Product(self._matrices(*names), bias)
 
-    def _matrices(self, *names: str) -> Tensor:
-        """[rows of all, columns]"""
-        parts = [self._weights.tensor(f"{name}.weight") for name in names]
-        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return whole.to(self._device, self._dtype)
+    def _matrices(self, *names: str) -> Matrix:
+        """[..., rows of all, columns]"""
+        return joined([self._matrix(f"{name}.weight") for name in names])
+
+    def _matrix(self, name: str) -> Matrix:
+        if not self._in_groups:
+            return self._weights.tensor(name).to(self._device).to(self._dtype)
+        stored = self._weights.grouped(name)
+        if stored is None:
+            stored = rounded_to_groups(self._weights.tensor(name).to(self._device))
+        values, scales = (part.to(self._device) for part in stored)
+        return GroupedMatrix(values, scales, self._dtype)
 
     def _vector(self, name: str) -> Tensor:
         return self._weights.tensor(name).to(self._device)

@@ -37,3 +37,7 @@ class DecoderShape:
     is_interleaved: bool
     """Rotary positions turn neighbouring values of a head, not its halves."""
     layers: tuple[LayerRule, ...]
+    num_chosen_experts: int = 0
+    """Experts that a token goes through; 0: the model has none."""
+    rotary_amplitude: float = 1.0
+    """Turned values are multiplied by it."""

@@ -37,6 +37,7 @@ from outrider.engines.torch.decoder import CallInputs, Decoder, Weights
 from outrider.engines.torch.graphs import MAX_ROWS, GraphedDecoder, graph_size
 from outrider.engines.torch.kernels import Kernels
 from outrider.engines.torch.kv_pool import KvPool
+from outrider.engines.torch.library_kernels import LibraryKernels
 from outrider.engines.torch.plain_kernels import PlainKernels
 from outrider.errors import ConfigError, EngineError
 
@@ -47,10 +48,8 @@ _PROBE_TOKENS: Final = 64
 class TorchEngine:
     """Implements base.Engine with PyTorch."""
 
-    def __init__(
-        self, weights: Weights, config: EngineConfig, kernels: Kernels | None = None
-    ) -> None:
-        """Load the weights and allocate the pool. Without `kernels`, those of the device.
+    def __init__(self, weights: Weights, config: EngineConfig) -> None:
+        """Load the weights and allocate the pool.
 
         Raises EngineError, ConfigError for settings that do not fit the model or the device, and
         InsufficientMemoryError.
@@ -62,12 +61,13 @@ class TorchEngine:
                 f"max_context_tokens is {asked}; the model has at most {shape.max_context_tokens}"
             )
         device = self._device = device_of(config.device)
-        precision = _precision(config, device)
+        precision = precision_of(config, device)
         is_short = precision == "bf16"
         torch.set_num_threads(config.threads)
-        self._kernels = kernels or kernels_of(device)
+        self._kernels = kernels_of(device, exact=config.exact)
         dtype = torch.bfloat16 if is_short else torch.float32
-        self._decoder = Decoder(weights, self._kernels, dtype, device)
+        in_groups = config.weight_bits == 8
+        self._decoder = Decoder(weights, self._kernels, dtype, device, in_groups=in_groups)
         layout = uniform_layout(
             KvDtype.BF16 if is_short else KvDtype.F32,
             num_layers=len(shape.layers),
@@ -75,7 +75,7 @@ class TorchEngine:
             block_tokens=BLOCK_TOKENS,
             head_size=shape.head_size,
         )
-        measure = partial(_free_memory, device)
+        measure = partial(free_memory_of, device)
         budget = config.kv_budget()
         size = budget.decide(BlockShape(layout.block_bytes, BLOCK_TOKENS, 0), measure)
         check_pool(size.num_blocks * layout.block_bytes, measure())
@@ -91,7 +91,7 @@ class TorchEngine:
             block_bytes=layout.block_bytes,
             max_context_tokens=asked or shape.max_context_tokens,
             sizing=SizingRule((), self._kernels.tile_rows),
-            exact=True,
+            exact=config.exact,
             precision=precision,
             pool_reason=size.reason,
             kv_layout=layout,
@@ -100,7 +100,8 @@ class TorchEngine:
         self._opened: set[int] = set()
         self._closed = False
         self._thread = ThreadPoolExecutor(1, "torch")
-        self._info = replace(self._info, fingerprint=fingerprint_of(self._probe()))
+        fingerprint = fingerprint_of(self._probe(), b"groups" if in_groups else b"")
+        self._info = replace(self._info, fingerprint=fingerprint)
 
     @property
     def info(self) -> EngineInfo:
@@ -201,24 +202,26 @@ def device_of(name: str) -> torch.device:
     return torch.device("cuda" if has_gpu and name != "cpu" else "cpu")
 
 
-def _precision(config: EngineConfig, device: torch.device) -> str:
-    """bf16 where a GPU has it, unless another one is asked for."""
+def precision_of(config: EngineConfig, device: torch.device) -> str:
+    """bf16 on a GPU, unless another one is asked for."""
     if config.precision != "auto":
         return config.precision
     return "bf16" if device.type == "cuda" else "f32"
 
 
-def kernels_of(device: torch.device) -> Kernels:
+def kernels_of(device: torch.device, *, exact: bool = True) -> Kernels:
     """Those for this kind of device."""
-    if device.type == "cpu":
-        return PlainKernels()
-    # Imported here: PyTorch for CPUs comes without Triton.
-    from outrider.engines.torch.triton_kernels import TritonKernels
+    kernels: Kernels = PlainKernels()
+    if device.type != "cpu":
+        # Imported here: PyTorch for CPUs comes without Triton.
+        from outrider.engines.torch.triton_kernels import TritonKernels
 
-    return TritonKernels()
+        kernels = TritonKernels()
+    return kernels if exact else LibraryKernels(kernels)
 
 
-def _free_memory(device: torch.device) -> FreeMemory:
+def free_memory_of(device: torch.device) -> FreeMemory:
+    """What is free where weights and KV of this device are."""
     if device.type == "cpu":
         return free_memory()
     num_bytes, _ = torch.cuda.mem_get_info(device)

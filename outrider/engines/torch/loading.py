@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from outrider.engines.config import EngineConfig
 from outrider.engines.footprint import footprint
 from outrider.engines.free_memory import known_free_memory
 from outrider.engines.load_stage import LoadStage, ReportStage, ignore_stage
 from outrider.engines.torch.decoder_file import DecoderFile
-from outrider.engines.torch.engine import TorchEngine
+from outrider.engines.torch.engine import TorchEngine, device_of, free_memory_of, precision_of
+from outrider.engines.torch.matrices import GROUP_VALUES
 from outrider.errors import UnsupportedModelError
 from outrider.models import checkpoint_gguf
 from outrider.models.catalog import ModelSpec
@@ -32,11 +35,18 @@ def load_engine(
     """
     report(LoadStage.CONVERT)
     file = DecoderFile(_gguf_of(spec, store))
-    num_values = sum(file.num_values.values())
-    bytes_each = 2 if config.precision == "bf16" else 4
-    needed = footprint(num_values * bytes_each, file.shape.vocabulary_size, config.kv_bytes)
-    needed.check(known_free_memory())
+    device = device_of(config.device)
+    num_bytes = round(sum(file.num_values.values()) * _bytes_each(config, device))
+    needed = footprint(num_bytes, file.shape.vocabulary_size, config.kv_bytes)
+    needed.check(known_free_memory() if device.type == "cpu" else free_memory_of(device))
     return TorchEngine(file, config)
+
+
+def _bytes_each(config: EngineConfig, device: torch.device) -> float:
+    """Of a weight."""
+    if config.weight_bits == 8:
+        return 1 + 2 / GROUP_VALUES
+    return 2.0 if precision_of(config, device) == "bf16" else 4.0
 
 
 def _gguf_of(spec: ModelSpec, store: ModelStore) -> Path:

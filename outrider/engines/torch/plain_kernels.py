@@ -9,6 +9,7 @@ row's sums as they are, to the bit.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -16,8 +17,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from outrider.engines.torch.call_plan import BLOCK_TOKENS, QUERY_ROWS
-from outrider.engines.torch.kernels import AttentionTiles
+from outrider.engines.torch.kernels import AttentionTiles, ExpertTiles
+from outrider.engines.torch.matrices import GroupedMatrix, Matrix
 
+_DENSE_VALUES: Final = 1 << 17
+"""Weights of a grouped matrix that are written as f32 at a time, which a core's cache holds."""
 _SPAN_BLOCKS: Final = 8
 _SPAN_TOKENS: Final = _SPAN_BLOCKS * BLOCK_TOKENS
 
@@ -26,17 +30,40 @@ class PlainKernels:
     """Implements kernels.Kernels."""
 
     tile_rows = 8
+    expert_rows = 8
     span_blocks = _SPAN_BLOCKS
 
-    def product(self, rows: Tensor, matrix: Tensor) -> Tensor:
+    def product(self, rows: Tensor, matrix: Matrix) -> Tensor:
         tiles = rows.to(matrix.dtype).split(self.tile_rows)
+        if isinstance(matrix, GroupedMatrix):
+            return _grouped_products(tiles, matrix)
         return torch.cat([functional.linear(tile, matrix) for tile in tiles]).float()
+
+    def expert_products(self, rows: Tensor, matrix: Matrix, tiles: ExpertTiles) -> Tensor:
+        # A row of zeros stands for those that a tile lacks.
+        whole = functional.pad(rows, (0, 0, 0, 1))
+        num_experts, num_columns = _outer_shape(matrix)
+        products = rows.new_zeros((*tiles.rows.shape, num_columns))
+        for expert in tiles.experts.unique().tolist():
+            if expert < num_experts:
+                mine = tiles.experts == expert
+                lines = whole[tiles.rows[mine]].flatten(0, 1)
+                product = self.product(lines, matrix[expert])
+                products[mine] = product.reshape(-1, *products.shape[1:])
+        return products.flatten(0, 1)
 
     def normed(self, rows: Tensor, gain: Tensor, epsilon: float) -> Tensor:
         power = (rows * rows).mean(-1, keepdim=True)
         return rows * torch.rsqrt(power + epsilon) * gain
 
-    def attended(self, queries: Tensor, pool: Tensor, tiles: AttentionTiles, window: int) -> Tensor:
+    def attended(
+        self,
+        queries: Tensor,
+        pool: Tensor,
+        tiles: AttentionTiles,
+        window: int,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         num_rows, num_heads, size = queries.shape
         num_tiles, kv_heads = len(tiles.rows), pool.shape[2]
         shared = num_heads // kv_heads
@@ -46,6 +73,9 @@ class PlainKernels:
         grouped = grouped.permute(0, 2, 3, 1, 4).reshape(num_tiles, kv_heads, -1, size)
         most = grouped.new_full((*grouped.shape[:3], 1), -torch.inf)
         total = torch.zeros_like(most)
+        if sinks is not None:
+            most.unflatten(2, (shared, QUERY_ROWS))[:] = sinks.reshape(kv_heads, shared, 1, 1)
+            total.fill_(1.0)
         mixed = torch.zeros_like(grouped)
         for first_block in range(0, tiles.tables.shape[1], _SPAN_BLOCKS):
             count = int((tiles.num_blocks > first_block).sum())
@@ -70,6 +100,25 @@ class PlainKernels:
         answer = torch.zeros_like(whole)
         answer[tiles.rows] = mixed.reshape(num_tiles, QUERY_ROWS, -1)
         return answer[:-1].reshape(queries.shape)
+
+
+def _grouped_products(tiles: Sequence[Tensor], matrix: GroupedMatrix) -> Tensor:
+    """[n, out] of tiles of rows, in f32, which holds the matrix's numbers exactly."""
+    num_columns, depth = matrix.values.shape
+    step = max(16, _DENSE_VALUES // depth)
+    wide = [tile.float() for tile in tiles]
+    products = wide[0].new_empty((len(wide), len(wide[0]), num_columns))
+    for begin in range(0, num_columns, step):
+        dense = matrix[begin : begin + step].dense()
+        for tile, product in zip(wide, products, strict=True):
+            product[:, begin : begin + step] = functional.linear(tile, dense)
+    return products.flatten(0, 1)
+
+
+def _outer_shape(matrix: Matrix) -> tuple[int, int]:
+    """Number of experts, and of columns of a product."""
+    numbers = matrix.values if isinstance(matrix, GroupedMatrix) else matrix
+    return numbers.shape[0], numbers.shape[1]
 
 
 def _seen(positions: Tensor, first_key: int, window: int) -> Tensor:

@@ -1,7 +1,9 @@
 """Kernels in Triton, for CUDA GPUs; Triton's interpreter runs them on a CPU, in tests.
 
 Each program of a grid computes fixed tiles in a fixed order: no sum is split over programs by the
-size of a call. So a row's bits do not depend on what else is in the call.
+size of a call. So a row's bits do not depend on what else is in the call. Numbers that differ from
+call to call are never specialised, which would compile a program of its own for some of them; and
+products and sums are not fused (enable_fp_fusion), which each compilation would decide anew.
 """
 
 from __future__ import annotations
@@ -14,13 +16,18 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider.engines.torch.call_plan import BLOCK_TOKENS, QUERY_ROWS
-from outrider.engines.torch.kernels import AttentionTiles
+from outrider.engines.torch.kernels import AttentionTiles, ExpertTiles
+from outrider.engines.torch.matrices import GROUP_VALUES, GroupedMatrix, Matrix
 
 _TILE_ROWS: Final = 64
 """Rows of a product: the fewest of a warp group's matrix instructions. A step of fewer rows reads
 the same weights, which is what its time goes into."""
+_EXPERT_ROWS: Final = 16
+"""Lines of an expert's tile: the fewest of a matrix instruction, as few rows share an expert."""
 _TILE_COLUMNS: Final = 64
 _TILE_DEPTH: Final = 64
+_WIDE_BYTES: Final = 1024
+"""Of one head of a token: 256 numbers of f32."""
 _SPLIT_BLOCKS: Final = 32
 """Blocks of keys that one program goes through; those of longer contexts are joined in order."""
 
@@ -29,18 +36,39 @@ class TritonKernels:
     """Implements kernels.Kernels."""
 
     tile_rows = _TILE_ROWS
+    expert_rows = _EXPERT_ROWS
     span_blocks = _SPLIT_BLOCKS
 
-    def product(self, rows: Tensor, matrix: Tensor) -> Tensor:
+    def product(self, rows: Tensor, matrix: Matrix) -> Tensor:
         rows = rows.to(matrix.dtype).contiguous()
-        (num_rows, depth), num_columns = rows.shape, len(matrix)
-        product = torch.empty((num_rows, num_columns), dtype=torch.float32, device=rows.device)
-        grid = (num_rows // _TILE_ROWS, triton.cdiv(num_columns, _TILE_COLUMNS))
+        product = _empty(len(rows), matrix, rows.device)
+        numbers, scales, depth_step = _operands(matrix)
+        num_columns, depth = numbers.shape
+        grid = (len(rows) // _TILE_ROWS, triton.cdiv(num_columns, _TILE_COLUMNS))
         _product[grid](
-            *(rows, matrix, product, num_columns, depth),
+            *(rows, numbers, scales, product, num_columns, depth),
             TILE_ROWS=_TILE_ROWS,
             TILE_COLUMNS=_TILE_COLUMNS,
-            TILE_DEPTH=_TILE_DEPTH,
+            TILE_DEPTH=depth_step,
+            IS_GROUPED=isinstance(matrix, GroupedMatrix),
+            enable_fp_fusion=False,
+        )
+        return product
+
+    def expert_products(self, rows: Tensor, matrix: Matrix, tiles: ExpertTiles) -> Tensor:
+        rows = rows.to(matrix.dtype).contiguous()
+        product = _empty(tiles.rows.numel(), matrix, rows.device)
+        numbers, scales, depth_step = _operands(matrix)
+        num_experts, num_columns, depth = numbers.shape
+        grid = (len(tiles.experts), triton.cdiv(num_columns, _TILE_COLUMNS))
+        _expert_product[grid](
+            *(rows, numbers, scales, product, tiles.rows, tiles.experts),
+            *(len(rows), num_experts, num_columns, depth),
+            TILE_ROWS=self.expert_rows,
+            TILE_COLUMNS=_TILE_COLUMNS,
+            TILE_DEPTH=depth_step,
+            IS_GROUPED=isinstance(matrix, GroupedMatrix),
+            enable_fp_fusion=False,
         )
         return product
 
@@ -49,10 +77,19 @@ class TritonKernels:
         flat = rows.reshape(-1, size).contiguous()
         normed = torch.empty_like(flat)
         width = triton.next_power_of_2(size)
-        _normed[(len(flat),)](flat, gain, normed, size, epsilon, WIDTH=width)
+        _normed[(len(flat),)](
+            flat, gain, normed, size, epsilon, WIDTH=width, enable_fp_fusion=False
+        )
         return normed.reshape(rows.shape)
 
-    def attended(self, queries: Tensor, pool: Tensor, tiles: AttentionTiles, window: int) -> Tensor:
+    def attended(
+        self,
+        queries: Tensor,
+        pool: Tensor,
+        tiles: AttentionTiles,
+        window: int,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         queries = queries.contiguous()
         num_rows, num_heads, size = queries.shape
         num_tiles, kv_heads = len(tiles.rows), pool.shape[2]
@@ -67,51 +104,145 @@ class TritonKernels:
             "LINES": max(16, triton.next_power_of_2(lines)),
             "SIZE": size,
             "WIDTH": max(16, triton.next_power_of_2(size)),
+            "enable_fp_fusion": False,
         }
         _attended[num_tiles, kv_heads, num_splits](
             *(queries, pool, tiles.rows, tiles.positions, tiles.num_blocks, tiles.tables, parts),
             *(num_rows, kv_heads, tiles.tables.shape[1], pool.stride(0), window),
             BLOCK_TOKENS=BLOCK_TOKENS,
             SPLIT_BLOCKS=_SPLIT_BLOCKS,
+            # Blocks that are loaded ahead: of wide heads, fewer fit into the memory of a small GPU.
+            num_stages=3 if size * pool.element_size() < _WIDE_BYTES else 2,
             **shape,
         )
         _joined[num_tiles, kv_heads](
-            *(parts, tiles.rows, tiles.num_blocks, answer, kv_heads, num_splits),
+            *(parts, tiles.rows, tiles.num_blocks, parts if sinks is None else sinks),
+            *(answer, kv_heads, num_splits),
             SPLIT_BLOCKS=_SPLIT_BLOCKS,
+            HAS_SINKS=sinks is not None,
             **shape,
         )
         return answer[:-1]
+
+
+def _operands(matrix: Matrix) -> tuple[Tensor, Tensor, int]:
+    """Numbers, their scales, and the depth by which kernels go: of a matrix in groups, a group."""
+    if isinstance(matrix, GroupedMatrix):
+        return matrix.values.contiguous(), matrix.scales.contiguous(), GROUP_VALUES
+    whole = matrix.contiguous()
+    return whole, whole, _TILE_DEPTH  # no kernel reads these scales
+
+
+def _empty(num_rows: int, matrix: Matrix, device: torch.device) -> Tensor:
+    numbers = matrix.values if isinstance(matrix, GroupedMatrix) else matrix
+    return torch.empty((num_rows, numbers.shape[-2]), dtype=torch.float32, device=device)
+
+
+@triton.jit
+def _summed(
+    lines,
+    is_line,
+    matrix,
+    scales,
+    column,
+    num_columns,
+    depth,
+    end,
+    TILE_ROWS: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+    TILE_DEPTH: tl.constexpr,
+    IS_GROUPED: tl.constexpr,
+):
+    """A tile of a product, [TILE_ROWS, TILE_COLUMNS], summed up to the depth `end` in steps of
+    TILE_DEPTH. `lines` are where rows begin. The sum over a group is exact numbers times rows, and
+    is then scaled."""
+    total = tl.zeros((TILE_ROWS, TILE_COLUMNS), tl.float32)
+    is_column = column < num_columns
+    for begin in range(0, end, TILE_DEPTH):
+        inner = begin + tl.arange(0, TILE_DEPTH)
+        is_inside = inner < depth
+        left = tl.load(
+            lines[:, None] + inner[None, :],
+            mask=is_line[:, None] & is_inside[None, :],
+            other=0.0,
+        )
+        right = tl.load(
+            matrix + column[:, None] * depth + inner[None, :],
+            mask=is_column[:, None] & is_inside[None, :],
+            other=0,
+        ).to(left.dtype)
+        if IS_GROUPED:
+            scale = tl.load(
+                scales + column * (depth // TILE_DEPTH) + begin // TILE_DEPTH,
+                mask=is_column,
+                other=0.0,
+            ).to(tl.float32)
+            group = tl.dot(left, right.T, input_precision="ieee")
+            total += group * scale[None, :]
+        else:
+            total = tl.dot(left, right.T, total, input_precision="ieee")
+    return total
 
 
 @triton.jit
 def _product(
     rows,
     matrix,
+    scales,
     product,
     num_columns,
     depth,
     TILE_ROWS: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
     TILE_DEPTH: tl.constexpr,
+    IS_GROUPED: tl.constexpr,
 ):
-    """A tile of `product`, [n, num_columns], summed up over the depth in steps of TILE_DEPTH."""
+    """A tile of `product`, [n, num_columns], n a multiple of TILE_ROWS."""
     row = tl.program_id(0).to(tl.int64) * TILE_ROWS + tl.arange(0, TILE_ROWS)
     column = tl.program_id(1).to(tl.int64) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
-    total = tl.zeros((TILE_ROWS, TILE_COLUMNS), tl.float32)
-    for begin in range(0, depth, TILE_DEPTH):
-        inner = begin + tl.arange(0, TILE_DEPTH)
-        is_inside = inner < depth
-        left = tl.load(
-            rows + row[:, None] * depth + inner[None, :], mask=is_inside[None, :], other=0.0
-        )
-        right = tl.load(
-            matrix + column[:, None] * depth + inner[None, :],
-            mask=(column < num_columns)[:, None] & is_inside[None, :],
-            other=0.0,
-        )
-        total = tl.dot(left, right.T, total, input_precision="ieee")
+    lines, is_line = rows + row * depth, row >= 0
+    total = _summed(
+        *(lines, is_line, matrix, scales, column, num_columns, depth, depth),
+        *(TILE_ROWS, TILE_COLUMNS, TILE_DEPTH, IS_GROUPED),
+    )
     tl.store(
         product + row[:, None] * num_columns + column[None, :],
+        total,
+        mask=(column < num_columns)[None, :],
+    )
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _expert_product(
+    rows,
+    matrix,
+    scales,
+    product,
+    tile_rows,
+    tile_experts,
+    num_rows,
+    num_experts,
+    num_columns,
+    depth,
+    TILE_ROWS: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+    TILE_DEPTH: tl.constexpr,
+    IS_GROUPED: tl.constexpr,
+):
+    """A tile of `product`, [t * TILE_ROWS, num_columns], of the rows and the expert of the tile."""
+    line = tl.program_id(0).to(tl.int64) * TILE_ROWS + tl.arange(0, TILE_ROWS)
+    column = tl.program_id(1).to(tl.int64) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
+    expert = tl.load(tile_experts + tl.program_id(0))
+    is_real = expert < num_experts
+    row = tl.load(tile_rows + line)
+    mine = tl.where(is_real, expert, 0) * num_columns * depth
+    total = _summed(
+        *(rows + row * depth, row < num_rows, matrix + mine),
+        *(scales + mine // TILE_DEPTH, column, num_columns, depth, tl.where(is_real, depth, 0)),
+        *(TILE_ROWS, TILE_COLUMNS, TILE_DEPTH, IS_GROUPED),
+    )
+    tl.store(
+        product + line[:, None] * num_columns + column[None, :],
         total,
         mask=(column < num_columns)[None, :],
     )
@@ -132,7 +263,7 @@ def _normed(rows, gain, normed, size, epsilon, WIDTH: tl.constexpr):
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "table_length"])
 def _attended(
     queries,
     pool,
@@ -208,22 +339,24 @@ def _attended(
     tl.store(own + SIZE + 1, most, mask=is_line)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def _joined(
     parts,
     tile_rows,
     tile_blocks,
+    sinks,
     answer,
     kv_heads,
     num_splits,
     SPLIT_BLOCKS: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     QUERY_ROWS: tl.constexpr,
     SHARED: tl.constexpr,
     LINES: tl.constexpr,
     SIZE: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """The rows of one tile and head of keys, of their splits in order."""
+    """The rows of one tile and head of keys, of their splits in order, behind the sinks."""
     tile, head = tl.program_id(0), tl.program_id(1)
     line, column = tl.arange(0, LINES), tl.arange(0, WIDTH)
     is_line = line < QUERY_ROWS * SHARED
@@ -231,6 +364,9 @@ def _joined(
     most = tl.full((LINES,), float("-inf"), tl.float32)
     total = tl.zeros((LINES,), tl.float32)
     mixed = tl.zeros((LINES, WIDTH), tl.float32)
+    if HAS_SINKS:
+        most = tl.load(sinks + head * SHARED + line % SHARED)
+        total = tl.full((LINES,), 1.0, tl.float32)
     first = parts + (tile * kv_heads + head).to(tl.int64) * num_splits * (
         QUERY_ROWS * SHARED * (SIZE + 2)
     )

@@ -21,6 +21,7 @@ from outrider.tokenization.pool.pool import TokenizationJob, TokenizationResult
 from outrider.v1 import inference_pb2
 from services.edge.access.identity import Identity
 from services.edge.access.limiter import Allowance
+from services.edge.chat.answer_ahead import AnswerAhead
 from services.edge.chat.context import EdgeContext
 from services.edge.chat.replay import ClientChannel, ReplayCursor
 from services.edge.chat.resumption import Entry
@@ -74,6 +75,8 @@ class AskedChat:
     stream: RequestStream
     request: ChatRequest
     identity: Identity
+    ahead: AnswerAhead | None = None
+    """Holds the beginning of the reply, if it was begun before the request came."""
 
     @property
     def cursor(self) -> ReplayCursor:
@@ -116,6 +119,8 @@ class Chat:
             group_lasts=identity.group_lasts,
         )
         self._leave = leave
+        self._ahead = asked.ahead
+        self._identity = identity
         self._tenant = identity.tenant
         self._requester = identity.requester
         self._allowance = allowance
@@ -416,8 +421,20 @@ class Chat:
 
     def _ready(self, item: PromptReady) -> None:
         self._is_prompt_ready = True
+        item = self._with_ahead(item)
         num_tokens = len(item.ids or ()) + self._num_resumed
         self._allowance.ask(num_tokens, partial(self._allowed, item))
+
+    def _with_ahead(self, item: PromptReady) -> PromptReady:
+        """With the beginning of the reply that was computed before this was asked for, if any."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return item
+        if item.ids is None or self._request.resume.upto:
+            ahead.close()
+            return item
+        tokens = ahead.take(self._identity, self._model.key, self._request, item.ids)
+        return replace(item, ahead=tokens)
 
     def _allowed(self, item: ChatAsked | PromptReady, refusal: OutriderError | None) -> None:
         """Continue with `item`, unless the tenant's quota is used up."""
@@ -450,6 +467,9 @@ class Chat:
 
     def _finish(self) -> None:
         self._is_finished = True
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
         self._leave()  # the model is unloaded in another turn at the soonest
         if self._tokenizing is not None:
             job, span = self._tokenizing

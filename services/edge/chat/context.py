@@ -16,6 +16,7 @@ from services.edge.chat.time_slicing import TimeSlicer
 from services.edge.chat.timers import SharedTimer
 from services.edge.models.choice import usable
 from services.edge.models.serving import EdgeModels
+from services.edge.session.ahead_plan import AheadPolicy
 from services.edge.telemetry.edge import EdgeTelemetry
 from services.edge.upstream.pool import RouterPool
 from services.edge.wire import client as client_wire
@@ -39,6 +40,8 @@ class EdgeContext:
     """Data shared by the chats of one model is kept with the model
     (services.edge.models.served)."""
     upstream: RouterPool
+    ahead: AheadPolicy
+    """How replies are begun before their prompts are sent."""
     embedding_calls: FairPlaces
     threads: FairThreads
     """For what requests have computed beside tokenizing: texts of ids, long JSON."""

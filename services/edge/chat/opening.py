@@ -21,6 +21,7 @@ from outrider.session.client import Done, Failed
 from outrider.session.types import FinishReason, Timings, Usage
 from outrider.today import today
 from services.edge.access.identity import Credential, Identity
+from services.edge.chat.answer_ahead import AnswerAhead
 from services.edge.chat.chat import AskedChat, Chat
 from services.edge.chat.context import EdgeContext
 from services.edge.chat.replay import ReplayReader
@@ -49,11 +50,31 @@ def identify(
 
 
 def open_chat(
-    stream: RequestStream, request: ChatRequest, identity: Identity, context: EdgeContext
+    stream: RequestStream,
+    request: ChatRequest,
+    identity: Identity,
+    context: EdgeContext,
+    ahead: AnswerAhead | None = None,
 ) -> None:
     """Serve a stream on which `request` came. If it repeats or continues a chat that this edge
     holds, the stream joins that chat; otherwise a new one begins, which may have to wait for its
-    model. Raises OutriderError for a request that cannot be served."""
+    model. `ahead` may hold the beginning of its reply. Raises OutriderError for a request that
+    cannot be served."""
+    try:
+        _open_chat(stream, request, identity, context, ahead)
+    except OutriderError:
+        if ahead is not None:
+            ahead.close()
+        raise
+
+
+def _open_chat(
+    stream: RequestStream,
+    request: ChatRequest,
+    identity: Identity,
+    context: EdgeContext,
+    ahead: AnswerAhead | None,
+) -> None:
     identity.require(Scope.CHAT)
     if request.added_rtt_ms:
         check_added_rtt(request.added_rtt_ms, is_allowed=context.added_distance)
@@ -62,7 +83,7 @@ def open_chat(
         priority=identity.class_of(request.priority),
         residency=identity.residency(request.residency),
     )
-    asked = AskedChat(stream, request, identity)
+    asked = AskedChat(stream, request, identity, ahead)
     if _is_joined(asked, context):
         return
     name = choose(asked.request.model, context.models.names, asked.identity.models)
@@ -84,6 +105,8 @@ def _is_joined(asked: AskedChat, context: EdgeContext) -> bool:
     entry = resumable.find(asked.request, asked.identity)
     if entry is None:
         return False
+    if asked.ahead is not None:
+        asked.ahead.close()
     if entry.chat is None:
         token = entry.token
         stream.catch_up(ReplayReader(entry.log, asked.cursor, lambda: token))

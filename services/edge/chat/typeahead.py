@@ -1,9 +1,12 @@
-"""Prefills a prompt at a region while its user still types it, so that the chat finds it cached."""
+"""Prefills a prompt at a region while its user still types it, so that the chat finds it cached.
+Of users who agreed to that the reply is begun, too (services.edge.chat.answer_ahead)."""
 
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 from uuid import uuid4
 
@@ -18,8 +21,9 @@ from outrider.today import today
 from outrider.tokenization.pool.pool import TokenizationJob, TokenizationResult
 from outrider.v1 import inference_pb2
 from services.edge.access.identity import Credential, Identity
+from services.edge.chat.answer_ahead import AnswerAhead, may_be_answered_ahead
 from services.edge.chat.context import EdgeContext
-from services.edge.chat.stream import RequestStream
+from services.edge.chat.stream import Peer
 from services.edge.limits.quotas import Rate
 from services.edge.models.choice import choose
 from services.edge.models.keys import ModelKey
@@ -28,14 +32,28 @@ from services.edge.session.events import ChatRequest, Input, OpenRegion
 from services.edge.session.template_options import NO_OPTIONS
 from services.edge.session.typeahead_plan import TypeaheadPlan
 from services.edge.upstream.link import RouterLink
-from services.edge.wire.client import read_typed_text
+from services.edge.wire.client import TypedText, read_typed_text
 from services.edge.wire.region import RegionWire, cancel
 
 log = structlog.get_logger()
 
 
-class TypedStream(RequestStream, Protocol):
-    """A client's stream that carries typed text."""
+def end_typing(handlers: Iterable[object]) -> AnswerAhead | None:
+    """The prompt was sent on the connection that has these streams' handlers: nothing more is
+    typed. Returns the reply that may have been begun to the text; None: none was."""
+    found = [it.hand_over() for it in list(handlers) if isinstance(it, TypeaheadPrefill)]
+    begun = [ahead for ahead in found if ahead is not None]
+    for ahead in begun[:-1]:
+        ahead.close()
+    return begun[-1] if begun else None
+
+
+class TypedStream(Peer, Protocol):
+    """Carries typed text."""
+
+    def end(self) -> None:
+        """Nothing more is read."""
+        ...
 
     def spend(self, rate: Rate, amount: int, client: bytes) -> bool:
         """Charge this amount to the client's rate limit and its address's; False if either is
@@ -98,6 +116,8 @@ class TypeaheadPrefill:
         """Job of the text that is being tokenized, which uses the model; None: no text is."""
         self._session: tuple[RouterLink, int] | None = None
         """The newest prefill, and its number there."""
+        self._ahead: AnswerAhead | None = None
+        """None: its user has not agreed to it, or nothing can be begun ahead."""
         self.closed = False
 
     # For the stream.
@@ -152,21 +172,47 @@ class TypeaheadPrefill:
 
     def _read(self, payload: bytes) -> None:
         try:
-            typed = read_typed_text(payload, self._admit)
-            self._before = typed.before or self._before
-            self._tools = typed.tools or self._tools
-            messages = (*self._before, Message("user", typed.text))
-            check_messages(messages)
-        except EmptyPromptError:
-            return  # all of it was deleted
+            self.changed(read_typed_text(payload, self._admit))
         except OutriderError as error:
             log.debug("typed_text_refused", reason=error.reason)
             self._close()
-            return
+
+    def changed(self, typed: TypedText) -> None:
+        """This has been typed by now; the client has been admitted. Raises InvalidRequestError,
+        PermissionDeniedError."""
         assert self._typist is not None
+        self._before = typed.before or self._before
+        self._tools = typed.tools or self._tools
+        if typed.request is not None and self._ahead is None:
+            self._begin_ahead(self._typist, typed.request)
+        messages = (*self._before, Message("user", typed.text))
+        try:
+            check_messages(messages)
+        except EmptyPromptError:  # all of it was deleted
+            if self._ahead is not None:
+                self._ahead.typed((Message("user", ""),), 0)
+            return
         planned = self._plan_of(self._typist)
         if planned is not None:
             self._tokenize(planned, planned.plan.typed(messages))
+            if self._ahead is not None:
+                self._ahead.typed(messages, planned.plan.num_computed)
+
+    def _begin_ahead(self, typist: _Typist, request: ChatRequest) -> None:
+        identity = typist.identity
+        asked = replace(
+            request,
+            model=typist.model,
+            residency=identity.residency(request.residency),
+            tools=self._tools,
+        )
+        self._typist = replace(typist, residency=asked.residency)
+        if may_be_answered_ahead(asked, identity, self._context):
+            spend = partial(self._spend, identity.client)
+            self._ahead = AnswerAhead(asked, identity, self._context, spend)
+
+    def _spend(self, client: bytes, rate: Rate, amount: int) -> bool:
+        return self._stream.spend(rate, amount, client)
 
     def _admit(self, credential: Credential, model: str) -> None:
         """Find out whose text it is, and for which model; of the first frame. Raises
@@ -175,11 +221,24 @@ class TypeaheadPrefill:
             return
         stream, fresh = self._stream, secrets.token_bytes(16)
         secret, address = stream.connection_secret, stream.address
-        identity = self._context.identities.of(credential, secret, fresh, address)
+        self.admit(self._context.identities.of(credential, secret, fresh, address), model)
+
+    def admit(self, identity: Identity, model: str) -> None:
+        """It is this client's text, for this model ("": the first that it may use). Raises
+        PermissionDeniedError, UnknownModelError."""
         identity.require(Scope.CHAT)
         name = choose(model, self._context.models.names, identity.models)
         self._typist = _Typist(identity, identity.residency(()), name)
         self._context.keyed_chats.add(self, identity)
+
+    def hand_over(self) -> AnswerAhead | None:
+        """The prompt was sent: nothing more is typed. Returns the reply that may have been begun
+        to it, for the chat; None: none was."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.hand_over()
+        self._close()
+        return ahead
 
     def _plan_of(self, typist: _Typist) -> _Planned | None:
         """None: nothing can be computed ahead now."""
@@ -281,6 +340,8 @@ class TypeaheadPrefill:
         if self.closed:
             return
         self.closed = True
+        if self._ahead is not None:
+            self._ahead.close()
         self._context.keyed_chats.remove(self)
         self._stream.end()
         if self._job is not None:

@@ -19,6 +19,10 @@ from services.edge.http.passed_over import PassedOver
 from services.edge.session.events import ChatRequest, ClientEvent
 
 
+def _nobody_typed(typing_id: str) -> None:
+    """Nothing was begun."""
+
+
 @dataclass(frozen=True, slots=True)
 class ApiRequest:
     """A request for a reply."""
@@ -40,6 +44,8 @@ class ApiRequest:
     idempotency_key: str = ""
     last_event_id: str = ""
     """Last-Event-ID: the part of the reply that the client already has (sse.py)."""
+    typed_seed: Callable[[str], int | None] = _nobody_typed
+    """The seed of the reply that may have been begun to a message of this typing_id."""
     trace: tuple[str, str] = ("", "")
     """W3C traceparent and tracestate."""
 
@@ -70,6 +76,8 @@ class PlannedReply:
     writer: ReplyWriter
     is_streamed: bool
     """Whether the client gets an event stream; otherwise one body of JSON."""
+    typing_id: str = ""
+    """Names the message that was typed; the only one of `chats` may have been begun to it."""
     user: str = ""
     """Id of the end user, given by the key's owner."""
     keepalive: bytes = sse.COMMENT

@@ -30,6 +30,7 @@ from services.edge.http.frontend import HttpFrontend
 from services.edge.http.http_errors import headers_of
 from services.edge.http.paths import normal_path
 from services.edge.http.routes import ALL_ROUTES, Route, error_answer, is_public
+from services.edge.http.verifying import fail_call
 
 log = structlog.get_logger()
 
@@ -109,12 +110,15 @@ class _Gate:
 
     async def _serve(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            exchange.check_head()
+            is_stream = native.is_stream(exchange)
+            front = self._frontend
+            serves_anyone = front.serves_anyone if is_stream else not front.needs_key
+            exchange.check_head(needs_key=not serves_anyone)
             if exchange.is_preflight:
                 exchange.route = _PREFLIGHT
                 await exchange.answer_preflight(_METHODS)
                 return
-            if not is_public(scope["path"]) and not native.is_stream(exchange):
+            if not is_public(scope["path"]) and not is_stream:
                 exchange.admit()
             await self._app(scope, receive, send)
         except OutriderError as error:
@@ -130,6 +134,10 @@ class _Gate:
     async def _answer(self, exchange: Exchange, error: OutriderError) -> None:
         if not exchange.has_chats:  # chats are counted, and refused, each by itself
             self._frontend.context.telemetry.refused(error.reason)
+        if exchange.is_call:
+            exchange.release()
+            await fail_call(exchange, error)
+            return
         if exchange.has_begun:
             exchange.abort()  # whatever came of the answer, the client must not take it for whole
             return

@@ -63,7 +63,8 @@ class FrameLimits:
 
     control_frames_per_s: float = 100.0
     """PING, SETTINGS, PRIORITY, CONTINUATION, unknown frames, WINDOW_UPDATE beyond four for a DATA
-    frame sent, and DATA of less than 64 bytes or padded (but the last of each request)."""
+    frame sent, and DATA of less than 64 bytes or padded (but the last of each request, and one for
+    each DATA frame sent)."""
     resets_per_s: float = 20.0
     """Streams that the client resets, or makes the server reset."""
     burst_s: float = BURST_S
@@ -91,6 +92,8 @@ class FrameGate:
         self._block_bytes = 0
         """Bytes of the present block of headers."""
         self._free_updates = 0
+        self._free_answers = 0
+        """Small DATA frames that answer one sent: clients that draft send a few ids for each."""
         self._free_ends = 0
         """Small DATA frames that may end a request."""
         self._has_reset_too_many = False
@@ -141,6 +144,7 @@ class FrameGate:
             at += _HEADER.size + (high << 8 | low)
             if kind == _DATA:
                 self._free_updates = min(self._free_updates + _UPDATES_PER_DATA, _MAX_CREDIT)
+                self._free_answers = min(self._free_answers + 1, _MAX_CREDIT)
             elif kind == _RST_STREAM and not self._resets.take(1, now):
                 self._has_reset_too_many = True
 
@@ -187,6 +191,8 @@ class FrameGate:
             if num_bytes < _SMALL_BYTES or flags & _PADDED:
                 if flags & _END_STREAM and self._free_ends:
                     self._free_ends -= 1
+                elif self._free_answers:
+                    self._free_answers -= 1
                 else:
                     self._spend_control(1, now)
         elif kind == _HEADERS:

@@ -15,6 +15,8 @@ from services.edge.http.origins import AllowedOrigins
 from services.edge.http.proxies import TrustedProxies
 from services.edge.http.stream import RunningReply
 from services.edge.http.system_lines import LeftOutLines
+from services.edge.http.typed_text_table import TypedTexts
+from services.edge.http.webtransport import SessionOffer
 from services.edge.limits.bodies import BodyMemory
 from services.edge.limits.listener import ListenerQuotas
 from services.edge.quic.streams import EdgeStream
@@ -35,13 +37,22 @@ class HttpFrontend:
     replies: set[RunningReply] = field(default_factory=set)
     """Under way."""
     streams: set[EdgeStream] = field(default_factory=set)
-    """Of the native protocol, under way over HTTP/2."""
+    """Of the native protocol, under way over HTTP."""
+    typed_texts: TypedTexts = field(default_factory=TypedTexts)
+    """Messages that are being typed."""
     needs_key: bool = True
     """Whether requests without a key are refused, even if the edge otherwise serves them."""
     document: bytes = b"{}"
     """OpenAPI, in JSON."""
     page: bytes = b""
     """What this edge is, in HTML."""
+    sessions: SessionOffer = field(default_factory=SessionOffer)
+    """What pages are told of WebTransport; filled once the edge listens."""
+
+    @property
+    def serves_anyone(self) -> bool:
+        """Whether clients without a key are served by the native protocol."""
+        return self.context.identities.anonymous_models is not None
 
     @cached_property
     def proxies(self) -> TrustedProxies:

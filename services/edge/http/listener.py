@@ -99,7 +99,7 @@ class HttpListener:
 
     def __init__(self, app: ASGIApp, frontend: HttpFrontend) -> None:
         self.app = app
-        self._frontend = frontend
+        self.frontend = frontend
         self._config = _anycorn_config(frontend.config)
         self._context = WorkerContext(None)
         self._server: asyncio.Server | None = None
@@ -131,7 +131,7 @@ class HttpListener:
         """Listen and return the bound port. `alt_svc`: value of the Alt-Svc header, sent only over
         TLS (RFC 7838, section 2.1). `opened`: a socket that already listens, which this listener
         then owns. Raises ConfigError."""
-        if self._frontend.config.is_encrypted:
+        if self.frontend.config.is_encrypted:
             self._config.alt_svc_headers = [alt_svc] if alt_svc else []  # type: ignore[misc]
             self._tls = _tls_context()
             await self.renew(certificate, key)
@@ -163,6 +163,7 @@ class HttpListener:
     async def stop(self, drain_s: float) -> None:
         """Take nothing more, give replies under way `drain_s`, then end them and close. The edge
         drains by then. May be called without a start."""
+        self.frontend.typed_texts.close()
         if self._server is None:
             return
         self._server.close()
@@ -171,10 +172,10 @@ class HttpListener:
             abort()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(drain_s):
-                await self._frontend.context.telemetry.idle.wait()
+                await self.frontend.context.telemetry.idle.wait()
                 while self._connections:
                     await asyncio.wait(self._connections)
-        self._frontend.fail_replies(
+        self.frontend.fail_replies(
             DrainingError("this edge is shutting down; send the request to another")
         )
         if self._connections:
@@ -188,15 +189,15 @@ class HttpListener:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        limits = self._frontend.limits
+        limits = self.frontend.limits
         host, port = (writer.get_extra_info("peername") or ("127.0.0.1", 0))[:2]
         prefix = limits.limits.prefixes.of(host)
-        if self._frontend.proxies.trusts(host):
+        if self.frontend.proxies.trusts(host):
             prefix = f"{host} {port}"  # by itself: it is of many clients
         try:
             release, budget = self._admit(prefix, limits)
         except OverloadedError:
-            self._frontend.context.telemetry.refused("connections")
+            self.frontend.context.telemetry.refused("connections")
             await self._turn_away(reader, writer)
             writer.transport.abort()
             return
@@ -239,7 +240,7 @@ class HttpListener:
         faults = list(_leaves(error))
         clients = all(isinstance(fault, _CLIENTS_FAULTS) for fault in faults)
         reason = "broken http" if clients else "http failure"
-        self._frontend.context.telemetry.refused(reason, error=failure_place(faults[0]))
+        self.frontend.context.telemetry.refused(reason, error=failure_place(faults[0]))
         if not clients and self._tracebacks.take(1, asyncio.get_running_loop().time()):
             log.error("http_connection_failed", exc_info=error)
 
@@ -248,14 +249,14 @@ class HttpListener:
     ) -> tuple[Callable[[], None], MemoryBudget]:
         """Count the connection; returns a function that releases it, and its memory budget. Raises
         OverloadedError."""
-        most = self._frontend.config.max_connections
+        most = self.frontend.config.max_connections
         if len(self._connections) >= most:
             raise OverloadedError(f"this edge already serves {most} connections; try again later")
         if 0 < limits.limits.max_resident_bytes < memory.resident_bytes():
             raise OverloadedError("this edge has no memory to spare; try again later")
         limits.quotas.hold(prefix, Count.CONNECTIONS, asyncio.get_running_loop().time())
         address, budget = limits.connection_opened(prefix)
-        telemetry = self._frontend.context.telemetry
+        telemetry = self.frontend.context.telemetry
         telemetry.connections(+1)
 
         def release() -> None:
@@ -280,13 +281,13 @@ class HttpListener:
         if self._tls is not None:
             self._handshakes.add(abort)
             try:
-                async with asyncio.timeout(self._frontend.limits.limits.handshake_timeout_s):
+                async with asyncio.timeout(self.frontend.limits.limits.handshake_timeout_s):
                     stream = encrypted = await TLSStream.wrap(
                         raw, server_side=True, ssl_context=self._tls, standard_compatible=False
                     )
                     push = encrypted_push(encrypted, raw)
             except (TimeoutError, OSError, anyio.BrokenResourceError, anyio.EndOfStream):
-                self._frontend.context.telemetry.refused("handshake timeout")
+                self.frontend.context.telemetry.refused("handshake timeout")
                 return
             finally:
                 self._handshakes.discard(abort)
@@ -306,7 +307,7 @@ class HttpListener:
             self._refused(meter.prefix, server.refusal)
 
     def _frame_limits(self, prefix: str, now: float) -> FrameLimits:
-        config, quotas = self._frontend.config, self._frontend.limits.quotas
+        config, quotas = self.frontend.config, self.frontend.limits.quotas
         is_wary = quotas.level(prefix, Rate.FLOODS, now) < 1
         return FrameLimits(
             control_frames_per_s=config.max_control_frames_per_s,
@@ -316,10 +317,10 @@ class HttpListener:
         )
 
     def _refused(self, prefix: str, error: OutriderError) -> None:
-        self._frontend.context.telemetry.refused("http frames", error=str(error))
+        self.frontend.context.telemetry.refused("http frames", error=str(error))
         with contextlib.suppress(OverloadedError):
             now = asyncio.get_running_loop().time()
-            self._frontend.limits.quotas.spend(prefix, Rate.FLOODS, 1, now)
+            self.frontend.limits.quotas.spend(prefix, Rate.FLOODS, 1, now)
 
 
 class _Server(TCPServer):

@@ -1,5 +1,6 @@
-"""The native protocol over HTTP/2, for clients that QUIC does not reach: each of its streams is a
-request, whose body and answer flow at the same time."""
+"""The native protocol over HTTP, for clients that QUIC does not reach: each of its streams is a
+request, whose body and answer may flow at the same time. Pages of browsers, which send a body whole
+before they read its answer, cancel a chat by a further stream that resumes it first."""
 
 from __future__ import annotations
 
@@ -8,29 +9,24 @@ import contextlib
 from collections.abc import Callable
 
 from outrider.client.protocol import HTTP_FRAMES, HTTP_PATH
-from outrider.errors import InvalidRequestError, OverloadedError
+from outrider.errors import OverloadedError
 from outrider.telemetry.logs import failure_place
-from services.edge.chat.typeahead import TypeaheadPrefill
+from services.edge.chat.answer_ahead import AnswerAhead
+from services.edge.chat.typeahead import end_typing
 from services.edge.http.exchange import ClientLeft, Exchange
 from services.edge.limits.quotas import Count, Rate, too_many
 from services.edge.quic.streams import EdgeStream, Transport
-from services.edge.session.events import ClientGone
 
 
 def is_stream(exchange: Exchange) -> bool:
     """Whether a request opens a stream, and who asks is for its first frame to say."""
     scope = exchange.scope
     is_request = scope["method"] == "POST" and scope["path"] == HTTP_PATH
-    return is_request and scope["http_version"] == "2" and exchange.media_type == HTTP_FRAMES
+    return is_request and exchange.media_type == HTTP_FRAMES
 
 
 async def serve_stream(exchange: Exchange) -> None:
     """Serve one stream. Its own errors are frames; raises OutriderError where there is none."""
-    if exchange.scope["http_version"] != "2":
-        raise InvalidRequestError(
-            "the native protocol takes HTTP/2, where a body and its answer flow at the same time; "
-            "over other versions POST /v1/chat/completions"
-        )
     exchange.check_media_type(HTTP_FRAMES)
     quotas = exchange.frontend.limits.quotas
     quotas.hold(exchange.address, Count.STREAMS, asyncio.get_running_loop().time())
@@ -159,11 +155,9 @@ class RequestConnection:
             return False
         return True
 
-    def stop_typing(self) -> None:
-        """End the streams of typed text on this connection."""
-        for each in list(self._siblings):
-            if isinstance(each._stream.handler, TypeaheadPrefill):
-                each._stream.handler.feed(ClientGone())
+    def end_typing(self) -> AnswerAhead | None:
+        """See `StreamConnection.end_typing`."""
+        return end_typing(each._stream.handler for each in self._siblings)
 
     def catches_up(self, stream: EdgeStream, *, is_over: bool = False) -> None:
         """A backlog is continued whenever something was written."""

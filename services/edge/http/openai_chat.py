@@ -93,6 +93,9 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     """none, auto, required, {"type": "function", "function": {"name": NAME}}, or {"type":
     "allowed_tools", "allowed_tools": {"mode": MODE, "tools": [...]}}."""
     parallel_tool_calls: bool | None = None
+    typing_id: str | None = None
+    """The `id` by which /v1/chat/typing was told the last message while it was typed: the reply may
+    have begun."""
 
 
 class ReplyFunction(msgspec.Struct, kw_only=True):
@@ -361,7 +364,10 @@ def plan(asked: ApiRequest) -> PlannedReply:
             template_options=options,
         )
 
-    return plan_choices(
+    typing_id = body.typing_id or ""
+    if (seed := asked.typed_seed(typing_id)) is not None:
+        asked = replace(asked, random_seed=seed)
+    planned = plan_choices(
         "chat",
         body,
         asked,
@@ -373,6 +379,7 @@ def plan(asked: ApiRequest) -> PlannedReply:
         user=body.user or body.safety_identifier or "",
         passed_over=request.passed_over,
     )
+    return replace(planned, typing_id=typing_id if len(planned.chats) == 1 else "")
 
 
 API: Final = ChatApi(plan, error_body)

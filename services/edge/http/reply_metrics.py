@@ -84,6 +84,8 @@ class ReplyMetrics(msgspec.Struct, kw_only=True, omit_defaults=True):
     first_text: FirstTextTimes
     rtt_ms: float | UnsetType = UNSET
     """Median round trip between edge and replica; absent if none was measured."""
+    ahead_tokens: int = 0
+    """Tokens that were ready when the request came (`typing_id`); absent: none."""
 
 
 def metrics_of(done: Done) -> ReplyMetrics:
@@ -104,6 +106,7 @@ def metrics_of(done: Done) -> ReplyMetrics:
             **{name: round(it, 3) for name, it in asdict(done.first_text).items()}
         ),
         rtt_ms=round(done.speculation_stats.rtt_ms, 3) or UNSET,
+        ahead_tokens=done.speculation_stats.ahead_tokens,
     )
 
 

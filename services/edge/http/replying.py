@@ -14,6 +14,7 @@ import structlog
 from outrider.errors import OutriderError
 from outrider.session.client import Failed
 from services.edge.access.identity import Identity
+from services.edge.chat.answer_ahead import AnswerAhead
 from services.edge.chat.context import EdgeContext
 from services.edge.chat.opening import open_chat
 from services.edge.http.api import ApiRequest, ChatApi, PlannedReply
@@ -55,7 +56,8 @@ async def serve_reply(api: ChatApi, exchange: Exchange) -> None:
         if watch.done():
             raise ClientLeft
         exchange.has_chats = True
-        _begin(reply, planned, identity, exchange.frontend.context)
+        ahead = exchange.frontend.typed_texts.take(_tenant(exchange), planned.typing_id)
+        _begin(reply, planned, identity, exchange.frontend.context, ahead)
         await _send(exchange, reply, planned)
     finally:
         replies.discard(reply)
@@ -74,6 +76,7 @@ async def _asked(exchange: Exchange) -> ApiRequest:
         return_metrics=config.return_metrics,
         idempotency_key=headers.get("idempotency-key", ""),
         last_event_id=headers.get("last-event-id", ""),
+        typed_seed=partial(exchange.frontend.typed_texts.seed, _tenant(exchange)),
         trace=exchange.trace,
     )
 
@@ -92,21 +95,37 @@ def _left(task: asyncio.Task[None], reply: RunningReply, *, may_return: bool) ->
         reply.leave(may_return=may_return)
 
 
+def _tenant(exchange: Exchange) -> str:
+    return exchange.identity.tenant if exchange.identity is not None else ""
+
+
 def _begin(
-    reply: RunningReply, planned: PlannedReply, identity: Identity, context: EdgeContext
+    reply: RunningReply,
+    planned: PlannedReply,
+    identity: Identity,
+    context: EdgeContext,
+    ahead: AnswerAhead | None,
 ) -> None:
-    """Each chat in a time slice of its own: many requests may come at once."""
+    """Each chat in a time slice of its own: many requests may come at once. `ahead` may hold the
+    beginning of an only one."""
     for stream, request in zip(reply.streams, planned.chats, strict=True):
-        context.time_slicer.submit(partial(_open, stream, request, identity, context))
+        context.time_slicer.submit(partial(begin_on, stream, request, identity, context, ahead))
 
 
-def _open(
-    stream: ChatStream, request: ChatRequest, identity: Identity, context: EdgeContext
+def begin_on(
+    stream: ChatStream,
+    request: ChatRequest,
+    identity: Identity,
+    context: EdgeContext,
+    ahead: AnswerAhead | None = None,
 ) -> None:
+    """Begin a chat on a stream of a reply, unless that is over by now."""
     if stream.is_over:
+        if ahead is not None:
+            ahead.close()
         return
     try:
-        open_chat(stream, request, identity, context)
+        open_chat(stream, request, identity, context, ahead)
     except OutriderError as error:
         context.telemetry.refused(error.reason)
         stream.end(Failed(error.bare()))

@@ -19,6 +19,7 @@ from services.edge.http import (
     anthropic_reply,
     cancelling,
     embedding,
+    grpc_calls,
     mesh,
     native,
     openai_chat,
@@ -29,8 +30,11 @@ from services.edge.http import (
     responses_objects,
     token_counting,
     tokenizing,
+    typed_text,
     ui,
     ui_settings,
+    verifying,
+    webtransport,
 )
 from services.edge.http.api import ChatApi
 from services.edge.http.exchange import JSON, Exchange
@@ -90,12 +94,14 @@ class Route:
     """Wording of the headers with remaining limits."""
     media_type: str = JSON
     """Of an answer that is no stream."""
+    is_counted: bool = True
+    """Whether its requests count, if they have a body."""
 
     @property
     def is_limited(self) -> bool:
         """Whether its requests count towards their tenant's limits, and answers have the remaining
         limits: all routes that compute something."""
-        return self.request is not None
+        return self.request is not None and self.is_counted
 
     @property
     def busy_status(self) -> int:
@@ -141,6 +147,15 @@ ROUTES: Final = (
         "Gives up the reply to a request with this Idempotency-Key.",
         cancelling.serve_cancel,
         cancelling.Cancelled,
+    ),
+    Route(
+        "POST",
+        "/v1/chat/typing",
+        "What its user has typed so far of the next message, to have the reply begun.",
+        typed_text.serve_typing,
+        typed_text.TypingAnswer,
+        typed_text.TypingRequest,
+        is_counted=False,
     ),
     Route(
         "POST",
@@ -276,7 +291,7 @@ def _page(path: str, summary: str, handle: Handle, media_type: str = _HTML) -> R
 NATIVE: Final = Route(
     "POST",
     HTTP_PATH,
-    "A stream of the native protocol, for clients that QUIC does not reach.",
+    "A stream of the native protocol, for clients that QUIC does not reach, and for pages.",
     native.serve_stream,
     bytes,
     access=Access.FRAMES,
@@ -297,7 +312,23 @@ PAGES: Final = (
     ),
     _page("/ui/static/{digest}/{name}", "A file of the pages.", ui.serve_file, "*/*"),
 )
-ALL_ROUTES: Final = (*ROUTES, DOCUMENT, NATIVE, *PAGES)
+TRANSPORTS: Final = Route(
+    "GET",
+    "/ui/transport.json",
+    "How pages reach this edge by WebTransport, and the hashes of its certificates.",
+    webtransport.serve_transports,
+    webtransport.Transports,
+    access=Access.PUBLIC,
+)
+VERIFY: Final = Route(
+    "POST",
+    verifying.PATH,
+    "A session whose client drafts by means of its own (gRPC).",
+    verifying.serve_verify,
+    bytes,
+    media_type=grpc_calls.MEDIA_TYPES[0],
+)
+ALL_ROUTES: Final = (*ROUTES, DOCUMENT, NATIVE, VERIFY, TRANSPORTS, *PAGES)
 _BY_PATH: Final = {route.path: route for route in reversed(ALL_ROUTES)}
 """The first route of each path."""
 _MESSAGES: Final = "/v1/messages"

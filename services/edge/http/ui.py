@@ -29,7 +29,8 @@ _ISOLATED: Final = {
 
 def connect_sources(exchange: Exchange) -> tuple[str, ...]:
     """Where a page may connect to, besides the origin that it came from."""
-    return ()
+    sessions = exchange.frontend.sessions.address(exchange.headers.get("host", ""))
+    return (sessions,) if sessions else ()
 
 
 async def serve_chat_page(exchange: Exchange) -> None:

@@ -28,7 +28,7 @@ _MAX_TRAILERS: Final = 100
 
 
 class H3Code(Enum):
-    """Error codes of RFC 9114, section 8.1."""
+    """Error codes of RFC 9114, section 8.1, and of WebTransport (draft 16, section 9.5)."""
 
     NO_ERROR = 0x100
     GENERAL_PROTOCOL_ERROR = 0x101
@@ -38,6 +38,9 @@ class H3Code(Enum):
     REQUEST_CANCELLED = 0x10C
     REQUEST_INCOMPLETE = 0x10D
     MESSAGE_ERROR = 0x10E
+    WEBTRANSPORT_SESSION_GONE = 0x170D7B68
+    WEBTRANSPORT_STREAM_REJECTED = 0x3994BD84
+    """Of a stream whose session is not open: none is kept for a session that may come."""
 
 
 class Phase(Enum):

@@ -7,13 +7,13 @@ much memory QPACK's tables take. Here neither side uses a dynamic table (RFC 920
 table of 4 KiB would let each byte of a header section stand for 4 KiB, and it would only save a few
 hundred bytes of headers per request.
 
-WebTransport would begin here: with `enable_webtransport`, its settings, and events of its streams,
-which `Http3Session` would pass to a session of their own.
+Streams of WebTransport sessions are told by their first bytes (draft-ietf-webtrans-http3, section
+4.3); what follows is no frame, and does not come here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -29,7 +29,7 @@ from aioquic.h3.connection import (
     Setting,
     encode_frame,
 )
-from aioquic.h3.events import DataReceived, HeadersReceived
+from aioquic.h3.events import DataReceived, HeadersReceived, WebTransportStreamDataReceived
 from aioquic.quic.events import StreamDataReceived
 
 from services.edge.http3.exchange import (
@@ -78,7 +78,16 @@ class TooManyFields:
     """The header section is above the limit; it was not read."""
 
 
-FrameEvent: TypeAlias = Fields | Body | Malformed | TooManyFields
+@dataclass(frozen=True, slots=True)
+class SessionData:
+    """The stream is no request, but of this WebTransport session."""
+
+    session_id: int
+    data: bytes
+    has_ended: bool
+
+
+FrameEvent: TypeAlias = Fields | Body | Malformed | TooManyFields | SessionData
 
 
 class ConnectionFault(Exception):
@@ -114,7 +123,14 @@ class _StaticEncoder:
 
 
 class _BoundedH3(H3Connection):
-    def __init__(self, quic: BoundedConnection, max_header_bytes: int, max_headers: int) -> None:
+    def __init__(
+        self,
+        quic: BoundedConnection,
+        max_header_bytes: int,
+        max_headers: int,
+        more_settings: Mapping[int, int],
+    ) -> None:
+        self._more_settings = more_settings
         self._max_header_bytes = max_header_bytes
         self._max_headers = max_headers
         self.num_frames: dict[int, int] = {}
@@ -133,12 +149,20 @@ class _BoundedH3(H3Connection):
             Setting.QPACK_MAX_TABLE_CAPACITY: 0,
             Setting.QPACK_BLOCKED_STREAMS: 0,
             Setting.DUMMY: 1,
+            **self._more_settings,
         }
 
     def _check_request_or_push_frame_type(self, frame_type: int, stream: H3Stream) -> None:
         super()._check_request_or_push_frame_type(frame_type, stream)
         if frame_type == FrameType.WEBTRANSPORT_STREAM:
-            raise ConnectionFault(ErrorCode.H3_FRAME_UNEXPECTED, "there is no WebTransport here")
+            if not self._more_settings:
+                raise ConnectionFault(
+                    ErrorCode.H3_FRAME_UNEXPECTED, "there is no WebTransport here"
+                )
+            if self.num_frames.get(stream.stream_id):
+                raise ConnectionFault(ErrorCode.H3_FRAME_ERROR, "a request becomes no stream")
+            if stream.frame_size is None or stream.frame_size % 4:
+                raise ConnectionFault(ErrorCode.H3_ID_ERROR, "a session has the id of a request")
         num_frames = self.num_frames[stream.stream_id] = (
             self.num_frames.get(stream.stream_id, 0) + 1
         )
@@ -162,10 +186,16 @@ class _BoundedH3(H3Connection):
 class Framing:
     """The frames of one connection. Output is written to `quic`."""
 
-    def __init__(self, quic: BoundedConnection, max_header_bytes: int, max_headers: int) -> None:
-        """Sends SETTINGS."""
+    def __init__(
+        self,
+        quic: BoundedConnection,
+        max_header_bytes: int,
+        max_headers: int,
+        more_settings: Mapping[int, int],
+    ) -> None:
+        """Sends SETTINGS, `more_settings` too: WebTransport's, or none."""
         self._quic = quic
-        self._h3 = _BoundedH3(quic, max_header_bytes, max_headers)
+        self._h3 = _BoundedH3(quic, max_header_bytes, max_headers, more_settings)
 
     def num_held_bytes(self, stream_id: int) -> int:
         """Bytes of a frame on this stream that is not whole yet."""
@@ -188,10 +218,14 @@ class Framing:
 
     def control_bytes(self, stream_id: int, data: bytes, has_ended: bool) -> None:
         """Bytes of a unidirectional stream came. Raises ConnectionFault."""
+        known = self._h3._stream.get(stream_id)
+        is_known = known is not None and known.session_id is not None
         try:
-            self._receive(stream_id, data, has_ended)
+            events = self._receive(stream_id, data, has_ended)
         except ProtocolError as error:
             raise ConnectionFault(error.error_code, error.reason_phrase) from error
+        if events and not is_known:  # of a WebTransport session, where none is used
+            self._quic.stop_reading(stream_id, H3Code.WEBTRANSPORT_STREAM_REJECTED.value)
         if self.num_held_bytes(stream_id) > _MAX_CONTROL_BYTES:
             raise ConnectionFault(ErrorCode.H3_EXCESSIVE_LOAD, "a control frame is too long")
 
@@ -256,6 +290,11 @@ class Framing:
                 events.append(Fields(it.headers, it.stream_ended))
             elif isinstance(it, DataReceived):
                 events.append(Body(it.data, it.stream_ended))
+            elif isinstance(it, WebTransportStreamDataReceived):
+                events.append(SessionData(it.session_id, it.data, it.stream_ended))
+        stream = self._h3._stream.get(stream_id)
+        if not events and stream is not None and stream.session_id is not None:
+            events.append(SessionData(stream.session_id, b"", False))
         return events
 
     def _send(self, send: Callable[[], None]) -> bool:

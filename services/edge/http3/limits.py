@@ -13,6 +13,9 @@ class Http3Limits:
 
     enabled: bool = True
     """Whether HTTP is served on the QUIC port too, where it is served at all (`http.port`)."""
+    webtransport: bool = True
+    """Whether browsers may open WebTransport sessions, one for each connection, in which the native
+    protocol is spoken."""
     max_requests: PositiveInt = 1024
     """Requests under way, of all connections together. Further ones are answered with 503."""
     max_requests_per_connection: PositiveInt = 64
@@ -34,6 +37,8 @@ class Http3Limits:
     so does one that has not acknowledged all of it so long after its end."""
     cancel_grace_s: PositiveFloat = 5.0
     """Time after which an application is cancelled whose client is gone."""
+    close_timeout_s: PositiveFloat = 5.0
+    """How long the client of a WebTransport session may take to end it once the edge has."""
     alt_svc_max_age_s: NonNegativeInt = 86_400
     """How long clients that come over TCP may remember that HTTP/3 is served (RFC 7838)."""
 

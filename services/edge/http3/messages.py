@@ -34,7 +34,7 @@ _AUTHORITY: Final = re.compile(rb"[0-9A-Za-z!$%&'()*+,;=._~:\[\]-]+")
 _PATH: Final = re.compile(rb"/[\x21\x22\x24-\x7e]*")
 _LENGTH: Final = re.compile(rb"[0-9]{1,18}")
 _STATUS: Final = range(200, 600)
-_PSEUDO: Final = frozenset((b":method", b":scheme", b":authority", b":path"))
+_PSEUDO: Final = frozenset((b":method", b":scheme", b":authority", b":path", b":protocol"))
 _CONNECTION_SPECIFIC: Final = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade")
 )
@@ -55,6 +55,8 @@ class Request:
     query_string: bytes
     headers: Headers
     """With `host` first, in lower case."""
+    protocol: str = ""
+    """Of an extended CONNECT (RFC 9220), which asks for a tunnel; empty: it is another request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +100,10 @@ def read_request(headers: Headers) -> Request | Refusal:
     pseudo, fields = _split(headers)
     method = pseudo.get(b":method", b"")
     _check(_TOKEN.fullmatch(method), "no valid :method")
-    if method == b"CONNECT":
-        # A tunnel; an extended CONNECT (RFC 9220) opens WebTransport, which would branch off here.
+    protocol = pseudo.get(b":protocol", b"")
+    if b":protocol" in pseudo:
+        _check(method == b"CONNECT" and _TOKEN.fullmatch(protocol), ":protocol is of CONNECT alone")
+    elif method == b"CONNECT":
         _check(set(pseudo) == {b":method", b":authority"}, "CONNECT has :method and :authority")
         return Refusal(501, "this edge opens no tunnels")
     _check(pseudo.keys() >= {b":method", b":scheme", b":path"}, "a pseudo header is missing")
@@ -118,6 +122,7 @@ def read_request(headers: Headers) -> Request | Refusal:
         raw_path=raw_path,
         query_string=query,
         headers=[(b"host", authority), *_with_one_cookie(fields)],
+        protocol=protocol.decode(),
     )
 
 

@@ -1,4 +1,5 @@
-"""HTTP/3 on one connection: which streams carry requests, their progress, and their limits.
+"""HTTP/3 on one connection: which streams carry requests, their progress, and their limits; and
+whether a WebTransport session is open, whose streams are the host's.
 
 Data and the application's messages come in with the time `now`; frames go out through `Framing`,
 and everything for the caller to do goes to its `RequestHost`. No I/O and no clock, like aioquic's
@@ -12,7 +13,14 @@ from dataclasses import replace
 from typing import Final, Protocol
 
 from outrider.errors import MalformedFrameError
-from services.edge.http3.exchange import Action, Exchange, H3Code, SendHeaders, answer
+from services.edge.http3.exchange import (
+    Action,
+    Exchange,
+    H3Code,
+    SendData,
+    SendHeaders,
+    answer,
+)
 from services.edge.http3.framing import (
     Body,
     ConnectionFault,
@@ -20,6 +28,7 @@ from services.edge.http3.framing import (
     FrameEvent,
     Framing,
     Malformed,
+    SessionData,
     TooManyFields,
 )
 from services.edge.http3.limits import Http3Limits
@@ -31,6 +40,7 @@ from services.edge.http3.messages import (
     check_trailers,
     read_request,
 )
+from services.edge.http3.webtransport import PROTOCOLS, SETTINGS, CapsuleReader, Close
 from services.edge.limits.listener import MemoryBudget
 from services.edge.limits.quotas import RateLimit, TokenBucket
 from services.edge.quic.aioquic_shim import BoundedConnection
@@ -48,6 +58,7 @@ _LATE: Final = Refusal(408, "")
 _LATE_BODY: Final = Refusal(408, "the body of the request did not come in time; send it again")
 _TOO_LARGE: Final = Refusal(431, "")
 _FULL: Final = Refusal(503, "this edge has all the requests it takes; try again", retry_after_s=1)
+_NO_TUNNEL: Final = Refusal(501, "this edge opens no tunnels of that protocol")
 
 
 class RequestHost(Protocol):
@@ -77,14 +88,41 @@ class RequestHost(Protocol):
         """Run the application for this request."""
         ...
 
+    def session_refusal(self, request: Request) -> Refusal | None:
+        """Why this request opens no WebTransport session; None: it may."""
+        ...
+
+    def session_opened(self, session_id: int) -> None:
+        """A WebTransport session is open, the only one of the connection."""
+        ...
+
+    def session_closed(self, session_id: int, close: Close | None) -> None:
+        """The client closed the session; None: it is gone without a word."""
+        ...
+
+    def session_received(self, stream_id: int, data: bytes, has_ended: bool) -> None:
+        """Bytes of a new stream of the open session. Further ones of this stream are for the host
+        alone."""
+        ...
+
+
+class Tunnel:
+    """The stream of a WebTransport session, on which its end is told."""
+
+    def __init__(self) -> None:
+        self.capsules = CapsuleReader()
+        self.closed_since: float | None = None
+        """When this side closed the session; its client's end is still to come."""
+
 
 class RequestStream:
-    """A request stream. `exchange` is there once its headers have come."""
+    """A request stream. `exchange` is there once its headers have come, or a `tunnel`."""
 
     def __init__(self, stream_id: int, now: float) -> None:
         self.stream_id = stream_id
         self.opened_at = now
         self.exchange: Exchange | None = None
+        self.tunnel: Tunnel | None = None
         self.is_running = False
         """The application works on it."""
         self.wake: Callable[[], None] = _nobody
@@ -135,17 +173,29 @@ class Http3Session:
         self._budget = budget
         self._limits = limits
         self._host = host
-        self._framing = Framing(quic, limits.max_header_bytes, limits.max_headers)
+        settings = SETTINGS if limits.webtransport else {}
+        self._framing = Framing(quic, limits.max_header_bytes, limits.max_headers, settings)
         self._control = TokenBucket(_CONTROL, now)
         self._streams: dict[int, RequestStream] = {}
         self._next_stream_id = 0
         """Above all request streams that were served."""
         self._is_draining = False
+        self._session_id: int | None = None
+        """Stream of the open WebTransport session."""
 
     @property
     def num_requests(self) -> int:
         """Under way: the application works on them, or their response is not acknowledged."""
-        return sum(not stream.is_done for stream in self._streams.values())
+        return sum(not stream.is_done for stream in self._streams.values() if stream.tunnel is None)
+
+    @property
+    def num_timed(self) -> int:
+        """Streams that `expire` may end."""
+        closing = (
+            stream.tunnel is not None and stream.tunnel.closed_since is not None
+            for stream in self._streams.values()
+        )
+        return self.num_requests + sum(closing)
 
     @property
     def num_running(self) -> int:
@@ -163,6 +213,8 @@ class Http3Session:
             return
         stream = self._streams.get(stream_id) or self._open(stream_id, now)
         stream.client_ended |= has_ended
+        if stream.tunnel is not None and not self._control.take(len(data), now):
+            raise ConnectionFault(H3Code.EXCESSIVE_LOAD.value, "too much on a session's stream")
         for at in range(0, max(1, len(data)), _READ_BYTES):
             if not stream.is_reading:
                 break
@@ -170,11 +222,15 @@ class Http3Session:
             stream.num_wire_bytes += len(piece)
             ends = has_ended and at + _READ_BYTES >= len(data)
             for event in self._framing.request_bytes(stream_id, piece, ends):
+                if isinstance(event, SessionData):
+                    rest = data[at + _READ_BYTES :]
+                    self._session_stream(stream, event, rest, has_ended, now)
+                    return
                 self._frame(stream, event, now)
             if self._is_padded(stream):
                 raise ConnectionFault(H3Code.EXCESSIVE_LOAD.value, "too much that is to be ignored")
         if has_ended and stream.is_reading:
-            if stream.exchange is None:
+            if stream.exchange is None and stream.tunnel is None:
                 self._abort(stream, H3Code.REQUEST_INCOMPLETE, now)
             stream.is_reading = False
         self._settle(stream, now)
@@ -210,6 +266,7 @@ class Http3Session:
 
     def lost(self) -> None:
         """The connection has ended. Applications may continue, but nothing is sent any more."""
+        self._session_id = None
         for stream in list(self._streams.values()):
             if stream.exchange is not None:
                 stream.exchange.client_gone()
@@ -266,8 +323,12 @@ class Http3Session:
                 late_body = self._host.worded(_LATE_BODY, exchange.request)
                 self._perform(stream, exchange.refuse(late_body), now)
             is_late = now - stream.opened_at > limits.header_timeout_s
-            if exchange is None and stream.is_reading and is_late:
+            if exchange is None and stream.tunnel is None and stream.is_reading and is_late:
                 self._refuse(stream, _LATE, now, has_body=False)
+            tunnel = stream.tunnel
+            if tunnel is not None and _since(tunnel.closed_since, now) > limits.close_timeout_s:
+                tunnel.closed_since = None
+                self._abort(stream, H3Code.NO_ERROR, now)
             if _since(stream.blocked_since, now) > limits.write_timeout_s:
                 self._abort(stream, H3Code.REQUEST_CANCELLED, now)
             if stream.is_running and _since(stream.gone_since, now) > limits.cancel_grace_s:
@@ -281,14 +342,95 @@ class Http3Session:
             self._is_draining = True
             self._framing.go_away(self._next_stream_id)
 
+    # WebTransport.
+
+    def send_capsule(self, capsule: bytes, now: float) -> None:
+        """Send a capsule on the stream of the open session, if there is one."""
+        stream = self._session_stream_of(self._session_id)
+        if stream is not None:
+            self._perform(stream, [SendData(capsule, False)], now)
+            self._settle(stream, now)
+
+    def close_session(self, close: Close, now: float) -> None:
+        """End the open session, if there is one. Its client has `close_timeout_s` to end it too."""
+        stream = self._session_stream_of(self._session_id)
+        self._session_id = None
+        if stream is not None and stream.tunnel is not None:
+            stream.tunnel.closed_since = now
+            self._perform(stream, [SendData(close.capsule(), True)], now)
+            self._settle(stream, now)
+
+    def discard(self, stream_id: int, now: float, *, has_ended: bool) -> None:
+        """End a stream of a session that is over, and ignore what still comes on it; `has_ended`:
+        nothing does."""
+        self._framing.reject(stream_id, H3Code.WEBTRANSPORT_SESSION_GONE)
+        if not has_ended:
+            stream = self._streams[stream_id] = RequestStream(stream_id, now)
+            stream.is_reading = False
+
+    def _session_stream_of(self, session_id: int | None) -> RequestStream | None:
+        return None if session_id is None else self._streams.get(session_id)
+
+    def _session_stream(
+        self, stream: RequestStream, first: SessionData, rest: bytes, has_ended: bool, now: float
+    ) -> None:
+        """A stream turns out to be of a session: of the one that is open, or of none."""
+        if self._session_id is None or first.session_id != self._session_id:
+            self._abort(stream, H3Code.WEBTRANSPORT_STREAM_REJECTED, now)
+            self._settle(stream, now)
+            return
+        stream.is_reading = False
+        self._hold(stream, 0)
+        self._uncount(stream)  # its new owner counts it
+        del self._streams[stream.stream_id]
+        self._framing.forget(stream.stream_id)
+        self._host.session_received(stream.stream_id, first.data + rest, has_ended)
+
+    def _connect(self, stream: RequestStream, request: Request, now: float) -> None:
+        """An extended CONNECT."""
+        if not self._limits.webtransport or request.protocol not in PROTOCOLS:
+            self._refuse(stream, self._host.worded(_NO_TUNNEL, request), now, has_body=True)
+            return
+        if self._session_id is not None:  # none of them has flow control of its own
+            self._abort(stream, H3Code.REQUEST_REJECTED, now)
+            return
+        if (refusal := self._host.session_refusal(request)) is not None:
+            self._refuse(stream, self._host.worded(refusal, request), now, has_body=True)
+            return
+        stream.tunnel = Tunnel()
+        self._session_id = stream.stream_id
+        self._perform(stream, [SendHeaders([(b":status", b"200")], False)], now)
+        self._host.session_opened(stream.stream_id)
+
+    def _capsules(
+        self, stream: RequestStream, tunnel: Tunnel, data: bytes, has_ended: bool, now: float
+    ) -> None:
+        """Bytes on the stream of a session."""
+        try:
+            close = tunnel.capsules.feed(data)
+            if has_ended and close is None and not tunnel.capsules.at_boundary:
+                raise MalformedFrameError("a session ended inside a capsule")
+        except MalformedFrameError:
+            self._abort(stream, H3Code.MESSAGE_ERROR, now)
+            return
+        if close is None and has_ended:
+            close = Close()
+        if close is None or self._session_id != stream.stream_id:
+            return
+        self._session_id = None
+        tunnel.closed_since = now
+        self._perform(stream, [SendData(b"", True)], now)
+        self._host.session_closed(stream.stream_id, close)
+
     # Streams.
 
     def _open(self, stream_id: int, now: float) -> RequestStream:
         stream = self._streams[stream_id] = RequestStream(stream_id, now)
         stream.is_counted = self._host.hold_stream()
-        if self._is_draining or not stream.is_counted:
+        is_no_session = self._session_id is None
+        if not stream.is_counted or (self._is_draining and is_no_session):
             self._abort(stream, H3Code.REQUEST_REJECTED, now)
-        else:
+        elif not self._is_draining:
             self._next_stream_id = max(self._next_stream_id, stream_id + 4)
         return stream
 
@@ -301,8 +443,13 @@ class Http3Session:
         if not stream.is_reading:
             return
         match event:
-            case Fields(headers, has_ended) if stream.exchange is None:
+            case Fields(headers, has_ended) if stream.exchange is None and stream.tunnel is None:
                 self._begin(stream, headers, has_ended, now)
+            case Fields() | TooManyFields() if stream.tunnel is not None:
+                self._abort(stream, H3Code.MESSAGE_ERROR, now)  # it has no trailers
+            case Body(data, has_ended) if stream.tunnel is not None:
+                stream.num_body_bytes += len(data)
+                self._capsules(stream, stream.tunnel, data, has_ended, now)
             case Fields(headers, has_ended):
                 assert stream.exchange is not None
                 try:
@@ -326,10 +473,18 @@ class Http3Session:
                     self._abort(stream, H3Code.EXCESSIVE_LOAD, now)
 
     def _begin(self, stream: RequestStream, headers: Headers, has_ended: bool, now: float) -> None:
+        if self._is_draining and stream.stream_id >= self._next_stream_id:
+            self._abort(stream, H3Code.REQUEST_REJECTED, now)
+            return
         try:
             request = read_request(headers)
         except MalformedFrameError:
             self._abort(stream, H3Code.MESSAGE_ERROR, now)
+            return
+        if not isinstance(request, Refusal) and request.protocol:
+            self._connect(stream, request, now)
+            if has_ended and stream.tunnel is not None:
+                self._capsules(stream, stream.tunnel, b"", True, now)
             return
         if not isinstance(request, Refusal):
             is_full = self.num_running >= self._limits.max_requests_per_connection
@@ -354,6 +509,9 @@ class Http3Session:
 
     def _abort(self, stream: RequestStream, code: H3Code, now: float) -> None:
         """End both directions, whatever was sent."""
+        if self._session_id == stream.stream_id:
+            self._session_id = None
+            self._host.session_closed(stream.stream_id, None)
         self._framing.reject(stream.stream_id, code)
         if stream.exchange is not None:
             stream.exchange.client_gone()
@@ -410,6 +568,8 @@ class Http3Session:
         num_bytes = stream.num_unsent_bytes + num_unread
         if stream.is_reading:
             num_bytes += self._framing.num_held_bytes(stream_id)
+        if stream.tunnel is not None:
+            num_bytes += stream.tunnel.capsules.num_held
         return num_bytes + (0 if stream.is_done else _REQUEST_BYTES)
 
     def _hold(self, stream: RequestStream, num_bytes: int) -> bool:

@@ -118,6 +118,10 @@ class ListenerLimits:
     prefill_tokens_per_s: PositiveFloat = 500.0
     """Tokens of typed text prefilled for one address, and for one client, on average, 20 s worth at
     once."""
+    ahead_tokens_per_s: PositiveFloat = 20.0
+    """Tokens of replies begun before their prompts are sent, for one address, and for one client,
+    on average, 20 s worth at once. Each time that a reply is begun counts with all the tokens it
+    may have."""
     early_data: bool = True
     """QUIC 0-RTT for clients that connected before: they learn a round trip sooner what this edge
     serves. Chats sent in 0-RTT wait for the handshake, and begin no sooner than without it."""
@@ -175,6 +179,7 @@ class ListenerLimits:
         return {
             Rate.TYPED_BYTES: _rate(self.typed_bytes_per_s, _TYPING_BURST_S),
             Rate.PREFILL_TOKENS: _rate(self.prefill_tokens_per_s, _TYPING_BURST_S),
+            Rate.AHEAD_TOKENS: _rate(self.ahead_tokens_per_s, _TYPING_BURST_S),
         }
 
 

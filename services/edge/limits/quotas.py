@@ -34,6 +34,7 @@ class Rate(Enum):
     HANDSHAKES = "handshakes"
     TYPED_BYTES = "bytes of typed text"
     PREFILL_TOKENS = "tokens computed ahead"
+    AHEAD_TOKENS = "tokens of replies begun ahead"
     FLOODS = "connections closed for too many frames"
 
 

@@ -8,19 +8,14 @@ from typing import Protocol
 from aioquic.quic.connection import NetworkAddress
 
 from outrider.client.protocol import CloseCode
-from services.edge.chat.context import EdgeContext
-from services.edge.limits.listener import MemoryBudget
 from services.edge.quic.aioquic_shim import BoundedConnection, ProtocolLimits
+from services.edge.quic.native_streams import Connection as NativeConnection
 
 
-class Connection(Protocol):
+class Connection(NativeConnection, Protocol):
     """A connection with a complete handshake, as seen by the service of its streams."""
 
-    context: EdgeContext
     quic: BoundedConnection
-    budget: MemoryBudget
-    secret: bytes
-    """16 random bytes that identify a client that does not name itself, while it is connected."""
     unbilled_s: float
     """Loop time that its address prefix was not charged for yet; any code that works for it adds to
     it."""
@@ -35,25 +30,8 @@ class Connection(Protocol):
         """The edge's own address on this connection."""
         ...
 
-    def transmit_soon(self) -> None:
-        """Send what is queued once this turn of the loop is over."""
-        ...
-
-    def fail(self, failure: Exception) -> None:
-        """The edge cannot continue with this connection."""
-        ...
-
     def close(self, error_code: int, reason_phrase: str) -> None:
         """Close it, with an error code of the application's protocol."""
-        ...
-
-    def hold_stream(self) -> bool:
-        """Count a stream of its address prefix; False, and nothing is counted, if there are too
-        many."""
-        ...
-
-    def release_stream(self) -> None:
-        """A stream is done."""
         ...
 
 

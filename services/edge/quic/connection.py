@@ -1,4 +1,4 @@
-"""One client connection: a chat per bidirectional stream, within limits."""
+"""One client connection: its handshake, its timeouts, and whose its streams are."""
 
 from __future__ import annotations
 
@@ -21,19 +21,16 @@ from aioquic.quic.packet import QuicErrorCode, QuicFrameType
 
 from outrider.client.protocol import ACK_DELAY_S, CloseCode
 from outrider.codec.frames import encode_frame
-from outrider.errors import DrainingError, OutriderError, OverloadedError
+from outrider.errors import DrainingError, OverloadedError
 from outrider.telemetry.logs import failure_place
 from services.edge.chat.context import EdgeContext
-from services.edge.chat.typeahead import TypeaheadPrefill
 from services.edge.limits.listener import AddressState, ListenerQuotas, MemoryBudget
-from services.edge.limits.quotas import Count, Rate, too_many
+from services.edge.limits.quotas import Count, Rate
 from services.edge.quic.aioquic_shim import BoundedConnection, ConnectionProtocol
 from services.edge.quic.alpn import ApplicationService, StreamService
 from services.edge.quic.early_data import STREAM_BYTES, EarlyStreams
-from services.edge.quic.ids_question import IdsQuestion
+from services.edge.quic.native_streams import NativeStreams
 from services.edge.quic.server import Routes
-from services.edge.quic.streams import EdgeStream
-from services.edge.session.events import ClientGone
 from services.edge.wire.client import DESCRIBE_STREAM
 
 _BULK_DATAGRAM_BYTES: Final = 1000
@@ -77,10 +74,8 @@ class EdgeConnection(ConnectionProtocol):
         self._shared = shared
         self._address = address
         self._on_ended = on_ended
-        self._streams: dict[int, EdgeStream] = {}
-        """Streams of the native protocol, by id."""
-        self._catching_up: set[EdgeStream] = set()
-        """Streams whose clients came back and still lack events."""
+        self.native = NativeStreams(self, quic)
+        """Streams of the native protocol."""
         self._services = services
         self._service: StreamService | None = None
         """Serves the streams of another protocol, once the handshake is complete."""
@@ -114,11 +109,6 @@ class EdgeConnection(ConnectionProtocol):
         return None if address is None else (address[0], address[1])
 
     @property
-    def transport(self) -> BoundedConnection:
-        """What carries its streams."""
-        return self.quic
-
-    @property
     def is_validated(self) -> bool:
         """Whether the handshake is complete."""
         return self._early is None
@@ -132,8 +122,7 @@ class EdgeConnection(ConnectionProtocol):
         try:
             self.quic.receive_datagram(data, addr, now=self._loop.time())
             self.process_events()
-            if self._catching_up:
-                self._send_backlogs()
+            self.native.acknowledged()
         except Exception as failure:
             # A defect, or bytes that aioquic did not expect, end this connection and no other.
             self.fail(failure)
@@ -155,12 +144,13 @@ class EdgeConnection(ConnectionProtocol):
             case StreamReset(stream_id=stream_id) if self._service is not None:
                 self._service.reset(stream_id)
             case StreamReset(stream_id=stream_id):
-                self._gone(stream_id, client_ended=True)
-                self.forget(stream_id)
+                self._drop_early(stream_id)
+                self.native.reset(stream_id)
             case StopSendingReceived(stream_id=stream_id) if self._service is not None:
                 self._service.stopped(stream_id)
             case StopSendingReceived(stream_id=stream_id):
-                self._gone(stream_id)
+                self._drop_early(stream_id)
+                self.native.stopped(stream_id)
             case ConnectionTerminated(error_code, frame_type):
                 # An application's close means that the client gave up, unless it says that it will
                 # be back. Anything else is a loss that the client may not even know of yet.
@@ -192,15 +182,15 @@ class EdgeConnection(ConnectionProtocol):
         if self._service is not None:
             self._service.drain()
 
+    def break_cycles(self) -> None:
+        """See `ConnectionProtocol.break_cycles`."""
+        super().break_cycles()
+        del self.native  # it knows this connection
+
     def close_for(self, code: CloseCode, reason: str) -> None:
         """Close the connection with the code that its protocol has for `code`."""
         service = self._services.get(self.quic.application_protocol)
         self.close(code if service is None else service.close_code(code), reason)
-
-    def fail_chats(self, error: OutriderError) -> None:
-        """End every chat with an error, and send it."""
-        for stream in list(self._streams.values()):
-            stream.fail(error)
 
     # For its streams.
 
@@ -224,24 +214,6 @@ class EdgeConnection(ConnectionProtocol):
             return False
         return True
 
-    @property
-    def has_questions(self) -> bool:
-        """Whether its client waits for the ids of a text."""
-        return any(isinstance(it.handler, IdsQuestion) for it in self._streams.values())
-
-    def stop_typing(self) -> None:
-        """End the streams of typed text: the prompt was sent, and nothing is left to prefill."""
-        for stream in list(self._streams.values()):
-            if isinstance(stream.handler, TypeaheadPrefill):
-                stream.handler.feed(ClientGone())
-
-    def catches_up(self, stream: EdgeStream, *, is_over: bool = False) -> None:
-        """See `StreamConnection.catches_up`."""
-        if is_over:
-            self._catching_up.discard(stream)
-        else:
-            self._catching_up.add(stream)
-
     def hold_stream(self) -> bool:
         """Count a stream of its address prefix; False, and nothing is counted, if there are too
         many to answer even with an error."""
@@ -256,12 +228,6 @@ class EdgeConnection(ConnectionProtocol):
         """A stream is done."""
         self._used_at = self._loop.time()
         self._shared.quotas.release(self.prefix, Count.STREAMS)
-
-    def forget(self, stream_id: int) -> None:
-        """Both directions of the stream are done."""
-        if (stream := self._streams.pop(stream_id, None)) is not None:
-            stream.release()
-            self.release_stream()
 
     # Handshake and timeouts.
 
@@ -301,9 +267,7 @@ class EdgeConnection(ConnectionProtocol):
     def _check_use(self) -> None:
         """A connection without streams is closed, as is one with streams that are over but for the
         client's end: PINGs keep an address translation open, not a place at an edge."""
-        for stream in list(self._catching_up):
-            stream.check_reading()
-        is_used = any(stream.was_used() for stream in self._streams.values())
+        is_used = self.native.was_used()
         if is_used or (self._service is not None and not self._service.is_idle):
             self._used_at = self._loop.time()
         left_s = self._used_at + self.limits.idle_timeout_s - self._loop.time()
@@ -330,17 +294,11 @@ class EdgeConnection(ConnectionProtocol):
         if self._service is not None:
             self._service.received(stream_id, data, end_stream)
             return
-        stream = self._streams.get(stream_id) or self._open_stream(stream_id)
-        if stream is None:
-            return
-        stream.received(data, end_stream)
-        if end_stream and stream.handler.closed and not stream.catches_up:
-            self.forget(stream_id)
+        self.native.received(stream_id, data, end_stream)
 
-    def _send_backlogs(self) -> None:
-        """Acknowledgements may have made room."""
-        for stream in list(self._catching_up):
-            stream.send_backlog()
+    def _drop_early(self, stream_id: int) -> None:
+        if self._early is not None:
+            self._early.drop(stream_id)
 
     def _received_early(self, early: EarlyStreams, stream_id: int, data: bytes, end: bool) -> None:
         is_native = self.quic.application_protocol not in self._services
@@ -356,31 +314,6 @@ class EdgeConnection(ConnectionProtocol):
             self.context.telemetry.refused("early data")
             self.close_for(CloseCode.OVERLOADED, "too much data before the handshake was complete")
 
-    def _open_stream(self, stream_id: int) -> EdgeStream | None:
-        """A new stream; None if its address prefix has too many to answer even with an error."""
-        if not self.hold_stream():
-            self.quic.reset_stream(stream_id, CloseCode.OVERLOADED)
-            self.quic.stop_stream(stream_id, CloseCode.OVERLOADED)
-            return None
-        stream = self._streams[stream_id] = EdgeStream(self, stream_id)
-        try:
-            self.check_draining()
-            limit = self.limits.max_chats_per_connection
-            if len(self._streams) > limit:
-                raise too_many(Count.CHATS, limit)
-        except OutriderError as error:
-            stream.fail(error)
-        return stream
-
-    def _gone(self, stream_id: int, *, client_ended: bool = False) -> None:
-        if self._early is not None:
-            self._early.drop(stream_id)
-        if (stream := self._streams.get(stream_id)) is not None:
-            stream.gone(client_ended=client_ended)
-        elif client_ended:
-            # A stream without data: unless it is reset from this side too, it stays open.
-            self.quic.reset_stream(stream_id, CloseCode.DONE)
-
     # The end.
 
     def _terminated(self, *, gave_up: bool) -> None:
@@ -390,10 +323,7 @@ class EdgeConnection(ConnectionProtocol):
             self._early.take()
             self._early = None
             self._handshake_ended()
-        streams, self._streams = self._streams, {}
-        for stream in streams.values():
-            stream.lost(gave_up=gave_up)
-            self._shared.quotas.release(self.prefix, Count.STREAMS)
+        self.native.lost(gave_up=gave_up)
         if self._service is not None:
             self._service.lost()
             self._service = None

@@ -40,6 +40,8 @@ _DELIVERY_S: Final = 10.0
 """How long, and no longer than it drains, an edge that stops waits for clients to acknowledge the
 ends of their replies: beyond, they are gone, and did not say so."""
 _DRAIN_POLL_S: Final = 0.01
+_DATAGRAM_BYTES: Final = 65_535
+"""Longest datagram of a client, as the draft of WebTransport recommends it."""
 
 
 def _ticket_store() -> TicketStore[SessionTicket]:
@@ -188,6 +190,8 @@ class Listener:
             is_client=False,
             alpn_protocols=[ALPN, *self.services],
             idle_timeout=self.shared.limits.idle_timeout_s,
+            # WebTransport asks for it; datagrams are dropped as they come.
+            max_datagram_frame_size=_DATAGRAM_BYTES if self.services else None,
         )
         try:
             configuration.load_cert_chain(certificate, key)
@@ -214,7 +218,7 @@ class Listener:
             await service.stop()
         error = DrainingError("this edge is shutting down; send the chat to another")
         for connection in [it for it in self.connections if it.is_admitted]:
-            connection.fail_chats(error)
+            connection.native.fail_chats(error)
             connection.transmit()
             connection.close_for(CloseCode.SHUTTING_DOWN, "this edge is shutting down")
         for connection in list(self.connections):
@@ -225,7 +229,7 @@ class Listener:
     async def _idle(self) -> None:
         """Return when nothing is under way."""
         await self.context.telemetry.idle.wait()
-        while any(it.has_questions for it in self.connections):  # noqa: ASYNC110 (as below)
+        while any(it.native.has_questions for it in self.connections):  # noqa: ASYNC110 (as below)
             await asyncio.sleep(_DRAIN_POLL_S)
         for service in self.services.values():
             await service.idle()

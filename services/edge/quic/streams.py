@@ -14,6 +14,7 @@ from outrider.errors import DeadlineError, MalformedFrameError, OutriderError, O
 from outrider.session.client import Failed
 from outrider.session.client_wire import write
 from services.edge.access.identity import Credential, Identity
+from services.edge.chat.answer_ahead import AnswerAhead
 from services.edge.chat.context import EdgeContext
 from services.edge.chat.opening import identify, open_chat
 from services.edge.chat.stream import ENDED, Backlog, ChatHandler
@@ -103,8 +104,8 @@ class StreamConnection(Protocol):
         not allow it."""
         ...
 
-    def stop_typing(self) -> None:
-        """End the streams of typed text."""
+    def end_typing(self) -> AnswerAhead | None:
+        """End the streams of typed text. Returns the reply that may have been begun to it."""
         ...
 
     def catches_up(self, stream: EdgeStream, *, is_over: bool = False) -> None:
@@ -201,9 +202,9 @@ class EdgeStream:
                 self.handler = question
                 question.receive(frames[0])
             else:
-                connection.stop_typing()
+                ahead = connection.end_typing()
                 request, identity = self._read_request(frames[0])
-                open_chat(self, request, identity, connection.context)
+                open_chat(self, request, identity, connection.context, ahead)
             self._take_further(frames[1:])
         except OutriderError:
             raise
@@ -278,6 +279,11 @@ class EdgeStream:
         client has acknowledged some of it since."""
         before, self._num_unread_before = self._num_unread_before, self._num_unread
         return not self.handler.closed or self.catches_up or self._num_unread_before < before
+
+    @property
+    def client_ended(self) -> bool:
+        """Whether nothing more comes from the client."""
+        return self._client_ended
 
     @property
     def catches_up(self) -> bool:
@@ -371,7 +377,7 @@ class EdgeStream:
         if client_wire.is_typed_text(payload):
             handler.receive(payload)
         else:
-            self._connection.stop_typing()  # the prompt itself
+            self._connection.end_typing()  # the prompt itself
 
     def _read_request(self, payload: bytes) -> tuple[ChatRequest, Identity]:
         """The request, and the identity that makes it. Raises OutriderError."""

@@ -113,6 +113,19 @@ class CopyDrafter:
         return Guess(guess.ids, guess.survival, (self._source,) * len(guess.ids), ended=ended)
 
 
+class NoDrafter:
+    """Guesses nothing: for chats whose drafts all come from elsewhere."""
+
+    def extend(self, ids: Sequence[int]) -> None:
+        """Nothing is learnt."""
+
+    def draft_after(
+        self, tentative_ids: Sequence[int], max_tokens: int, wanted: Wanted = always
+    ) -> Guess:
+        """See `Drafter.draft_after`."""
+        return Guess()
+
+
 class CombinedDrafter:
     """Drafts from the drafter process's reports and from a drafter in this process."""
 
@@ -170,10 +183,13 @@ class CombinedDrafter:
         if report is None:
             return None
         begin = self._num_prompt + report.base
-        passed = (*self._final[begin:], *tentative_ids)
-        if begin > len(self._final) or report.ids[: len(passed)] != passed:
+        final = tuple(self._final[begin:])
+        if begin > len(self._final) or report.ids[: len(final)] != final:
             self._report = None
             return None
+        passed = (*final, *tentative_ids)
+        if report.ids[: len(passed)] != passed:
+            return None  # of use again if it is the chain that proves wrong
         rest = slice(len(passed), len(passed) + max_tokens)
         if not report.ids[rest]:
             return None

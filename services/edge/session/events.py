@@ -84,12 +84,19 @@ class ChatRequest:
     resume: ResumePoint = ResumePoint()
     digest: bytes = b""
     """Digest of the request as it arrived, without fields that may differ when it is repeated."""
+    is_background: bool = False
+    """Nobody has asked for it yet: the region computes it beside nobody, or refuses it."""
     group: bytes = b""
     """The trust group whose chats share what they learn of drafts; empty: it shares nothing."""
     group_lasts: bool = False
     """The group's name is the same after a restart of the edge: what it learns may be kept."""
     prediction: str = ""
     """The expected reply, from which the region copies drafts. Never with `thin`."""
+    drafts_itself: bool = False
+    """Its client sends drafts of its own, which come as a DrafterReport each time; the edge makes
+    none, and learns nothing from these."""
+    vocabulary_digest: bytes = b""
+    """The vocabulary that the client's ids are of; empty: it did not say."""
     tools: tuple[str, ...] = ()
     """Tools that the model may call, as `outrider.models.tools.check_tools` returned them."""
     tool_choice: str = "auto"
@@ -162,6 +169,18 @@ class ClientFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class AheadTokens:
+    """The beginning of a reply that was computed before it was asked for."""
+
+    ids: tuple[int, ...] = ()
+    model_identity: bytes = b""
+    """Of the replica that computed it; empty: unknown."""
+
+
+NOTHING_AHEAD: Final = AheadTokens()
+
+
+@dataclass(frozen=True, slots=True)
 class PromptReady:
     """Template and tokenizer are done, or not needed."""
 
@@ -169,6 +188,8 @@ class PromptReady:
     """None: the region tokenizes the messages."""
     prediction: tuple[int, ...] = ()
     """Those of the request's prediction."""
+    ahead: AheadTokens = NOTHING_AHEAD
+    """The reply's first tokens, if they are known already. Not of a request that resumes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +312,9 @@ class OpenRegion:
     """Sequence number that the replica returns, to measure the round trip; 0: none."""
     prediction: tuple[int, ...] = ()
     """Token ids of the expected reply, from its first token on."""
+    begun_ahead: bool = False
+    """The tokens to resume after were computed in the background: to the region it is a new
+    request, not one that lost its replica."""
 
 
 @dataclass(frozen=True, slots=True)

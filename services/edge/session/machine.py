@@ -26,11 +26,27 @@ from outrider.errors import (
 )
 from outrider.models.template_variables import date_in
 from outrider.reply_parsing.reasoning import begins_in_reasoning
-from outrider.session.client import Accepted, Committed, Done, Failed, Provisional
+from outrider.session.client import (
+    Accepted,
+    Committed,
+    Done,
+    DraftingTerms,
+    Failed,
+    Provisional,
+)
 from outrider.session.region import Commit
-from outrider.session.types import NO_SPECULATION, FinishReason, FirstText, Timings, Usage
+from outrider.session.types import (
+    NO_SPECULATION,
+    FinishReason,
+    FirstText,
+    SpeculationStats,
+    Timings,
+    Usage,
+)
 from services.edge.session.events import (
+    NOTHING_AHEAD,
     Action,
+    AheadTokens,
     CancelAsked,
     CancelRegion,
     ChatAsked,
@@ -50,6 +66,7 @@ from services.edge.session.events import (
     RegionFailed,
     RegionMoved,
     RegionOpened,
+    ResumePoint,
     Tick,
     Tokenize,
 )
@@ -174,6 +191,8 @@ class _OpenedChat:
     """Replicas that have had the reply, one after the other."""
     prediction: tuple[int, ...] = ()
     """Ids of the text that the reply is expected to be."""
+    num_ahead: int = 0
+    """Tokens of the reply that were computed before it was asked for."""
 
 
 class ChatSession:
@@ -255,6 +274,12 @@ class ChatSession:
 
     def _ask(self, chat: None, item: ChatAsked, now: float) -> Actions:
         request = item.request
+        ours = self._policy.vocabulary_digest
+        if request.vocabulary_digest not in (b"", ours):
+            raise VocabularyMismatchError(
+                f"the client's ids are of vocabulary {request.vocabulary_digest.hex()}, the "
+                f"model's is {ours.hex()}; draft in the model's own vocabulary"
+            )
         asked_at = now - item.waited_s
         asked = self._chat = _AskedChat(request, asked_at)
         self.milestones.asked = asked_at
@@ -296,7 +321,7 @@ class ChatSession:
             )
             reply_format = replace(reply_format, begins_in_reasoning=is_open)
             chat = replace(chat, request=replace(chat.request, reply_format=reply_format))
-        return self._open(chat, item.ids, now, item.prediction)
+        return self._open(chat, item.ids, now, item.prediction, item.ahead)
 
     def _prompt_failed(self, chat: _AskedChat, item: PromptFailed, now: float) -> Actions:
         # Not a RateLimitedError, which is one too: limits of tenants hold wherever ids are made.
@@ -314,9 +339,16 @@ class ChatSession:
         prompt: tuple[int, ...] | None,
         now: float,
         prediction: tuple[int, ...] = (),
+        ahead: AheadTokens = NOTHING_AHEAD,
     ) -> Actions:
-        """Ask the region for the first time."""
+        """Ask the region for the first time, for what follows `ahead`."""
         request = asked.request
+        if ahead.ids:
+            # To the region it is a reply that another run began, to the client it is a new one.
+            resume = ResumePoint(
+                upto=len(ahead.ids), ids=ahead.ids, model_identity=ahead.model_identity
+            )
+            request = replace(request, resume=resume)
         chat = self._chat = _OpenedChat(
             request=request,
             asked_at=asked.asked_at,
@@ -326,13 +358,16 @@ class ChatSession:
             num_prompt_tokens=len(prompt or ()),
             is_accepted=False,
             prediction=prediction,
+            num_ahead=len(ahead.ids),
         )
         chat.resumed = [*chat.reply.resume(request.resume.ids)]
-        self.num_resumed = len(request.resume.ids)
+        self.num_resumed = len(asked.request.resume.ids)
+        if ahead.ids:
+            chat.resumed = [_with_identity(it, ahead.model_identity) for it in chat.resumed]
         begun = chat.reply.start(now)
         self.milestones.opened = now
         actions = [self._open_region(chat, now), *begun]
-        return actions if prompt is None else [*actions, *_accept(chat)]
+        return actions if prompt is None else [*actions, *self._accept(chat)]
 
     def _open_region(self, chat: _OpenedChat, now: float) -> OpenRegion:
         """Ask the region for the tokens after the final ones. Raises DeadlineError."""
@@ -345,7 +380,8 @@ class ChatSession:
             now - chat.asked_at,
         )
         self.state = SessionState.OPENING
-        return replace(opening, prediction=chat.prediction)
+        is_new = 0 < chat.num_ahead == self.num_tokens
+        return replace(opening, prediction=chat.prediction, begun_ahead=is_new)
 
     def _region_opened(self, chat: _OpenedChat, item: RegionOpened, now: float) -> Actions:
         ours = self._policy.vocabulary_digest
@@ -363,7 +399,7 @@ class ChatSession:
         if chat.is_accepted:
             return []
         chat.num_prompt_tokens = item.prompt_tokens
-        return _accept(chat)
+        return self._accept(chat)
 
     def _commit(self, chat: _OpenedChat, item: Commit, now: float) -> Actions:
         chat.reopening.worked()
@@ -389,6 +425,25 @@ class ChatSession:
         events = chat.reply.finish(now, is_whole=item.finish_reason.is_whole)
         self.state = SessionState.CLOSED
         return [*events, self._done(item.finish_reason, item.usage, item.timings, now), Finish()]
+
+    def _accept(self, chat: _OpenedChat) -> Actions:
+        """Tell the client that its chat is under way."""
+        chat.is_accepted = True
+        request = chat.request
+        drafting = None
+        if request.drafts_itself:
+            max_lead = self._policy.reply.drafts.max_lead
+            drafting = DraftingTerms(self._policy.vocabulary_digest, chat.prompt or (), max_lead)
+        accepted = Accepted(
+            request.request_id,
+            request.model,
+            chat.num_prompt_tokens,
+            reply_format=request.reply_format,
+            sampling=request.sampling,
+            template_date=date_in(request.template_variables),
+            drafting=drafting,
+        )
+        return [accepted, *chat.resumed]
 
     def _checksum(self, chat: _OpenedChat) -> int:
         return ids_checksum(self._policy.vocabulary_digest, chat.reply.ids)
@@ -481,7 +536,7 @@ class ChatSession:
             edge_timings=self.milestones.timings(now),
             region=opened.region if opened else "",
             replica=opened.replica if opened else "",
-            speculation_stats=opened.reply.stats() if opened else NO_SPECULATION,
+            speculation_stats=_stats(opened) if opened else NO_SPECULATION,
             inexact=opened.reply.model.is_inexact if opened else False,
             stop_string=opened.reply.stop_string if opened else "",
             num_moves=max(0, opened.num_replicas - 1) if opened else 0,
@@ -515,19 +570,13 @@ _OF_REGION: Final = (RegionOpened, Commit, RegionMoved, RegionDone)
 _NO_ANSWER = "the deadline passed and the region did not answer; try again"
 
 
-def _accept(chat: _OpenedChat) -> Actions:
-    """Tell the client that its chat is under way."""
-    chat.is_accepted = True
-    request = chat.request
-    accepted = Accepted(
-        request.request_id,
-        request.model,
-        chat.num_prompt_tokens,
-        reply_format=request.reply_format,
-        sampling=request.sampling,
-        template_date=date_in(request.template_variables),
-    )
-    return [accepted, *chat.resumed]
+def _with_identity(event: Action, identity: bytes) -> Action:
+    """A commit that says which model computed its tokens: its client had none before."""
+    return event._replace(model_identity=identity) if isinstance(event, Committed) else event
+
+
+def _stats(chat: _OpenedChat) -> SpeculationStats:
+    return replace(chat.reply.stats(), ahead_tokens=chat.num_ahead)
 
 
 Handler: TypeAlias = Callable[[ChatSession, Any, Any, float], Actions]

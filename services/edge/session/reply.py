@@ -24,7 +24,12 @@ from services.edge.session.acceptance import Averages
 from services.edge.session.continuity import ModelContinuity
 from services.edge.session.display import Display, DisplayPolicy, ReplyDecoder
 from services.edge.session.draft_chain import CheckedDrafts, DraftChain, DraftLimits
-from services.edge.session.draft_sources import CombinedDrafter, Drafter, DrafterNeeds
+from services.edge.session.draft_sources import (
+    CombinedDrafter,
+    Drafter,
+    DrafterNeeds,
+    NoDrafter,
+)
 from services.edge.session.events import (
     Action,
     ChatRequest,
@@ -35,7 +40,7 @@ from services.edge.session.events import (
     RegionOpened,
     TellDrafter,
 )
-from services.edge.session.upload_control import UploadController, UploadPolicy
+from services.edge.session.upload_control import UploadController, UploadPolicy, Uploads
 
 if TYPE_CHECKING:
     from outrider.sampling.reply import ReplyText
@@ -97,7 +102,9 @@ class ReplyFlow:
         params = request.sampling
         if request.group_lasts:
             tools.admit(request.group)
-        averages = tools.averages(request.group)
+        # What strangers draft says nothing of the edge's own drafts.
+        is_foreign = self._is_foreign = request.drafts_itself
+        averages = Averages() if is_foreign else tools.averages(request.group)
         self._request = request
         self._prompt = prompt
         self._policy = policy
@@ -108,13 +115,12 @@ class ReplyFlow:
         self._shows = request.provisional and request.speculation is not Speculation.OFF
         # Of thin chats the edge has no prompt ids, without which the drafter cannot draft.
         self._tells_drafter = (
-            tools.has_drafter and not request.thin and (self._sends or self._shows)
+            tools.has_drafter and not (request.thin or is_foreign) and (self._sends or self._shows)
         )
         self._first_guess_s = tools.first_guess_s(len(prompt)) if self._tells_drafter else None
+        needs = DrafterNeeds(request.group, len(prompt), is_sampled=params.temperature > 0)
         self._drafter = CombinedDrafter(
-            tools.new_drafter(
-                DrafterNeeds(request.group, len(prompt), is_sampled=params.temperature > 0)
-            ),
+            NoDrafter() if is_foreign else tools.new_drafter(needs),
             len(prompt),
             awaited=self._first_guess_s is not None,
             first_tokens=policy.drafts.first_tokens,
@@ -123,8 +129,10 @@ class ReplyFlow:
         """Time until which the reply's first tokens are left to the drafter process; None: they are
         not, or it has reported."""
         self._calibrations = averages.calibrations(sampled=params.temperature > 0)
+        # A client knows which of its drafts are worth sending; all go up that have a place.
+        chances = {} if is_foreign else {"chance": self._calibrations.chance}
         self.chain = DraftChain(
-            self._drafter, policy.drafts, self._ends, params.max_tokens, self._calibrations.chance
+            self._drafter, policy.drafts, self._ends, params.max_tokens, **chances
         )
         self.chain.learn(prompt)
         self.ids = array("I")
@@ -137,7 +145,7 @@ class ReplyFlow:
         self.model = ModelContinuity(resume.model_identity, has_tokens=resume.upto > 0)
         self.display = Display(policy.display, policy.drafts.first_tokens)
         self.controller = UploadController(
-            policy.upload,
+            replace(policy.upload, uploads=Uploads.ALWAYS) if is_foreign else policy.upload,
             averages,
             max_lead=policy.drafts.max_lead,
             sends=self._sends,
@@ -326,12 +334,20 @@ class ReplyFlow:
         return bool(chain.committed and chain.num_unlearned) and chain.advance(0).is_behind
 
     def ready(self, report: DrafterReport | None, now: float) -> None:
-        """More drafts can be had; `report` is of the drafter process, if they come from there."""
+        """More drafts can be had; `report` is of the drafter process, or the client, if they come
+        from there. Raises InvalidRequestError for a client's that are outside the vocabulary."""
         if report is not None:
+            if self._is_foreign:
+                self._check_ids(report.ids)
             self._drafter.take_report(report)
             self._awaited_until = None
         if not self._decoder.finished:
             self._schedule_refresh(now)
+
+    def _check_ids(self, ids: Iterable[int]) -> None:
+        """Raises InvalidRequestError."""
+        for token in ids:
+            self._token_bytes(token)
 
     @property
     def stop_string(self) -> str:

@@ -63,6 +63,11 @@ class TypeaheadPlan:
         return self._next_text()
 
     @property
+    def num_computed(self) -> int:
+        """Leading tokens of the newest text that the region was asked to compute."""
+        return self._num_computed
+
+    @property
     def num_due(self) -> int:
         """New tokens to prefill now; 0: none, or too few."""
         gain = self._stable - self._num_computed

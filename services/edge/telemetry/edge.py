@@ -60,6 +60,14 @@ PREFILLED_TOKENS: Final = Family(
     "outrider_edge_prefilled_tokens",
     "Tokens of prompts that regions were asked to compute while they were typed.",
 )
+AHEAD_TOKENS: Final = Family(
+    "outrider_edge_ahead_tokens",
+    "Tokens of replies that were begun before their prompts were sent, by fate: sent, discarded.",
+)
+AHEAD_CHATS: Final = Family(
+    "outrider_edge_ahead_chats",
+    "Chats of users who have their replies begun ahead, by whether there was one: ready or not.",
+)
 EARLY_BYTES: Final = Family("outrider_edge_early_bytes", "Data that came in 0-RTT.")
 HALF_OPEN: Final = Family("outrider_edge_half_open_handshakes", "QUIC handshakes under way.")
 RETRIES: Final = Family("outrider_edge_retries", "First packets answered with a Retry.")
@@ -80,6 +88,10 @@ ERASED_TOKENS: Final = Family("outrider_edge_erased_tokens", "Tokens shown and t
 DRAFTS: Final = Family(
     "outrider_edge_drafts",
     "Draft tokens, by fate: drafted, sent, checked, right.",
+)
+CLIENT_DRAFTS: Final = Family(
+    "outrider_edge_client_drafts",
+    "Draft tokens of clients that draft for themselves, by fate: taken, ignored, accepted.",
 )
 COMMITS: Final = Family(
     "outrider_edge_commits",
@@ -230,6 +242,19 @@ class EdgeTelemetry:
         """A region was asked to compute a prompt that is still being typed."""
         self._metrics.counter(PREFILLED_TOKENS).add(num_tokens, self.labels.of(model))
 
+    def ahead_discarded(self, num_tokens: int, model: str) -> None:
+        """Tokens of a reply that nobody had asked for were thrown away."""
+        self._metrics.counter(AHEAD_TOKENS).add(
+            num_tokens, {**self.labels.of(model), "fate": "discarded"}
+        )
+
+    def ahead_sent(self, num_tokens: int, model: str) -> None:
+        """A chat began whose reply may have been begun before: by so many tokens."""
+        labels = self.labels.of(model)
+        self._metrics.counter(AHEAD_TOKENS).add(num_tokens, {**labels, "fate": "sent"})
+        ready = "ready" if num_tokens else "not"
+        self._metrics.counter(AHEAD_CHATS).add(1, {**labels, "reply": ready})
+
     def models(self, num_loaded: int, num_waiting: int) -> None:
         """Record how many models are loaded, and how many chats wait for one."""
         self._metrics.gauge(LOADED_MODELS).set(num_loaded)
@@ -262,6 +287,12 @@ class EdgeTelemetry:
     def early_data(self, num_bytes: int) -> None:
         """Data came in 0-RTT, and waits for the handshake."""
         self._metrics.counter(EARLY_BYTES).add(num_bytes)
+
+    def client_drafts(self, *, taken: int, ignored: int, accepted: int) -> None:
+        """A call of a client that drafts for itself has ended."""
+        counter = self._metrics.counter(CLIENT_DRAFTS)
+        for fate, count in (("taken", taken), ("ignored", ignored), ("accepted", accepted)):
+            counter.add(count, {"fate": fate})
 
     def draft_frame(self, sent: bool) -> None:
         """A frame of drafts was sent, or dropped because the router does not read."""

@@ -84,6 +84,9 @@ class TypedText:
     """Model of the first frame; empty: the default of chats without a model."""
     tools: tuple[str, ...] = ()
     """Tools of the first frame."""
+    request: ChatRequest | None = None
+    """The chat as it will be sent, without its messages, if its user agreed that the reply is begun
+    before; None: not, or it is no first frame."""
 
 
 def is_typed_text(payload: bytes) -> bool:
@@ -105,7 +108,14 @@ def read_typed_text(
     check_num_messages(len(typed.before) + 1)
     before = tuple(map(message_from_proto, typed.before))
     tools = check_tools(typed.tools)
-    return TypedText(before, typed.text, credential, typed.model, tools)
+    request = None
+    if typed.HasField("request"):
+        chat = typed.request
+        del chat.messages[:]
+        chat.model = typed.model
+        chat.ClearField("resume")
+        request = _asked(chat, (), tools)
+    return TypedText(before, typed.text, credential, typed.model, tools, request)
 
 
 def asks_for_ids(payload: bytes) -> bool:
@@ -179,10 +189,14 @@ def _credential(wire: edge_pb2.Credential) -> Credential:
 def _request(chat: edge_pb2.ChatRequest) -> ChatRequest:
     check_num_messages(len(chat.messages))
     messages = tuple(map(message_from_proto, chat.messages))
-    tools = check_tools(chat.tools)
-    resume = _resume(chat)
-    if messages or not resume.token:
+    if messages or not chat.resume.resume_token:
         check_messages(messages)
+    return _asked(chat, messages, check_tools(chat.tools))
+
+
+def _asked(
+    chat: edge_pb2.ChatRequest, messages: tuple[Message, ...], tools: tuple[str, ...]
+) -> ChatRequest:
     return ChatRequest(
         request_id=request_id(chat.idempotency_key),
         model=chat.model,
@@ -196,7 +210,7 @@ def _request(chat: edge_pb2.ChatRequest) -> ChatRequest:
         thin=chat.thin,
         residency=residency(chat.residency),
         trace=trace(chat.trace.traceparent, chat.trace.tracestate),
-        resume=resume,
+        resume=_resume(chat),
         digest=_digest(chat),
         prediction=_prediction(chat),
         tools=tools,

@@ -104,6 +104,8 @@ class RegionWire:
             echo=action.echo,
             origin_region=self._origin_region,
             trace=common_pb2.TraceContext(traceparent=trace[0], tracestate=trace[1]),
+            background=request.is_background,
+            begun_ahead=action.begun_ahead,
         )
         if request.resume.ids:
             opening.resume.CopyFrom(self._block(request.resume.ids))

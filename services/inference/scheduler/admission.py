@@ -17,6 +17,7 @@ from outrider.errors import (
     PromptTooLongError,
 )
 from outrider.session.types import Priority
+from services.inference.scheduler.background import BackgroundShare
 from services.inference.scheduler.cost_model import CostModel, attention_work
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.queues import SessionQueues
@@ -24,6 +25,8 @@ from services.inference.scheduler.session import SchedulingState, Session
 from services.inference.scheduler.types import OpenRequest, OverloadLevel
 
 _MAX_RETRY_DELAY_MS = 30_000
+_BACKGROUND_RETRY_MS = 1000
+"""When a refused background session may be tried again, if it was not for their share."""
 _LEAST_SHARE = 0.5
 """A deadline counts as out of reach if it comes before this share of the time predicted for a
 session that has the machine to itself."""
@@ -88,7 +91,10 @@ def queue_ahead(queues: SessionQueues, priority: Priority, rank: tuple[float, in
         num_sessions=len(sessions),
         num_free_slots=queues.num_free_slots(priority),
         prompt_tokens=sum(session.num_uncached for session in (*sessions, *prompts)),
-        num_replying=sum(session.state is SchedulingState.DECODING for session in queues.running),
+        num_replying=sum(
+            session.state is SchedulingState.DECODING
+            for session in queues.foreground(queues.running)
+        ),
     )
 
 
@@ -203,6 +209,19 @@ class Admission:
         raise OverloadedError(
             f"{waiting} sessions are waiting already; come back later",
             retry_delay_ms=_retry_delay_ms(self._cost.predict_ms(rows)),
+        )
+
+    def check_background(self, share: BackgroundShare, now: float) -> None:
+        """Raises OverloadedError if a background session would have to wait, or they have had their
+        share of this replica."""
+        queues, most = self._queues, self._limits.max_background_sessions
+        wait_s = share.wait_s(now)
+        if queues.num_background < most and not wait_s and not queues.foreground(queues.waiting):
+            if self.level is OverloadLevel.NORMAL:
+                return
+        raise OverloadedError(
+            "this replica has no time left for what nobody has asked for yet",
+            retry_delay_ms=_retry_delay_ms(max(_BACKGROUND_RETRY_MS, wait_s * 1e3)),
         )
 
     def check_time(self, session: Session, num_cached: int, now: float) -> None:

@@ -91,6 +91,11 @@ class Batch:
             engine.copy_block(copy.source, copy.target)
 
     @property
+    def is_background(self) -> bool:
+        """Whether all sessions in it are background ones: none or all are."""
+        return bool(self.scheduled) and self.scheduled[0].session.is_background
+
+    @property
     def attention_work(self) -> float:
         """The call's reads of contexts, in the cost model's unit."""
         return sum(attention_work(len(part.tokens), part.past) for part in self.slices)
@@ -139,10 +144,12 @@ class BatchBuilder:
     def plan_ahead(self, in_flight: Batch) -> None:
         """Plan the call behind the present one if only that call's tokens are unknown: each session
         continues with one more, none waits, and none has drafts of this replica."""
-        queues, running = self._queues, self._queues.running
+        queues = self._queues
+        running = queues.foreground(queues.running)
         if not running or len(in_flight.scheduled) != len(running) or not in_flight.is_decode:
             return
-        if queues.waiting or queues.paused or queues.has_sequence_changes:
+        others = (*queues.waiting, *queues.paused)
+        if queues.foreground(others) or queues.has_sequence_changes:
             return
         slices, chains = [], []
         for one, session in zip(in_flight.scheduled, running, strict=True):
@@ -184,6 +191,8 @@ class BatchBuilder:
         queues, prefill_budget = self._queues, self.prefill_budget
         queues.admit(now, hold_low=level >= OverloadLevel.QUEUE_LOW)
         schedulable, starving = queues.schedulable(now, self._max_pause_s)
+        # Nobody's call gets longer for what nobody has asked for yet.
+        schedulable = list(queues.foreground(schedulable)) or schedulable
         schedulable = self._one_or_others(schedulable)
         if starving not in schedulable:
             starving = None

@@ -50,6 +50,11 @@ class SchedulerLimits:
     """Edge drafts of one session kept ahead of its commits."""
     ageing_s: NonNegativeFloat = 60.0
     """Waiting time after which a session ranks with new ones of the next higher class."""
+    max_background_sessions: NonNegativeInt = 4
+    """Sessions that are computed before anybody asks for them; further ones are refused. 0: all
+    are."""
+    max_background_share: Annotated[float, between(0, 1)] = 0.25
+    """Share of the model's time that calls of such sessions may take, on average over a minute."""
     fixed_ms: NonNegativeFloat = 8.0
     """First guess of an engine call's fixed cost; then measured."""
     row_ms: PositiveFloat = 1.2

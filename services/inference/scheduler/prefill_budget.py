@@ -59,7 +59,10 @@ class PrefillBudget:
 
     def must_be_short(self, schedulable: Sequence[Session], now: float) -> bool:
         """Whether the call is bounded by low_tick_ms: LOW sessions take part, all prompts are
-        theirs, and sessions above LOW keep coming."""
+        theirs, and sessions above LOW keep coming. Also if it is a call of background sessions:
+        nobody who comes meanwhile is to wait for those."""
+        if schedulable and schedulable[0].is_background:
+            return True
         if now - self._above_low_at > _ABOVE_LOW_MEMORY_S:
             return False
         above_low = [session for session in schedulable if session.priority is not Priority.LOW]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import insort
+from collections.abc import Sequence
 from itertools import takewhile
 
 import numpy as np
@@ -25,7 +26,7 @@ def _rank(session: Session) -> tuple[float, int]:
 
 def _outranks(first: Session, second: Session) -> bool:
     """Whether it is of a higher class, and the second has not made up for that by waiting."""
-    return first.priority > second.priority and first.rank < second.rank
+    return first.standing > second.standing and first.rank < second.rank
 
 
 def _yields_to(session: Session, other: Session | None) -> bool:
@@ -49,6 +50,8 @@ class SessionQueues:
         """Sessions that have a place in the calls."""
         self.paused: list[Session] = []
         """Sessions in the middle of a reply that lost their place and kept their KV."""
+        self.num_background = 0
+        """Live background sessions."""
         self.version = 0
         """Rises when a session comes, goes, or changes its queue."""
         self._pool = pool
@@ -71,13 +74,20 @@ class SessionQueues:
     def num_free_slots(self, priority: Priority) -> int:
         """Slots that sessions of this class can take at the next admission, memory permitting;
         lower classes give up theirs."""
-        taken = sum(s.priority >= priority for s in self.running)
-        return max(0, self._max_sessions - taken - sum(s.priority >= priority for s in self.paused))
+        taken = sum(s.standing >= priority for s in (*self.running, *self.paused))
+        return max(0, self._max_sessions - taken)
+
+    def foreground(self, sessions: Sequence[Session]) -> Sequence[Session]:
+        """These without background ones."""
+        if not self.num_background:
+            return sessions
+        return [session for session in sessions if not session.is_background]
 
     def add(self, session: Session) -> None:
         """A new session, at its place in the queue."""
         self.version += 1
         self.sessions[session.session_id] = session
+        self.num_background += session.is_background
         insort(self.waiting, session, key=_rank)
 
     def _urgent(self) -> Session | None:
@@ -116,11 +126,16 @@ class SessionQueues:
         paused = next((s for s in self.paused if not _yields_to(s, urgent)), None)
         if len(self.running) + len(self.paused) < self._max_sessions:
             urgent = None  # a place is left over: new sessions may at least get starvation turns
+        queued = self.waiting if self._is_background_alone else self.foreground(self.waiting)
         waiting = next(
-            (s for s in self.waiting if not (_yields_to(s, urgent) or _yields_to(s, above_low))),
+            (s for s in queued if not (_yields_to(s, urgent) or _yields_to(s, above_low))),
             None,
         )
         return min((s for s in (paused, waiting) if s is not None), key=_rank, default=None)
+
+    @property
+    def _is_background_alone(self) -> bool:
+        return self.num_background == len(self.sessions)
 
     def _first_above_low(self) -> Session | None:
         """The first of all sessions above LOW."""
@@ -232,6 +247,7 @@ class SessionQueues:
             return list(self.running), None
         schedulable = [s for s in self.running if not _yields_to(s, urgent)]
         left_out = [*self.paused, *(s for s in self.running if _yields_to(s, urgent))]
+        left_out = list(self.foreground(left_out))
         longest = min(left_out, key=lambda s: s.last_scheduled_at, default=None)
         if longest is None or now - longest.last_scheduled_at < max_pause_s:
             return schedulable, None
@@ -264,6 +280,7 @@ class SessionQueues:
         """Forget a session. Blocks of a call in flight are freed only when that has returned."""
         self.version += 1
         del self.sessions[session.session_id]
+        self.num_background -= session.is_background
         self._queue_of(session).remove(session)
         if session.state is not SchedulingState.WAITING:
             self._drop(session.sequence)
@@ -307,6 +324,7 @@ class SessionQueues:
         """Raises AssertionError if a session is lost, doubled, or in a list of another state."""
         everyone = self.waiting + self.running + self.paused
         assert sorted(s.session_id for s in everyone) == sorted(self.sessions)
+        assert self.num_background == sum(s.is_background for s in everyone)
         assert all(s.state is SchedulingState.WAITING for s in self.waiting)
         running = (SchedulingState.PREFILLING, SchedulingState.DECODING)
         assert all(s.state in running for s in self.running)

@@ -9,6 +9,7 @@ replica has none, since it would only delay the first token.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, islice
 
@@ -33,6 +34,7 @@ from outrider.speculation.suffix_drafter import SuffixDrafter
 from services.inference.kv.events import BlockEvent
 from services.inference.kv.pool import KvPool, NamedBlock
 from services.inference.scheduler.admission import Admission, check_ids, check_request
+from services.inference.scheduler.background import BackgroundShare
 from services.inference.scheduler.batch import Batch, BatchBuilder, ScheduledSequence
 from services.inference.scheduler.cost_model import CostModel, DecodeCostModel, attention_work
 from services.inference.scheduler.draft_sources import (
@@ -100,6 +102,7 @@ class Scheduler:
         self._kept = kept
         self._statistics = GroupStatisticsTable(prior, self._kept.restore)
         self._admission = Admission(limits, self._queues, self._cost)
+        self._background = BackgroundShare(limits.max_background_share)
         self._num_stored = num_stored
         self._num_opened = 0
         self._num_prompt_tokens = self._num_cached_tokens = 0
@@ -152,6 +155,8 @@ class Scheduler:
         if batch.slices:
             self._update_cost()
             self._timed = batch, (now - batch.scheduled_at) * 1e3
+            if batch.is_background:
+                self._background.charge(now - batch.scheduled_at, now)
         self._verified_at = now
         choices = _choose_together(batch, rows)
         for index, (one, answer) in enumerate(zip(batch.scheduled, rows, strict=True)):
@@ -274,7 +279,10 @@ class Scheduler:
         check_request(request, self.info, self._context_limit)
         if request.deadline is not None and request.deadline <= now:
             raise DeadlineError("the deadline had passed when the session was opened")
-        self._admission.check_room(request.priority)
+        if request.is_background:
+            self._admission.check_background(self._background, now)
+        else:
+            self._admission.check_room(request.priority)
         session = self._new_session(request, now)
         num_cached = self._pool.match(session.ids, request.cache_salt, request.static_salts)
         session.cached_at_arrival = num_cached
@@ -370,6 +378,12 @@ class Scheduler:
     def _rank(self, priority: Priority, now: float) -> tuple[float, int]:
         return now - priority * self.limits.ageing_s, self._num_opened
 
+    def _rank_of(self, request: OpenRequest, now: float) -> tuple[float, int]:
+        """Waiting never brings a background session before another one."""
+        if request.is_background:
+            return math.inf, self._num_opened
+        return self._rank(request.priority, now)
+
     def _new_session(self, request: OpenRequest, now: float) -> Session:
         self._num_opened += 1
         if request.group_lasts:
@@ -389,7 +403,7 @@ class Scheduler:
             )
         return Session(
             request,
-            rank=self._rank(request.priority, now),
+            rank=self._rank_of(request, now),
             sampler=Sampler(
                 request.sampling, self.info.vocabulary_size, request.prompt, request.constraint
             ),
@@ -408,7 +422,8 @@ class Scheduler:
 
     def _finish(self, session: Session, reason: FinishReason, now: float) -> Finished:
         if session.num_reply and session.state is not SchedulingState.WAITING:
-            self._admission.forecast.observe_service(session.service_ms(now))
+            if not session.is_background:
+                self._admission.forecast.observe_service(session.service_ms(now))
         self._queues.end(session)
         usage = session.usage()
         self._num_prompt_tokens += usage.prompt_tokens
@@ -428,19 +443,19 @@ class Scheduler:
     # What others are told.
 
     def load(self) -> SchedulerLoad:
-        """A snapshot for routers."""
+        """A snapshot for routers. Background sessions are in nobody's way, and not counted."""
         queues = self._queues
         return SchedulerLoad(
-            running_sessions=len(queues.running),
-            queued_sessions=len(queues.waiting),
-            queued_prompt_tokens=_prompt_tokens(queues.sessions.values()),
+            running_sessions=len(queues.foreground(queues.running)),
+            queued_sessions=len(queues.foreground(queues.waiting)),
+            queued_prompt_tokens=_prompt_tokens(queues.foreground([*queues.sessions.values()])),
             kv_blocks_total=self._pool.num_blocks,
             kv_blocks_free=self._pool.num_free,
             fixed_ms=self._cost.fixed_ms,
             row_ms=self._cost.row_ms,
             max_sessions=self.limits.max_sessions,
             is_cost_guessed=self._cost.is_guess,
-            paused_sessions=len(queues.paused),
+            paused_sessions=len(queues.foreground(queues.paused)),
             overload_level=self._admission.level,
             low=self._class_load(Priority.LOW),
             medium=self._class_load(Priority.MEDIUM),
@@ -454,7 +469,7 @@ class Scheduler:
 
     def _class_load(self, priority: Priority) -> ClassLoad:
         queues = self._queues
-        found = [s for s in (*queues.running, *queues.waiting) if s.priority is priority]
+        found = [s for s in (*queues.running, *queues.waiting) if s.standing == priority]
         return ClassLoad(len(found), _prompt_tokens(found)) if found else ClassLoad()
 
     def take_learnt(self) -> list[tuple[bytes, Learnt]]:

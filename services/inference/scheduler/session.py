@@ -137,6 +137,9 @@ class Session:
         self.request = request
         self.session_id = request.session_id
         self.priority = request.priority
+        self.is_background = request.is_background
+        self.standing = 0 if request.is_background else int(request.priority)
+        """The class by which sessions give way to others: background ones stand below LOW."""
         self.rank = rank
         self.is_sampled = request.sampling.temperature > 0.0
         self.state = SchedulingState.WAITING

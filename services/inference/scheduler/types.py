@@ -80,6 +80,9 @@ class OpenRequest:
     recorded."""
     goes_alone: bool = False
     """A replica was lost with it: it is alone in its calls until its first token."""
+    is_background: bool = False
+    """Nobody has asked for it yet: it is in calls of its own kind alone, gives its place and its KV
+    to every other session, and is refused rather than kept waiting."""
     constraint: Constraint | None = field(default=None, compare=False)
     """Constraint of the sampling's grammar, at the reply's beginning; the session owns it."""
 

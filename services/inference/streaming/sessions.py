@@ -201,12 +201,13 @@ class SessionTable:
         *,
         max_sessions: int,
         grammars: ConstraintSource | None = None,
+        engine_has_grammars: bool = False,
         preparations: Preparations | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """At most `max_sessions` share an engine call; `clock` is the model thread's. Without
-        `grammars`, requests with one are refused. `preparations` records requests whose grammar is
-        being compiled."""
+        `grammars`, requests with one are refused, unless the `engine_has_grammars` of its own.
+        `preparations` records requests whose grammar is being compiled."""
         self.contract = contract
         self.clock = clock
         self.load: SchedulerLoad | None = None
@@ -239,6 +240,7 @@ class SessionTable:
         self._refused = RefusalLog("sessions")
         self._running = RunningRequests()
         self._grammars = grammars
+        self._engine_has_grammars = engine_has_grammars
         self._preparations = preparations or Preparations(WorkRecord(None, 0))
         self._compiling: dict[int, asyncio.Task[None]] = {}
         """Tasks of sessions that the model thread does not know yet, by engine session id."""
@@ -277,7 +279,8 @@ class SessionTable:
         name = (frame.tenant, frame.request_id)
         earlier = self._running.earlier(name, request)
         request = self._with_kept_constraint(request)
-        grammar = request.sampling.grammar if request.constraint is None else None
+        is_ready = self._engine_has_grammars or request.constraint is not None
+        grammar = None if is_ready else request.sampling.grammar
         if grammar is None:
             self._model.open(request)
         session = LiveSession(
@@ -317,7 +320,7 @@ class SessionTable:
     def _with_kept_constraint(self, request: OpenRequest) -> OpenRequest:
         """Raises InvalidSamplingError where constraints are not known."""
         sampling = request.sampling
-        if not sampling.is_constrained:
+        if self._engine_has_grammars or not sampling.is_constrained:
             return request
         if self._grammars is None:
             raise InvalidSamplingError(

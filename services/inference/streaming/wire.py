@@ -100,6 +100,8 @@ class Contract:
     static_prefixes: tuple[StaticPrefix, ...] = ()
     inexact_kv: bool = False
     """Whether KV for sessions whose tenant allows inexact text may travel in 8 bits."""
+    verifies_drafts: bool = True
+    """Otherwise edges are told that drafts are not worth sending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,8 @@ class SentPace:
     ) -> Pace | None:
         """The pace to send with this commit. None: the edge knows it, and waits for no number."""
         interval_ms, row_ms, level = event.interval_ms, event.row_ms, load.overload_level
+        if not contract.verifies_drafts:
+            level = max(level, OverloadLevel.NO_DRAFTS)
         if not (
             echo.number
             or level != self._overload_level
@@ -198,6 +202,7 @@ def open_request(
         kv_holder=_kv_holder(frame, contract),
         request_key=request_key(frame.tenant, frame.request_id),
         goes_alone=frame.alone,
+        is_background=frame.background,
     )
     return request, codec
 

@@ -20,11 +20,17 @@ from services.router.admission.address_limit import AddressLimit
 from services.router.admission.policy import AdmissionPolicy, LengthPolicy, QueuePriority
 from services.router.admission.pricing import ChatCharges, PriceTable
 from services.router.admission.queue import AdmissionQueue, Head, QueueRate
-from services.router.admission.routing import FleetView, Route, choose_route
+from services.router.admission.routing import (
+    FleetView,
+    Route,
+    choose_background_route,
+    choose_route,
+)
 from services.router.admission.session import AdmittedSession
 from services.router.admission.tenants import TenantPolicy, Tenants, delay_ms
 from services.router.session_request import SessionRequest
 
+_BACKGROUND_RETRY_MS: Final = 1000
 MAX_WAITS: Final = 4096
 """Waits kept between two calls of AdmissionStats.take, the latest ones."""
 
@@ -148,6 +154,23 @@ class Admission:
         self.stats.sessions[self.tenants.label(request.tenant), "admitted"] += 1
         return route
 
+    def place_background(self, request: SessionRequest, fleet: FleetView, now: float) -> Route:
+        """Where a session goes that nobody has asked for yet; its class is LOW. It is not
+        counted: not at its tenant, whose real chats are not to wait or to be refused for it, and
+        not in prices. Raises OverloadedError if others wait or it would, and what placement
+        raises."""
+        request = replace(request, priority=Priority.LOW)
+        route = None
+        if not self._queue.length(request.model):
+            route = choose_background_route(request, fleet, self.policy, now)
+        if route is None:
+            raise OverloadedError(
+                "no replica has time left for what nobody has asked for yet",
+                retry_delay_ms=_BACKGROUND_RETRY_MS,
+                metadata={"cause": "background"},
+            )
+        return route
+
     def priority(self, session_id: int) -> Priority:
         """The class of a session that was let in."""
         return self._sessions[session_id].request.priority
@@ -193,8 +216,9 @@ class Admission:
 
     def cost(self, session_id: int, upto: int) -> Cost | None:
         """Cost of the whole chat of an open session, earlier runs included, if its reply has `upto`
-        tokens; None if no price applies."""
-        return self._cost(self._sessions[session_id], upto)
+        tokens; None if no price applies, as to sessions of `place_background`."""
+        session = self._sessions.get(session_id)
+        return None if session is None else self._cost(session, upto)
 
     def expire(self, now: float) -> None:
         """Refuse sessions that have waited too long; `take_refused` returns them."""

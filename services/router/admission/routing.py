@@ -170,6 +170,20 @@ def choose_route(
     return Route(decision, home, cause)
 
 
+def choose_background_route(
+    request: SessionRequest, fleet: FleetView, policy: AdmissionPolicy, now: float
+) -> Route | None:
+    """The replica of a session that nobody has asked for yet; None if none is idle enough: its
+    backlog is what a HIGH session may find at most. Raises NoReplicaError."""
+    try:
+        decision = fleet.quote(request, "", now)
+    except OverloadedError:
+        return None
+    if not _has_room(decision, policy.max_backlog_ms(QueuePriority.HIGH)):
+        return None
+    return Route(decision, fleet.home(request) or decision.region)
+
+
 def _has_room(decision: Decision, max_backlog_ms: float) -> bool:
     """Whether some replica's backlog is small enough for one more session. A far replica may have
     a round trip's time more: that much is done while the session is on its way."""

@@ -207,9 +207,11 @@ class Replica:
         return self.health.takes_sessions
 
     def may_return(self, return_s: float, now: float) -> bool:
-        """Whether it takes no sessions now but may soon again: its stream is up and it is not
-        stopping, or the stream broke less than `return_s` ago and is being reconnected."""
-        if self.is_leaving or self.takes_sessions:
+        """Whether it may soon take a session that it does not take now: its stream is up and it is
+        not stopping, or the stream broke less than `return_s` ago and is being reconnected. On
+        trial it takes one session, and the others once that one went well."""
+        is_on_trial = self.state is PeerState.TRIAL
+        if self.is_leaving or (self.takes_sessions and not is_on_trial):
             return False
         if self.health.is_up:
             return not self.is_draining

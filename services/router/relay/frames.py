@@ -68,6 +68,8 @@ def read_request(
         deadline_at=now + left_ms / 1000.0 if left_ms else None,
         chat_digest=chat_key(opening),
         call_key=request_key(opening.tenant, opening.request_id),
+        is_background=opening.background,
+        begun_ahead=opening.begun_ahead,
     )
 
 

@@ -16,6 +16,7 @@ from outrider.errors import (
     OverloadedError,
     PromptTooLongError,
 )
+from outrider.session.types import Priority
 from outrider.v1 import common_pb2
 from services.router.admission.admission import Admission
 from services.router.admission.routing import LiveFleetView, Route
@@ -143,6 +144,12 @@ class Intake:
             self._check_prompt(session.request)
             session_id = session.router_session_id
             request = self._dispatch.request_of(session, ids)
+            if request.is_background:
+                found = self._admission.place_background(request, self._fleet_view, now)
+                session.request = replace(request, priority=Priority.LOW)
+                session.open_frame.open.priority = common_pb2.PRIORITY_LOW
+                self._dispatch_to(session, found, now)
+                return []
             route = self._admission.open(session_id, request, self._fleet_view, now)
             priority = self._admission.priority(session_id)
             session.request = replace(session.request, priority=priority)
@@ -183,6 +190,8 @@ class Intake:
 
     def first_token(self, session: RelayedSession, now: float) -> None:
         """A session had its first token."""
+        if session.request.is_background:
+            return  # its time is nobody's experience
         replica = self._registry.find(session.replica)
         if replica is not None:
             fleet = FleetKey(replica.region, replica.model_name)
@@ -198,6 +207,8 @@ class Intake:
 
     def done(self, session: RelayedSession, usage: common_pb2.Usage, now: float) -> None:
         """A session has its whole reply."""
+        if session.request.is_background:
+            return
         replica = self._registry.find(session.replica)
         if replica is not None:
             fleet = FleetKey(replica.region, replica.model_name)

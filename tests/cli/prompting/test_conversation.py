@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -29,9 +29,13 @@ class Typed:
         self._lines = iter(lines)
         self.prompts: list[str] = []
 
-    async def ask(self, prompt: str) -> str | None:
+    async def ask(self, prompt: str, typed: Callable[[str], None] | None = None) -> str | None:
         self.prompts.append(prompt)
-        return next(self._lines, None)
+        line = next(self._lines, None)
+        if typed is not None and line is not None:
+            for num_chars in range(1, len(line) + 1):
+                typed(line[:num_chars])
+        return line
 
 
 class Mesh:

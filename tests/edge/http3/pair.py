@@ -25,6 +25,7 @@ from services.edge.http3.limits import Http3Limits
 from services.edge.http3.messages import Refusal, Request
 from services.edge.http3.server import ALPN, Http3Service
 from services.edge.http3.session import Http3Session, RequestStream
+from services.edge.http3.webtransport import Close
 from services.edge.limits.listener import MemoryBudget
 from services.edge.quic.aioquic_shim import BoundedConnection, QuicLimits
 from tests.edge.http3.client import Response, request_headers
@@ -42,6 +43,10 @@ class Host:
     most_held: int = 0
     max_streams: int = 1000
     has_room: bool = True
+    sessions: list[int] = field(default_factory=list)
+    closed_sessions: list[tuple[int, Close | None]] = field(default_factory=list)
+    session_data: list[tuple[int, bytes, bool]] = field(default_factory=list)
+    owned_streams: set[int] = field(default_factory=set)
 
     def hold_stream(self) -> bool:
         if self.num_held >= self.max_streams:
@@ -65,6 +70,19 @@ class Host:
     def begin(self, stream: RequestStream) -> None:
         self.begun.append(stream)
 
+    def session_refusal(self, request: Request) -> Refusal | None:
+        return None if request.path == "/session" else Refusal(404, "elsewhere")
+
+    def session_opened(self, session_id: int) -> None:
+        self.sessions.append(session_id)
+
+    def session_closed(self, session_id: int, close: Close | None) -> None:
+        self.closed_sessions.append((session_id, close))
+
+    def session_received(self, stream_id: int, data: bytes, has_ended: bool) -> None:
+        self.owned_streams.add(stream_id)
+        self.session_data.append((stream_id, data, has_ended))
+
 
 class Pair:
     """`now` is the time on both sides, in seconds."""
@@ -83,7 +101,9 @@ class Pair:
             )
         )
         self.client.connect(_SERVER, self.now)
-        configuration = QuicConfiguration(is_client=False, alpn_protocols=[ALPN])
+        configuration = QuicConfiguration(
+            is_client=False, alpn_protocols=[ALPN], max_datagram_frame_size=65_535
+        )
         configuration.load_cert_chain(certificate, key)
         self.quic = BoundedConnection(
             limits=QuicLimits(protocols={ALPN: Http3Service.limits}),
@@ -192,6 +212,10 @@ class Pair:
 
     def _feed(self, event: QuicEvent) -> None:
         match event:
+            case StreamDataReceived(data, end_stream, stream_id) if (
+                stream_id in self.host.owned_streams
+            ):
+                self.host.session_received(stream_id, data, end_stream)
             case StreamDataReceived(data, end_stream, stream_id):
                 self.session.received(stream_id, data, end_stream, self.now)
             case StreamReset(stream_id=stream_id):

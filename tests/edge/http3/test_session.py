@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.edge.http3.exchange import Phase
+from services.edge.http3.webtransport import SETTINGS
 from services.edge.quic import certificate
 from tests.edge.http3.client import Response, request_headers
 from tests.edge.http3.pair import Pair
@@ -48,7 +49,10 @@ def test_settings_tell_of_the_limit_and_of_no_table(make: Make) -> None:
         Setting.QPACK_MAX_TABLE_CAPACITY: 0,
         Setting.QPACK_BLOCKED_STREAMS: 0,
         Setting.DUMMY: 1,
+        **SETTINGS,
     }
+    received = make(webtransport=False).h3.received_settings
+    assert received is not None and received.keys().isdisjoint(SETTINGS)
 
 
 def test_a_request_is_answered_and_nothing_is_left(make: Make) -> None:
@@ -269,9 +273,15 @@ FAULTS: dict[str, tuple[Callable[[Pair], Any], int]] = {
         lambda p: p.raw(encode_uint_var(FrameType.HEADERS) + b"\x10\x00", ends=True),
         ErrorCode.H3_FRAME_ERROR,
     ),
-    "a WebTransport stream": (
-        lambda p: p.raw(encode_uint_var(FrameType.WEBTRANSPORT_STREAM) + b"\x00"),
-        ErrorCode.H3_FRAME_UNEXPECTED,
+    "a stream of a session that can be none": (
+        lambda p: p.raw(encode_uint_var(FrameType.WEBTRANSPORT_STREAM) + b"\x01"),
+        ErrorCode.H3_ID_ERROR,
+    ),
+    "a stream that turns into one of a session": (
+        lambda p: p.raw(
+            encode_frame(0x21, b"") + encode_uint_var(FrameType.WEBTRANSPORT_STREAM) + b"\x00"
+        ),
+        ErrorCode.H3_FRAME_ERROR,
     ),
     "a second control stream": (
         lambda p: p.raw_control(b"\x00"),

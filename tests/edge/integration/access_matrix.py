@@ -22,6 +22,7 @@ from outrider.v1 import edge_pb2
 from services.edge.access.config import AccessConfig, JwtConfig
 from services.edge.access.identity import TenantConfig
 from services.edge.http.config import HttpConfig
+from services.edge.http.verifying import PATH
 from tests.api_keys import key_of, text_of
 from tests.edge.access.issuer import AUDIENCE, ISSUER, jwk, key_set, token
 from tests.edge.http3.client import h3_client
@@ -104,6 +105,11 @@ _RESPONSE: Final = {"model": MODEL, "input": "hello"}
 _MESSAGE: Final = _CHAT | {"max_tokens": 100}
 GOOD: Final[Mapping[tuple[str, str], Good]] = {
     ("POST", "/v1/chat/completions"): Good("/v1/chat/completions", _CHAT, computes=True),
+    # The text is computed while it is typed, for who may have chats.
+    ("POST", "/v1/chat/typing"): Good(
+        "/v1/chat/typing",
+        {"id": "a" * 16, "text": "hello", "request": {"model": MODEL, "messages": []}},
+    ),
     ("POST", "/v1/completions"): Good(
         "/v1/completions", {"model": MODEL, "prompt": "hello", "max_tokens": 100}, computes=True
     ),
@@ -139,6 +145,8 @@ GOOD: Final[Mapping[tuple[str, str], Good]] = {
     ("DELETE", "/v1/chat/completions"): Good("/v1/chat/completions", status=400, names_model=False),
     # The native protocol, which JSON does not speak; its first frames are below.
     ("POST", HTTP_PATH): Good(HTTP_PATH, {}, status=415, names_model=False),
+    # gRPC, which JSON is not; tests/edge/integration/test_verify.py calls it.
+    ("POST", PATH): Good(PATH, {}, status=415, names_model=False),
     # What can be asked, for programs that make clients. It names no model, key or tenant.
     ("GET", "/openapi.json"): Good("/openapi.json", names_model=False, public=True),
     # The same for people.

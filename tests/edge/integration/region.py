@@ -234,7 +234,8 @@ class Region(router_pb2_grpc.RouterServiceServicer):
             detail = error_to_proto(self.error)
             self._send(outbox, inference_pb2.SessionDown(session=number, error=detail))
             return
-        session = RegionSession(opening, self.reply, TokenCodec(opening.codecs[-1]))
+        most = opening.sampling.max_tokens if opening.background else len(self.reply)
+        session = RegionSession(opening, self.reply[:most], TokenCodec(opening.codecs[-1]))
         if opening.resume.count:
             had = self.coder.decode(token_block_from_proto(opening.resume), max_count=100_000)
             assert had == self.reply[: len(had)], "the ids of the run before"
@@ -278,7 +279,11 @@ class Region(router_pb2_grpc.RouterServiceServicer):
             commit = self._commit(session)
             self._send(outbox, inference_pb2.SessionDown(session=number, commit=commit))
         done = inference_pb2.SessionDone(
-            finish_reason=common_pb2.FINISH_REASON_STOP,
+            finish_reason=(
+                common_pb2.FINISH_REASON_STOP
+                if session.reply == self.reply
+                else common_pb2.FINISH_REASON_LENGTH
+            ),
             upto=session.committed,
             checksum=self.coder.checksum(session.reply[: session.committed]),
             usage=common_pb2.Usage(completion_tokens=session.committed),

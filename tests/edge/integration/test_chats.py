@@ -269,7 +269,7 @@ async def test_a_chat_is_cancelled_while_the_limits_of_all_edges_are_asked(mesh:
             await eventually(lambda: bool(limits.asked))
             chat.cancel()
             (connection,) = mesh.edge.listener.connections
-            (stream,) = connection._streams.values()
+            (stream,) = connection.native._streams.values()
             await eventually(lambda: bool(stream.handler._early))  # type: ignore[union-attr]
             limits.asked[0](None)
             assert (await chat.result()).finish_reason == "cancelled"

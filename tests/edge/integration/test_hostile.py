@@ -300,7 +300,7 @@ async def test_a_stream_that_is_over_keeps_no_place(mesh: Running) -> None:
         stream = RawStream(connection, b"\x00")
         assert isinstance(await stream.error(), MalformedFrameError)
         (at_edge,) = mesh.edge.listener.connections
-        assert len(at_edge._streams) == 1
+        assert len(at_edge.native._streams) == 1
 
         def is_closed() -> bool:
             connection._ping()

@@ -140,7 +140,7 @@ async def test_the_tokens_of_a_stream_wake_no_task(
             had += piece
             if len(CHAT.text_of(had)) >= region.hold_at and not region.gate.is_set():
                 num_stops += 1
-                (reply,) = mesh.http._frontend.replies
+                (reply,) = mesh.http.frontend.replies
                 await eventually(partial(_waits, reply))
                 region.gate.set()  # the session goes on...
                 if region.hold_at + 3 < len(REPLY):
@@ -181,7 +181,7 @@ async def test_tokens_that_find_no_room_at_the_end_of_their_turn_are_sent_all_th
         async for piece in answer.aiter_bytes():
             had += piece
             if len(CHAT.text_of(had)) >= region.hold_at and not region.gate.is_set():
-                (reply,) = mesh.http._frontend.replies
+                (reply,) = mesh.http.frontend.replies
                 await eventually(partial(_waits, reply))
                 region.gate.set()  # nothing follows what comes now...
                 if region.hold_at + 3 < len(REPLY):

@@ -62,7 +62,7 @@ async def test_an_older_stream_that_is_not_read_costs_the_newer_one_nothing(
     mesh.region.hold(6)
     await start(client, idempotency_key="k")
     for connection in mesh.edge.listener.connections:
-        for stream in connection._streams.values():
+        for stream in connection.native._streams.values():
             stream._max_unsent_bytes = 0  # whatever is sent now is too much
     newer = await start(client, idempotency_key="k")
     mesh.region.gate.set()

@@ -56,7 +56,7 @@ async def test_a_stream_given_up_in_one_direction_ends_in_both(
                 await mesh.settled()
             assert mesh.region.cancelled == ["the client is gone"] * (limit + 1)
             (served,) = mesh.edge.listener.connections
-            await eventually(lambda: not served._streams and not _open_streams(served._quic))
+            await eventually(lambda: not served.native._streams and not _open_streams(served._quic))
 
 
 async def _under_way(connection: ClientConnection) -> RawStream:
@@ -218,4 +218,4 @@ async def test_a_cancel_gets_past_a_full_queue_and_drafts_are_dropped(
 
 def _streams(mesh: Running) -> list[EdgeStream]:
     connections = mesh.edge.listener.connections
-    return [stream for connection in connections for stream in connection._streams.values()]
+    return [stream for connection in connections for stream in connection.native._streams.values()]

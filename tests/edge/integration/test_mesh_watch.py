@@ -204,4 +204,4 @@ async def until(events: AsyncIterator[tuple[str, Any]], wanted: str) -> None:
 
 
 def watchers(mesh: Running) -> int:
-    return mesh.http._frontend.mesh.num_watchers
+    return mesh.http.frontend.mesh.num_watchers

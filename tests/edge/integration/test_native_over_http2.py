@@ -1,4 +1,4 @@
-"""The native protocol over HTTP/2: the same chats, limits and losses as over QUIC."""
+"""The native protocol over HTTP: the same chats, limits and losses as over QUIC."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ from outrider.client.protocol import HTTP_FRAMES, HTTP_PATH, CloseCode
 from outrider.client.recovery import ReconnectPolicy
 from outrider.client.tickets import SessionTickets
 from outrider.client.wire import CANCEL, Credential
+from outrider.codec.frames import FrameDecoder
 from outrider.errors import UnavailableError
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
+from outrider.v1 import edge_pb2
+from services.edge.access.config import AccessConfig
 from services.edge.http.config import HttpConfig
 from tests.edge.http3.client import h3_client
 from tests.edge.integration.http_client import plain, serving_http
@@ -95,7 +98,7 @@ async def test_a_chat_that_is_left_is_cancelled(mesh: Running, client: Client) -
 async def test_typed_text_is_computed_until_the_prompt_comes(mesh: Running, client: Client) -> None:
     await type_until(lambda: len(mesh.region.opened) > 0, client.typing(), "Which trains? " * 20)
     assert await said(client.chat(ASK)) == REPLY
-    await eventually(lambda: not mesh.http._frontend.streams)  # the prompt ended the typing
+    await eventually(lambda: not mesh.http.frontend.streams)  # the prompt ended the typing
 
 
 async def test_a_request_larger_than_all_windows_comes_whole(client: Client) -> None:
@@ -112,7 +115,7 @@ async def test_what_becomes_of_chats_when_the_connection_is_closed(
     await eventually(lambda: len(stream.frames) > 1)
     connection.shut(code)
     assert isinstance(stream.cut_off, UnavailableError)
-    await eventually(lambda: not mesh.http._frontend.streams)
+    await eventually(lambda: not mesh.http.frontend.streams)
     assert mesh.edge.telemetry.num_chats == (code is CloseCode.COMING_BACK)
     await mesh.edge.stop()
 
@@ -139,7 +142,7 @@ async def test_a_client_that_does_not_read_loses_the_chat(
     async with raw_tcp(mesh) as connection:
         stream = RawStream(connection, chat_frame(max_tokens=8000))
         await eventually(lambda: mesh.region.cancelled == ["OVERLOADED"])
-        (served,) = mesh.http._frontend.streams
+        (served,) = mesh.http.frontend.streams
         assert served._connection.transport.num_unacknowledged_bytes(0) < 100_000
         assert not stream.ended.is_set()
 
@@ -175,20 +178,39 @@ async def test_an_edge_that_stops_ends_chats_in_words(
     assert (await stream.error()).reason == "DRAINING"
 
 
-async def test_a_stream_says_nothing_without_frames_of_http2(
+async def test_a_page_has_its_chats_over_any_version_of_http(
     words: Vocabulary, tmp_path: Path
 ) -> None:
     frames = {"content-type": HTTP_FRAMES}
     async with serving_http(words, tmp_path) as mesh:
-        async with plain(mesh) as caller:
-            answer = await caller.post(HTTP_PATH, content=b"", headers=frames)
-            assert answer.status_code == 400 and "HTTP/2" in answer.text
-        async with plain(mesh, http1=False, http2=True) as caller:
-            assert (await caller.post(HTTP_PATH, json={})).status_code == 415
+        bodies = []
+        for is_new in (False, True):
+            async with plain(mesh, http1=not is_new, http2=is_new) as caller:
+                answer = await caller.post(HTTP_PATH, content=chat_frame(), headers=frames)
+                assert answer.status_code == 200 and answer.headers["content-type"] == HTTP_FRAMES
+                bodies.append(answer.content)
+                assert (await caller.post(HTTP_PATH, json={})).status_code == 415
         async with h3_client(mesh.ports.main, mesh.ca) as over_http3:
             fields = [(b"content-type", HTTP_FRAMES.encode())]
-            found = await over_http3.ask("POST", HTTP_PATH, b"", fields).whole()
-            assert found.status == 400
+            found = await over_http3.ask("POST", HTTP_PATH, chat_frame(), fields).whole()
+            assert found.status == 200
+            bodies.append(found.body)
+        for body in bodies:
+            told = [edge_pb2.EdgeFrame.FromString(it) for it in FrameDecoder().feed(body)]
+            assert "".join(it.commit.text for it in told) == REPLY
+            assert told[-1].WhichOneof("kind") == "done"
+
+
+async def test_a_page_of_another_name_has_no_streams_where_nobody_needs_a_key(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    """The name leads to this machine: DNS rebinding. Other requests need a key here."""
+    strict = AccessConfig(http_anonymous=False)
+    async with serving_http(words, tmp_path, access=strict) as mesh, plain(mesh) as caller:
+        for host, status in (("evil.example", 421), ("localhost", 200)):
+            headers = {"content-type": HTTP_FRAMES, "host": host}
+            answer = await caller.post(HTTP_PATH, content=chat_frame(), headers=headers)
+            assert answer.status_code == status
 
 
 async def test_garbage_in_a_body_is_an_error_of_its_stream(

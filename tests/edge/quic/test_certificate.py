@@ -5,11 +5,16 @@ from __future__ import annotations
 import stat
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.x509.oid import NameOID
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from services.edge.quic import certificate
 
@@ -34,7 +39,7 @@ def test_what_is_made(tmp_path: Path) -> None:
     assert isinstance(private, ec.EllipticCurvePrivateKey)
     assert isinstance(private.curve, ec.SECP256R1)
     assert private.public_key() == cert.public_key()
-    assert sorted(p.name for p in chain.parent.iterdir()) == ["cert.pem", "key.pem"]
+    assert sorted(p.name for p in chain.parent.iterdir()) == ["cert.pem", "key.pem", "lock"]
 
 
 @pytest.mark.parametrize("days", [0, 5, 11])
@@ -71,3 +76,71 @@ def test_a_new_name_and_a_damaged_file_are_reasons_to_make_it_anew(tmp_path: Pat
     key.unlink()
     certificate.ensure(tmp_path, (), NOW)
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
+
+
+def test_a_page_knows_the_hash_of_a_certificate_before_it_is_used_and_after(tmp_path: Path) -> None:
+    chain, _ = certificate.ensure(tmp_path, (), NOW)
+    first = made(chain).fingerprint(SHA256())
+    assert [it.sha256 for it in certificate.pinned(chain, NOW)] == [first]
+    prepared_at = NOW + timedelta(days=10, minutes=1)
+    certificate.ensure(tmp_path, (), prepared_at)
+    assert made(chain).fingerprint(SHA256()) == first, "it is still in use"
+    current, following = certificate.pinned(chain, prepared_at)
+    assert current.sha256 == first and following.not_after > current.not_after
+    certificate.ensure(tmp_path, (), prepared_at + timedelta(days=1))
+    assert certificate.pinned(chain, prepared_at) == (current, following), "one successor is enough"
+    used_at = NOW + timedelta(days=12)
+    certificate.ensure(tmp_path, (), used_at)
+    assert made(chain).fingerprint(SHA256()) == following.sha256
+    assert certificate.pinned(chain, used_at) == (following, current)
+    assert certificate.pinned(chain, used_at + timedelta(days=1)) == (following,)
+    next_prepared_at = used_at + timedelta(days=9)
+    certificate.ensure(tmp_path, (), next_prepared_at)
+    told = certificate.pinned(chain, next_prepared_at)
+    assert told[0] == following and len(told) == 2, "a successor of the successor"
+
+
+@settings(max_examples=5, deadline=None)
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=8))
+def test_whoever_asks_once_in_two_days_knows_the_certificate_in_use(
+    steps: list[int],
+) -> None:
+    with TemporaryDirectory() as folder:
+        now = NOW
+        chain, _ = certificate.ensure(Path(folder), (), now)
+        known = {it.sha256 for it in certificate.pinned(chain, now)}
+        for hours in steps:
+            for _ in range(hours):  # an edge looks every 2 s
+                now += timedelta(hours=1)
+                certificate.ensure(Path(folder), (), now)
+            if hours <= 47:
+                assert made(chain).fingerprint(SHA256()) in known
+            known = {it.sha256 for it in certificate.pinned(chain, now)}
+            assert made(chain).not_valid_before_utc <= now < made(chain).not_valid_after_utc
+
+
+def test_only_certificates_that_browsers_take_by_hash_are_told(tmp_path: Path) -> None:
+    assert certificate.pinned(tmp_path / "none.pem", NOW) == ()
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "edge")])
+    for key, days in ((rsa.generate_private_key(65537, 2048), 10), (_p256(), 15), (_p384(), 10)):
+        made_now = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(subject)
+            .public_key(key.public_key())
+            .serial_number(1)
+            .not_valid_before(NOW)
+            .not_valid_after(NOW + timedelta(days=days))
+            .sign(key, SHA256())
+        )
+        path = tmp_path / "cert.pem"
+        path.write_bytes(made_now.public_bytes(serialization.Encoding.PEM))
+        assert certificate.pinned(path, NOW) == ()
+
+
+def _p256() -> ec.EllipticCurvePrivateKey:
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def _p384() -> ec.EllipticCurvePrivateKey:
+    return ec.generate_private_key(ec.SECP384R1())

@@ -4,7 +4,7 @@ alone."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -69,8 +69,7 @@ class Chat:
 
 
 def approx(*times_ms: float) -> Any:
-    times: list[Any] = [pytest.approx(it) for it in times_ms]
-    return FirstText(*times)
+    return FirstText(*[cast(float, pytest.approx(it)) for it in times_ms])
 
 
 def test_a_word_that_was_right_stays_from_when_it_was_shown() -> None:

@@ -1,4 +1,4 @@
-"""What is remembered of large calls: used only where everything is as it was."""
+"""What is remembered of which calls agree: used only where everything is as it was."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from outrider.engines import cpu_features
 from outrider.engines.config import EngineConfig
 from outrider.engines.cpu_features import cpu_identity
 from outrider.engines.openvino.agreed_calls import MAX_FILES, known_facts, recall, remember
+from outrider.engines.openvino.consistency import Agreement
 from outrider.engines.openvino.convert import ConvertedModel
 from outrider.engines.openvino.engine import OpenVinoEngine
 from outrider.models.disk.derived import MANIFEST
 from tests.engines.shallow_model import ShallowModel
 
-FACTS = {"cpu": "family 6", "sizes": [1, 2, 4], "environment": {"OV_X": "1"}, "min_logits": 1}
+FACTS = {"cpu": "family 6", "sizes": [1, 2, 4], "environment": {"OV_X": "1"}, "quantum": 16}
+FOUND = Agreement(min_logits=2, min_rows=1, max_rows=64)
 CONFIG = EngineConfig(num_blocks=40, max_fixed_rows=0)
 
 
@@ -42,21 +44,22 @@ def the_file(directory: Path) -> Path:
 @pytest.mark.parametrize("max_rows", [0, 48, 128])
 def test_an_answer_is_remembered(directory: Path, max_rows: int) -> None:
     assert recall(directory, FACTS) is None
-    remember(directory, FACTS, max_rows)
-    assert recall(directory, FACTS) == max_rows
+    found = FOUND._replace(max_rows=max_rows)
+    remember(directory, FACTS, found)
+    assert recall(directory, FACTS) == found
 
 
 @pytest.mark.parametrize(
     "changed",
-    [{"cpu": "family 7"}, {"sizes": [2, 4]}, {"environment": {}}, {"min_logits": 2}, {"more": ""}],
+    [{"cpu": "family 7"}, {"sizes": [2, 4]}, {"environment": {}}, {"quantum": 8}, {"more": ""}],
 )
 def test_it_is_the_answer_for_these_facts_alone(
     directory: Path, changed: dict[str, object]
 ) -> None:
-    remember(directory, FACTS, 64)
+    remember(directory, FACTS, FOUND)
     assert recall(directory, {**FACTS, **changed}) is None
-    remember(directory, {**FACTS, **changed}, 128)
-    assert recall(directory, FACTS) == 64
+    remember(directory, {**FACTS, **changed}, FOUND._replace(max_rows=128))
+    assert recall(directory, FACTS) == FOUND
 
 
 @pytest.mark.parametrize(
@@ -74,40 +77,40 @@ def test_it_is_the_answer_for_these_facts_alone(
 def test_a_damaged_or_foreign_file_is_ignored_and_replaced(
     directory: Path, damage: Callable[[str], str]
 ) -> None:
-    remember(directory, FACTS, 64)
+    remember(directory, FACTS, FOUND)
     file = the_file(directory)
     file.write_text(damage(file.read_text()))
     assert recall(directory, FACTS) is None
-    remember(directory, FACTS, 64)
-    assert recall(directory, FACTS) == 64
+    remember(directory, FACTS, FOUND)
+    assert recall(directory, FACTS) == FOUND
 
 
 @pytest.mark.parametrize("answer", ["64", -1, 6.5, True, None])
 def test_what_is_no_number_of_rows_is_no_answer(directory: Path, answer: Any) -> None:
-    remember(directory, FACTS, answer)
+    remember(directory, FACTS, FOUND._replace(min_rows=answer))
     assert recall(directory, FACTS) is None
 
 
 def test_a_store_that_cannot_be_written_is_no_error(directory: Path) -> None:
-    remember(directory, FACTS, 64)
+    remember(directory, FACTS, FOUND)
     file = the_file(directory)
     file.unlink()
     file.mkdir()
-    remember(directory, FACTS, 64)
+    remember(directory, FACTS, FOUND)
     assert recall(directory, FACTS) is None
 
 
 def test_a_model_keeps_the_newest_answers_alone(directory: Path) -> None:
     other = directory.parent / "facts.json"
     other.write_text("{}")
-    all_facts = [{**FACTS, "min_logits": number} for number in range(MAX_FILES + 3)]
+    all_facts = [{**FACTS, "quantum": number} for number in range(MAX_FILES + 3)]
     for facts in reversed(all_facts):
         for file in directory.parent.glob("agreed-calls-*.json"):
             older = file.stat().st_mtime_ns - 10**9  # however finely the disk tells times
             os.utime(file, ns=(older, older))
-        remember(directory, facts, 64)
+        remember(directory, facts, FOUND)
     known = [recall(directory, facts) for facts in all_facts]
-    assert known == [64] * MAX_FILES + [None] * 3
+    assert known == [FOUND] * MAX_FILES + [None] * 3
     assert other.exists()
 
 
@@ -189,18 +192,19 @@ def test_a_second_start_goes_by_the_answer_of_the_first(
     directory = tmp_path / "ir"
     shutil.copytree(source.directory, directory)
 
-    def max_rows(config: EngineConfig = CONFIG) -> int:
+    def agreed(config: EngineConfig = CONFIG) -> Agreement:
         engine = OpenVinoEngine(ConvertedModel(directory, source.facts), config)
         engine.close()
-        return engine._model.layout.max_rows
+        layout = engine._model.layout
+        return Agreement(layout.min_logits, layout.sizing.padded(1), layout.max_rows)
 
-    found = max_rows()
+    found = agreed()
     written = json.loads(the_file(directory).read_text())
-    assert written["max_rows"] == found
-    other = 48 if found != 48 else 64
+    assert Agreement(**written["agreement"]) == found
+    other = Agreement(found.min_logits + 1, 8, 48)
     remember(directory, written["facts"], other)
-    assert max_rows() == other
-    assert max_rows(replace(CONFIG, dynamic_quantization=False)) == found
+    assert agreed() == other
+    assert agreed(replace(CONFIG, dynamic_quantization=False)).max_rows == found.max_rows
     assert len(list(tmp_path.glob("agreed-calls-*.json"))) == 2
     (directory / MANIFEST).unlink()
-    assert max_rows() == found
+    assert agreed() == found

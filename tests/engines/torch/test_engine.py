@@ -5,11 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
+import gguf
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Kind
 
 from outrider.engines.base import Engine
 from outrider.engines.config import EngineConfig, Precision
@@ -20,7 +24,8 @@ from outrider.engines.load_stage import LoadStage
 from outrider.engines.torch.decoder_file import DecoderFile
 from outrider.engines.torch.engine import TorchEngine
 from outrider.engines.torch.loading import load_engine
-from outrider.errors import ConfigError, UnsupportedModelError
+from outrider.engines.torch.matrices import GroupedMatrix, rounded_to_groups
+from outrider.errors import ConfigError
 from outrider.fidelity.reference import Reference
 from tests.engines.seam.contract import EngineContract
 from tests.engines.seam.driving import all_rows, assert_same, opened, random_ids, run, table
@@ -32,24 +37,34 @@ from tests.models.gpt_oss_files import GptOss
 pytestmark = [pytest.mark.torch, pytest.mark.model]
 
 
-@pytest.fixture(scope="module", params=["f32", "bf16"])
-def precision(request: pytest.FixtureRequest) -> Precision:
-    chosen: Precision = request.param
+class Arithmetic(NamedTuple):
+    """What an engine computes with."""
+
+    precision: Precision
+    weight_bits: int | None = None
+
+
+ARITHMETICS = [Arithmetic("f32"), Arithmetic("bf16"), Arithmetic("f32", 8)]
+
+
+@pytest.fixture(scope="module", params=ARITHMETICS, ids=["f32", "bf16", "int8"])
+def arithmetic(request: pytest.FixtureRequest) -> Arithmetic:
+    chosen: Arithmetic = request.param
     return chosen
 
 
 @pytest.fixture(scope="module")
-def one(shallow_model: ShallowModel, precision: Precision) -> Iterator[TorchEngine]:
+def one(shallow_model: ShallowModel, arithmetic: Arithmetic) -> Iterator[TorchEngine]:
     """Tests close the sequences they open, never the engine."""
-    config = EngineConfig(num_blocks=384, precision=precision)
+    config = EngineConfig(num_blocks=384, **arithmetic._asdict())
     with closing(TorchEngine(DecoderFile(shallow_model.file), config)) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
-def two(shallow_model: ShallowModel, precision: Precision) -> Iterator[TorchEngine]:
+def two(shallow_model: ShallowModel, arithmetic: Arithmetic) -> Iterator[TorchEngine]:
     """The same model with a smaller pool."""
-    config = EngineConfig(num_blocks=16, precision=precision)
+    config = EngineConfig(num_blocks=16, **arithmetic._asdict())
     with closing(TorchEngine(DecoderFile(shallow_model.file), config)) as engine:
         yield engine
 
@@ -128,15 +143,121 @@ def test_every_architecture_computes_what_its_file_says(architecture: str, tmp_p
     assert relative(rows, model.logits(model.states([ids])[0])) < 1e-5
 
 
-def test_experts_are_refused(tmp_path: Path) -> None:
-    shape = GptOss()
+def test_weights_of_8_bits_are_those_of_the_file_rounded(tmp_path: Path) -> None:
+    """What the engine computes with them is what numpy computes with the same numbers."""
+    shape = Shape(vocabulary=96, width=128, inner=192)
+    tensors = weights(shape, tied=False, scale=0.06)
+    rounded = {
+        name: GroupedMatrix(*rounded_to_groups(torch.from_numpy(it)), torch.float32).dense().numpy()
+        if it.ndim > 1
+        else it
+        for name, it in tensors.items()
+    }
+    source = write(tmp_path / "m.gguf", shape, tensors, vocabulary=names(shape))
+    other = write(tmp_path / "o.gguf", shape, rounded, vocabulary=names(shape))
+    model = Reference(other)
+    config = EngineConfig(num_blocks=8, weight_bits=8)
+    with closing(TorchEngine(DecoderFile(source), config)) as engine:
+        ids = random_ids(engine, 60)
+        rows = all_rows(engine, ids, table(engine, 60))
+        assert_same(all_rows(engine, ids, table(engine, 60, 3), 1), rows)
+        fingerprint = engine.info.fingerprint
+    assert relative(rows, model.logits(model.states([ids])[0])) < 1e-5
+    with closing(TorchEngine(DecoderFile(source), replace(config, weight_bits=None))) as engine:
+        assert engine.info.fingerprint != fingerprint
+        assert 1e-4 < relative(all_rows(engine, ids, table(engine, 60)), rows) < 0.05
+
+
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.MXFP4])
+def test_weights_that_a_file_has_in_8_or_4_bits_stay_as_they_are(
+    kind: Kind, tmp_path: Path
+) -> None:
+    values = np.random.default_rng(1).standard_normal((6, 64)).astype(np.float32)
+    values[2, 32:] = 0
+    shape = Shape()
+    tensors = weights(shape) | {"token_embd.weight": np.resize(values, (shape.vocabulary, 64))}
+    source = write(tmp_path / "m.gguf", shape, tensors, kind, vocabulary=names(shape), whole=True)
+    file = DecoderFile(source)
+    stored = file.grouped("token_embd.weight")
+    assert stored is not None and stored[0].dtype == torch.int8
+    dense = GroupedMatrix(*stored, torch.float32).dense()
+    assert torch.equal(dense, file.tensor("token_embd.weight"))
+    assert file.grouped("output_norm.weight") is None
+
+
+def test_4_bits_are_refused() -> None:
+    with pytest.raises(ConfigError, match="set it to 8, leave it out, or use openvino"):
+        EngineConfig(engine="torch", weight_bits=4)
+
+
+def test_an_inexact_engine_says_so_and_computes_the_same_to_rounding(tmp_path: Path) -> None:
+    shape = Shape(vocabulary=96, width=128, inner=192)
+    source = write(tmp_path / "m.gguf", shape, weights(shape), vocabulary=names(shape))
+    for bits in (None, 8):
+        config = EngineConfig(num_blocks=8, weight_bits=bits)
+        with (
+            closing(TorchEngine(DecoderFile(source), config)) as exact,
+            closing(TorchEngine(DecoderFile(source), replace(config, exact=False))) as fast,
+        ):
+            assert not fast.info.exact and exact.info.exact
+            ids = random_ids(exact, 33)
+            rows = all_rows(fast, ids, table(fast, 33), 3)
+            assert relative(rows, all_rows(exact, ids, table(exact, 33))) < 1e-5
+
+
+GPT_OSS_SHAPE = GptOss()
+
+
+def write_gpt_oss(path: Path, shape: GptOss, experts: Kind = Kind.F32) -> Path:
     tokens = [chr(0x100 + n) for n in range(shape.vocabulary)]
     tensors = gpt_oss_files.weights(shape)
-    source = gpt_oss_files.write(
-        tmp_path / "m.gguf", shape, tensors, lambda writer: writer.add_token_list(tokens)
+    return gpt_oss_files.write(
+        path, shape, tensors, lambda writer: writer.add_token_list(tokens), experts
     )
-    with pytest.raises(UnsupportedModelError, match="which has experts; use openvino"):
-        DecoderFile(source)
+
+
+@pytest.mark.parametrize("bits", [None, 8])
+@pytest.mark.parametrize("experts", [Kind.F32, Kind.MXFP4])
+def test_gpt_oss_computes_what_its_code_computes(
+    experts: Kind, bits: int | None, tmp_path: Path
+) -> None:
+    """Experts, sinks, windows and YaRN, in f32 and with weights of 8 bits, which hold these
+    matrices exactly."""
+    source = write_gpt_oss(tmp_path / "m.gguf", GPT_OSS_SHAPE, experts)
+    tensors = gpt_oss_files.weights(GPT_OSS_SHAPE)
+    for tensor in gguf.GGUFReader(source).tensors:
+        if "_exps.weight" in tensor.name:
+            tensors[tensor.name] = gguf.dequantize(tensor.data, tensor.tensor_type)
+    config = EngineConfig(num_blocks=8, weight_bits=bits)
+    with closing(TorchEngine(DecoderFile(source), config)) as engine:
+        ids = random_ids(engine, 40)
+        rows = all_rows(engine, ids, table(engine, 40))
+    assert relative(rows, gpt_oss_files.logits_of(GPT_OSS_SHAPE, tensors, ids.tolist())) < 1e-5
+
+
+@pytest.fixture(scope="module")
+def gpt_oss_file(tmp_path_factory: pytest.TempPathFactory) -> DecoderFile:
+    folder = tmp_path_factory.mktemp("gpt-oss")
+    shape = replace(GPT_OSS_SHAPE, context=16_384)
+    return DecoderFile(write_gpt_oss(folder / "m.gguf", shape, Kind.MXFP4))
+
+
+class TestGptOss(EngineContract):
+    """Each row goes through its own experts alone, and depends on no other row."""
+
+    @pytest.fixture(scope="class")
+    def engine(self, gpt_oss_file: DecoderFile) -> Iterator[Engine]:
+        with closing(TorchEngine(gpt_oss_file, EngineConfig(num_blocks=384))) as engine:
+            yield engine
+
+    @pytest.fixture(scope="class")
+    def other(self, gpt_oss_file: DecoderFile) -> Iterator[Engine]:
+        with closing(TorchEngine(gpt_oss_file, EngineConfig(num_blocks=16))) as engine:
+            yield engine
+
+    @pytest.fixture
+    def spare(self, gpt_oss_file: DecoderFile) -> Engine:
+        return TorchEngine(gpt_oss_file, EngineConfig(num_blocks=4))
 
 
 def test_the_scaled_frequencies_are_those_of_the_file(tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ from outrider.telemetry import tracing
 from outrider.testing import eventually, leak_check
 from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from services.inference import app
-from services.inference.app import SERVICE
 from services.inference.config import InferenceConfig
 from services.inference.runner import MAX_FAILURES
+from services.inference.service import SERVICE
 from tests.engines.hooked import HookedEngine
 from tests.inference.harness import GatedEngine, Peer, loaded, reference, running
 

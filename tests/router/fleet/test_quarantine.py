@@ -99,6 +99,20 @@ def test_a_trial_that_ends_with_the_connection_has_failed() -> None:
     assert table["a"].state is T
 
 
+def test_on_trial_there_may_soon_be_room_for_the_next_session_before_and_after_the_first() -> None:
+    table = connected("a")
+    table.hung("a", "no token for 2 s", 1.0)
+    table.report("a", ReplicaLoad(), 3.0)
+    table.expire(3.0)
+    assert (table["a"].state, table["a"].takes_sessions) == (T, True)
+    assert table["a"].may_return(2.0, 3.0), "a view of now is read later"
+    table.place("a", 7, 3.0)
+    assert not table["a"].takes_sessions
+    assert table["a"].may_return(2.0, 3.0)
+    table.leave("a", 3.0, "gone")
+    assert not table["a"].may_return(2.0, 3.0)
+
+
 def test_a_replica_that_hangs_is_left_alone_at_once_even_the_only_one() -> None:
     table = connected("a")
     table.hung("a", "no token for 2 s", 1.0)

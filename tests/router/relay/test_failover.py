@@ -16,6 +16,7 @@ from outrider.errors import (
     ReplicaLostError,
     UnavailableError,
 )
+from outrider.peers.health import PeerState
 from outrider.wire import cost_of
 from services.router.admission.pricing import Price
 from services.router.recent_replies import RecentReplies
@@ -377,6 +378,18 @@ async def test_a_poisonous_request_ends_after_three_replicas_at_most_and_no_othe
     assert errors.keys() == {at}
     assert isinstance(errors[at], PoisonousRequestError)
     assert world.num_killed_by_poison <= 3 + max(0, world.num_deaths - 1)
+
+
+async def test_all_wait_while_every_replica_is_tried_with_one_session() -> None:
+    world = World(1, is_patient=True)
+    for name in NAMES:
+        world.mesh.registry.hung(name, "no token for 2 s", world.mesh.clock())
+    await world.wait(2.2)
+    assert {replica.state for replica in world.mesh.registry} == {PeerState.TRIAL}
+    for number in range(1, 6):
+        world.open(number, seed=number, length=10)
+    await finish(world)
+    assert all(chat.done is not None for chat in world.chats.values())
 
 
 async def test_a_stream_that_broke_because_the_router_was_late_speaks_against_nobody() -> None:

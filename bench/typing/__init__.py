@@ -1,0 +1,13 @@
+"""Replies begun while their prompts are typed: from Enter to the first final word.
+
+Keystroke traces are replayed in real time against a real mesh: an edge near the typist, the region
+at a distance that the relay makes. *Plain* sends the prompt at Enter and nothing before. *Ahead*
+tells the edge of every key, with its user's consent, and the edge has the region begin the reply
+when typing pauses. Both have the same prompts, the same keys and the same edge. One typist alone,
+and eight at once; beside the eight somebody else chats who types nothing, whose waiting shows what
+the others' typing costs.
+
+The traces are made, not recorded (`bench.typing.traces` names the sources of their distributions).
+How long people look at a finished message before they press Enter was found nowhere, and the result
+depends on it: it is an assumption, and ready shares are given by the length of that pause, too.
+"""

@@ -1,0 +1,117 @@
+// Streams of the native protocol by fetch: a request's body is the client's frames, its answer the
+// edge's. It works over every version of HTTP, through every proxy.
+
+import { ChatError } from "./chat-error.js";
+import { CANCEL, FrameReader } from "./frames.js";
+import { join } from "./protobuf.js";
+import { Lost } from "./lost.js";
+
+const TYPE = "application/vnd.outrider.frames";
+const PATH = "outrider/v1/stream";
+const TRANSPORTS = "ui/transport.json";
+const PROBE_MS = 2500;
+
+export class FetchWay {
+  name = "fetch";
+  #base;
+
+  /** `base`: address of the edge, to which paths are relative. */
+  constructor(base) {
+    this.#base = base;
+  }
+
+  /** What the edge tells pages of its transports. Throws Lost. */
+  async describe(patienceMs = PROBE_MS) {
+    try {
+      const answer = await fetch(new URL(TRANSPORTS, this.#base), {
+        cache: "no-store",
+        signal: AbortSignal.timeout(patienceMs),
+      });
+      if (answer.ok) return await answer.json();
+    } catch {
+      // As if it had answered with an error.
+    }
+    throw new Lost("the edge does not answer");
+  }
+
+  /** A stream that begins with this frame. Throws Lost and ChatError. */
+  async begin(first) {
+    const stopping = new AbortController();
+    let answer;
+    try {
+      answer = await this.#post(first, { signal: stopping.signal });
+    } catch {
+      throw new Lost("the edge does not answer");
+    }
+    if (!answer.ok) await refuse(answer);
+    return new FetchStream(this, answer.body.getReader(), stopping);
+  }
+
+  /** Cancel a chat, which `resume` names. */
+  cancel(resume) {
+    this.#post(join([resume, CANCEL]), { keepalive: true }).catch(() => {});
+  }
+
+  #post(body, options) {
+    const headers = { "content-type": TYPE };
+    return fetch(new URL(PATH, this.#base), { method: "POST", headers, body, ...options });
+  }
+}
+
+class FetchStream {
+  #way;
+  #reader;
+  #stopping;
+  #frames = new FrameReader();
+  #waiting = [];
+
+  constructor(way, reader, stopping) {
+    this.#way = way;
+    this.#reader = reader;
+    this.#stopping = stopping;
+  }
+
+  /** The next frame's payload. Throws Lost. */
+  async read() {
+    while (!this.#waiting.length) {
+      let piece;
+      try {
+        piece = await this.#reader.read();
+      } catch {
+        throw new Lost("the connection was lost");
+      }
+      if (piece.done) throw new Lost("the connection ended");
+      this.#waiting.push(...this.#frames.read(piece.value));
+    }
+    return this.#waiting.shift();
+  }
+
+  /** A body that was sent is whole: there is nothing to add to it. */
+  send() {}
+
+  /** Throws Lost if nothing gets through. */
+  async probe() {
+    await this.#way.describe();
+  }
+
+  cancel(resume) {
+    this.close();
+    this.#way.cancel(resume);
+  }
+
+  close() {
+    this.#stopping.abort();
+  }
+}
+
+async function refuse(answer) {
+  let told = {};
+  try {
+    told = (await answer.json()).error ?? {};
+  } catch {
+    // A proxy's own answer.
+  }
+  const message = told.message ?? `The edge answered with status ${answer.status}.`;
+  if (answer.status >= 502) throw new Lost(message);
+  throw new ChatError(message, { code: told.code ?? "", status: answer.status });
+}

@@ -1,0 +1,354 @@
+// Chats by the native protocol: in a WebTransport session where that works, else by fetch, with the
+// same frames and so the same events. A chat that is cut off is resumed after the last token that
+// came, whichever transport and edge is reached next.
+
+import { ChatError } from "./chat-error.js";
+import { clientSecret, headers, key } from "./credentials.js";
+import { FetchWay } from "./frame-fetch.js";
+import { ACKNOWLEDGE, chatFrame, readEvent } from "./frames.js";
+import { Lost } from "./lost.js";
+import { ReasoningSplitter } from "./reasoning.js";
+import { SessionWay } from "./webtransport.js";
+
+const FIRST_RETRY_MS = 200;
+const MAX_RETRY_MS = 3000;
+const GIVE_UP_MS = 60_000;
+const STALL_MS = 4000;
+/** After so long without a frame it is tried whether the edge is still reached. */
+const UNAVAILABLE = new Set(["UNAVAILABLE", "VOCABULARY_UNAVAILABLE", "DRAINING", "NO_REPLICA", "REPLICA_LOST"]);
+const FULL = new Set(["DUPLICATE_SESSION", "OVERLOADED"]);
+const DEFAULT_MAX_TOKENS = 2048;
+const POSITION = "native";
+/** How the id of an event begins after which a chat continues when the page was loaded again. */
+
+/** Whether a request can be made by the native protocol: the edge reads tool calls, and knows what
+ * was typed ahead, of requests of its HTTP API alone. */
+export function isNative(request) {
+  const { tools, messages, typingId, addedRttMs, lastEventId } = request;
+  const hasCalls = messages.some((it) => it.tool_calls || it.role === "tool");
+  return !(tools?.length || hasCalls || typingId || addedRttMs || (lastEventId && !lastEventId.startsWith(POSITION)));
+}
+
+/** A transport by the native protocol. `edges`: addresses of edges, the page's own by default; they
+ * are tried in turn. `name` is what carries chats now, `why` why it is not WebTransport. */
+export async function openNative({ edges = [document.baseURI] } = {}) {
+  const ways = new Ways(edges);
+  if (!(await isReady(ways.session))) ways.name = "fetch";
+  return {
+    get name() {
+      return ways.name;
+    },
+    get why() {
+      return ways.session.why;
+    },
+    chat: (request, { signal }) => chat(request, ways, signal),
+  };
+}
+
+/** The ways to edges. */
+class Ways {
+  name = "webtransport";
+  #places;
+  #at = 0;
+
+  constructor(edges) {
+    this.#places = edges.map((base) => {
+      const fetching = new FetchWay(base);
+      return { base, fetching, session: new SessionWay(() => fetching.describe()) };
+    });
+  }
+
+  get base() {
+    return this.#places[this.#at].base;
+  }
+
+  get session() {
+    return this.#places[this.#at].session;
+  }
+
+  /** A stream that begins with this frame. Throws Lost, and then the next edge is tried next. */
+  async begin(frame) {
+    const { session, fetching } = this.#places[this.#at];
+    try {
+      if (!session.isOut && (await isReady(session))) {
+        const stream = await session.begin(frame);
+        this.name = session.name;
+        return stream;
+      }
+      const stream = await fetching.begin(frame);
+      this.name = fetching.name;
+      return stream;
+    } catch (error) {
+      if (error instanceof Lost) this.#at = (this.#at + 1) % this.#places.length;
+      throw error;
+    }
+  }
+}
+
+async function isReady(session) {
+  try {
+    await session.ready();
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+/** What of a reply has come. */
+class Progress {
+  token = "";
+  /** Committed tokens that came, and their ids, unless an earlier page had some of them. */
+  upto = 0;
+  ids = [];
+  numChars = 0;
+  modelIdentity = null;
+  templateDate = "";
+  id = "";
+  model = "";
+  /** Provisional text that stands, as the edge counts it: an array of code points. */
+  front = [];
+  splitter = null;
+  #state = undefined;
+
+  /** After the event of this id: of a page that was loaded again. */
+  static at(eventId) {
+    const progress = new Progress();
+    if (eventId) {
+      const [, token, upto, numChars, state, date] = eventId.split(" ");
+      Object.assign(progress, { token, upto: Number(upto), numChars: Number(numChars), templateDate: date });
+      progress.#state = state;
+    }
+    return progress;
+  }
+
+  get hasBegun() {
+    return this.token !== "";
+  }
+
+  /** Names this place; undefined where some text was counted but not told yet. */
+  get eventId() {
+    if (this.splitter.holds) return undefined;
+    return [POSITION, this.token, this.upto, this.numChars, this.splitter.state, this.templateDate].join(" ");
+  }
+
+  accepted({ id, token, model, templateDate, format }) {
+    Object.assign(this, { id, token, model, templateDate });
+    this.splitter ??= new ReasoningSplitter(format, this.#state);
+  }
+}
+
+async function* chat(request, ways, signal) {
+  const credential = { key: key(), clientSecret: bytesOf(clientSecret()) };
+  const asked = { ...request, sampling: { ...(await modelsOwn(ways.base, request.model)), ...request.sampling } };
+  asked.sampling.max_tokens ??= DEFAULT_MAX_TOKENS;
+  asked.sampling.temperature ??= 1;
+  asked.sampling.seed ??= seedOf(request.idempotencyKey);
+  const progress = Progress.at(request.lastEventId);
+  const attempts = new Attempts();
+  const stop = abortedBy(signal);
+  let stream = null;
+  let isOpened = false;
+  let waitMs = 0;
+  for (;;) {
+    try {
+      if (waitMs) await Promise.race([pause(waitMs), stop]);
+      const resumes = progress.hasBegun;
+      stream = await ways.begin(frameOf(asked, credential, progress));
+      for await (const event of read(stream, progress, stop)) {
+        if (event.type === "opened") {
+          Object.assign(event, { seed: asked.sampling.seed, transport: ways.name, why: ways.session.why });
+          if (resumes) stream.send(ACKNOWLEDGE);
+          if (isOpened) continue;
+          isOpened = true;
+        } else if (attempts.lostAt && event.type !== "provisional") {
+          yield { type: "resumed", at: event.at, afterMs: event.at - attempts.lostAt, transport: ways.name };
+          attempts.worked();
+        }
+        yield event;
+      }
+      return;
+    } catch (error) {
+      if (error === STOPPED) {
+        if (progress.hasBegun) stream.cancel(frameOf(asked, credential, progress));
+        else stream?.close();
+        yield { type: "done", at: performance.now(), finishReason: "cancelled" };
+        return;
+      }
+      stream?.close();
+      waitMs = attempts.waitMs(error, progress);
+      if (waitMs === null) throw told(error);
+      if (progress.front.length) {
+        progress.front = [];
+        yield { type: "provisional", at: attempts.lostAt, eraseTo: 0, text: "", stability: 0 };
+      }
+      if (attempts.isNew) yield { type: "interrupted", at: attempts.lostAt, why: error.message };
+    }
+  }
+}
+
+/** When to try again what was cut off; the same rules as outrider/client/recovery.py. */
+class Attempts {
+  lostAt = 0;
+  isNew = false;
+  #delay = FIRST_RETRY_MS;
+
+  /** Milliseconds until the next try; null: give up. */
+  waitMs(error, progress) {
+    if (!(error instanceof Lost) && !this.#isRetried(error, progress)) return null;
+    const now = performance.now();
+    this.isNew = this.lostAt === 0;
+    if (this.isNew) this.lostAt = now;
+    const waitMs = Math.max(this.#delay * (0.5 + Math.random() / 2), error.retryAfterMs ?? 0);
+    this.#delay = Math.min(2 * this.#delay, MAX_RETRY_MS);
+    return now + waitMs < this.lostAt + GIVE_UP_MS ? waitMs : null;
+  }
+
+  worked() {
+    this.lostAt = 0;
+    this.#delay = FIRST_RETRY_MS;
+  }
+
+  #isRetried({ code }, progress) {
+    if (this.lostAt) return UNAVAILABLE.has(code) || FULL.has(code);
+    return progress.upto ? UNAVAILABLE.has(code) : code === "DRAINING";
+  }
+}
+
+/** The events of one stream; returns after the last one. Throws Lost, ChatError and STOPPED. */
+async function* read(stream, progress, stop) {
+  for (;;) {
+    const event = readEvent(await next(stream, stop));
+    const at = performance.now();
+    switch (event.kind) {
+      case "accepted":
+        progress.accepted(event);
+        yield { type: "opened", at, id: event.id, model: event.model, edge: event.edge };
+        break;
+      case "provisional":
+        yield* provisional(event, progress, at);
+        break;
+      case "committed":
+        yield* committed(event, progress, at);
+        break;
+      case "done":
+        yield* texts(progress.splitter.end(), at);
+        yield* ending(event, at);
+        stream.close();
+        return;
+      case "error":
+        throw new ChatError(event.message, { code: event.reason, retryAfterMs: event.retryAfterMs });
+      default:
+        throw new RangeError("the edge sent a frame that has no place in a chat");
+    }
+  }
+}
+
+function* provisional({ eraseTo, text, stability }, progress, at) {
+  progress.front = [...progress.front.slice(0, eraseTo), ...text];
+  // What stands behind reasoning is shown once the answer has begun.
+  if (progress.splitter.isAnswering) yield { type: "provisional", at, eraseTo, text, stability };
+}
+
+function* committed({ text, ids, upto, modelIdentity }, progress, at) {
+  const points = [...text];
+  progress.ids.push(...ids);
+  progress.upto = upto;
+  progress.numChars += points.length;
+  progress.modelIdentity = modelIdentity ?? progress.modelIdentity;
+  progress.front = progress.front.slice(points.length);
+  const wasAnswering = progress.splitter.isAnswering;
+  const made = [...texts(progress.splitter.read(text), at)];
+  if (made.length) made.at(-1).eventId = progress.eventId;
+  yield* made;
+  if (!wasAnswering && progress.splitter.isAnswering && progress.front.length) {
+    yield { type: "provisional", at, eraseTo: 0, text: progress.front.join(""), stability: 0 };
+  }
+}
+
+function* texts({ reasoning, answer }, at) {
+  if (reasoning) yield { type: "reasoning", at, text: reasoning };
+  if (answer) yield { type: "committed", at, text: answer };
+}
+
+function* ending({ usage, timings, stats, ...done }, at) {
+  const { promptTokens, completionTokens, cachedTokens, acceptedTokens, acceptedEdgeTokens, uncountedTokens } = usage;
+  yield { type: "usage", at, promptTokens, completionTokens, cachedTokens };
+  const tokens = {
+    edge: acceptedEdgeTokens,
+    region: acceptedTokens - acceptedEdgeTokens,
+    none: completionTokens - uncountedTokens - acceptedTokens,
+    unknown: uncountedTokens,
+  };
+  const { finishReason, region, replica, moves, inexact } = done;
+  const { queueMs, ttftMs, totalMs } = timings;
+  const { rttMs, aheadTokens = 0 } = stats;
+  yield {
+    ...{ type: "done", at, finishReason, region, replica, moves, inexact },
+    ...{ queueMs, ttftMs, totalMs, rttMs, aheadTokens, tokens },
+  };
+}
+
+/** The next frame; while none comes, whether the edge is reached is tried. */
+async function next(stream, stop) {
+  const reading = stream.read();
+  reading.catch(() => {});
+  for (;;) {
+    const stalled = pause(STALL_MS);
+    const payload = await Promise.race([reading, stalled, stop]);
+    stalled.cancel();
+    if (payload) return payload;
+    await Promise.race([stream.probe(), reading, stop]);
+  }
+}
+
+function frameOf(asked, credential, progress) {
+  return chatFrame(asked, credential, progress.hasBegun ? progress : null);
+}
+
+/** The seed of a request that names none: the same when it is sent again. */
+function seedOf(idempotencyKey) {
+  return parseInt(idempotencyKey.replaceAll("-", "").slice(0, 13), 16) || 1;
+}
+
+/** The sampling that the model's own settings suggest, for what a request does not say. */
+async function modelsOwn(base, model) {
+  try {
+    const answer = await fetch(new URL("v1/models", base), { headers: headers() });
+    const listed = (await answer.json()).data;
+    const found = listed.find((it) => it.id === model) ?? listed[0];
+    return { ...found.default_sampling_params, max_tokens: found.default_max_tokens };
+  } catch {
+    return {};
+  }
+}
+
+const STOPPED = new Error("stopped");
+
+/** A promise that fails with STOPPED once the user stops the chat. */
+function abortedBy(signal) {
+  const stop = new Promise((_, reject) => {
+    if (signal.aborted) reject(STOPPED);
+    signal.addEventListener("abort", () => reject(STOPPED), { once: true });
+  });
+  stop.catch(() => {});
+  return stop;
+}
+
+function pause(ms) {
+  let timer;
+  const passed = new Promise((resolve) => (timer = setTimeout(resolve, ms)));
+  passed.cancel = () => clearTimeout(timer);
+  return passed;
+}
+
+function told(error) {
+  if (error instanceof ChatError) return error;
+  if (error instanceof Lost) {
+    return new ChatError("The edge cannot be reached. Retry once it is back.", { code: "LOST" });
+  }
+  return error;
+}
+
+function bytesOf(hex) {
+  return new Uint8Array(hex.match(/../g).map((it) => parseInt(it, 16)));
+}

@@ -1,0 +1,1 @@
+"""Sessions over a turn engine, which schedules, caches and samples by itself."""

@@ -1,0 +1,284 @@
+"""Replies begun before their prompts are sent: sealed until exactly that is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.cli.prompting.conversation import Conversation, Settings
+from outrider.cli.prompting.painter import Painter
+from outrider.client import ChatResult, Client, Committed, Event, Message
+from outrider.client.chat import Chat
+from outrider.client.client import Typing
+from outrider.errors import OverloadedError
+from outrider.models.vocabulary import Vocabulary
+from outrider.sampling.params import SamplingParams
+from outrider.testing import eventually
+from outrider.v1 import common_pb2
+from services.edge.session.ahead_plan import AheadPolicy
+from tests.edge.integration.nat import Nat
+from tests.edge.integration.running import REPLY, Running, running
+
+TEXT = "Which of these trains leaves first?"
+BEFORE = [Message("system", "Be brief.")]
+SAMPLED = SamplingParams(temperature=0.8, seed=7)
+AHEAD = AheadPolicy(max_tokens=12, min_pause_ms=1.0, max_pause_ms=20.0, min_wait_ms=0.0)
+"""Of an edge that waits for no long pauses."""
+pytestmark = pytest.mark.edge(ahead=AHEAD)
+
+
+def begun(mesh: Running) -> list[Any]:
+    return [it for it in mesh.region.opened if it.background]
+
+
+def asked(mesh: Running) -> list[Any]:
+    return [it for it in mesh.region.opened if not it.background and it.sampling.max_tokens > 1]
+
+
+async def typed(mesh: Running, client: Client, text: str = TEXT, **options: Any) -> Typing:
+    """Type a text; returns when what is begun for it has all its tokens here."""
+    typing = client.typing(BEFORE, **{"ahead": True, "sampling": SAMPLED, **options})
+    for num_chars in range(1, len(text) + 1):
+        typing.update(text[:num_chars])
+    whole = f"{text}<|im_end|>".encode()
+
+    def is_begun() -> bool:
+        return any(
+            whole in b"".join(map(mesh.region.vocabulary.token_bytes, mesh.region.prompt(it.open)))
+            for it in mesh.region.finished
+            if it.open.background
+        )
+
+    await eventually(lambda: is_begun() and not mesh.num_region_sessions)
+    return typing
+
+
+async def until_committed(chat: Chat) -> AsyncIterator[Event]:
+    """Its events up to the first commit."""
+    async for event in chat:
+        yield event
+        if isinstance(event, Committed):
+            return
+
+
+async def chat(client: Client, text: str = TEXT, **options: Any) -> Any:
+    messages = [*BEFORE, Message("user", text)]
+    async with client.chat(messages, **{"sampling": SAMPLED, **options}) as asked:
+        return await asked.result()
+
+
+async def test_what_was_begun_is_the_beginning_of_the_reply(mesh: Running, client: Client) -> None:
+    await typed(mesh, client)
+    mesh.region.gate.clear()  # nothing more comes from the region for now
+    messages = [*BEFORE, Message("user", TEXT)]
+    async with client.chat(messages, sampling=SAMPLED) as running:
+        events = [event async for event in until_committed(running)]
+        first = events[-1]
+        assert isinstance(first, Committed) and len(first.ids) == AHEAD.max_tokens
+        assert first.text and REPLY.startswith(first.text)
+        mesh.region.gate.set()
+        result = await running.result()
+    assert result.text == REPLY
+    assert result.speculation_stats.ahead_tokens == AHEAD.max_tokens
+    (real,) = asked(mesh)
+    assert real.resume.count == AHEAD.max_tokens and real.begun_ahead
+    assert real.priority == common_pb2.PRIORITY_MEDIUM and not real.background
+    for opening in begun(mesh):
+        assert opening.priority == common_pb2.PRIORITY_LOW
+        assert opening.speculation == common_pb2.SPECULATION_OFF
+        assert opening.sampling.max_tokens == AHEAD.max_tokens
+        assert opening.sampling.seed == SAMPLED.seed
+        assert opening.request_id != real.request_id
+    assert mesh.of_model("outrider_edge_ahead_tokens_total", fate="sent") == 12
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"text": TEXT + " And which last?"},
+        {"text": TEXT[:-1]},
+        {"sampling": SamplingParams(temperature=0.8, seed=8)},
+        {"sampling": SamplingParams(temperature=0.7, seed=7)},
+        {"sampling": SamplingParams(temperature=0.8, seed=7, max_tokens=77)},
+        {"residency": ("test-region",)},
+    ],
+)
+async def test_whoever_asks_for_anything_else_gets_none_of_it(
+    mesh: Running, client: Client, other: Mapping[str, Any]
+) -> None:
+    await typed(mesh, client)
+    result = await chat(client, **other)
+    assert result.text == REPLY and result.speculation_stats.ahead_tokens == 0
+    assert asked(mesh)[-1].resume.count == 0
+    assert mesh.of_model("outrider_edge_ahead_tokens_total", fate="discarded") >= 12
+
+
+async def test_at_temperature_0_the_seed_is_no_difference(mesh: Running, client: Client) -> None:
+    await typed(mesh, client, sampling=SamplingParams(seed=1))
+    result = await chat(client, sampling=SamplingParams(seed=2))
+    assert result.text == REPLY and result.speculation_stats.ahead_tokens == 12
+
+
+async def test_another_connection_gets_none_of_it(mesh: Running, client: Client) -> None:
+    await typed(mesh, client)
+    async with mesh.client(client_secret=client.secret) as other:
+        result = await chat(other)
+    assert result.text == REPLY and result.speculation_stats.ahead_tokens == 0
+    assert (await chat(client)).speculation_stats.ahead_tokens == 12
+
+
+async def test_it_serves_one_chat(mesh: Running, client: Client) -> None:
+    await typed(mesh, client)
+    assert (await chat(client)).speculation_stats.ahead_tokens == 12
+    assert (await chat(client)).speculation_stats.ahead_tokens == 0
+
+
+async def test_without_consent_nothing_is_begun(mesh: Running, client: Client) -> None:
+    typing = client.typing(BEFORE, sampling=SAMPLED)
+    for num_chars in range(1, len(TEXT) + 1):
+        typing.update(TEXT[:num_chars])
+    await eventually(lambda: bool(mesh.region.opened))
+    assert (await chat(client)).text == REPLY
+    assert not begun(mesh)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"ahead": AheadPolicy(max_tokens=0)}, {"trust": "chat"}, {"ahead_tokens_per_s": 0.1}],
+)
+async def test_edges_that_begin_none(
+    words: Vocabulary, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    async with (
+        running(words, tmp_path, REPLY, **{"ahead": AHEAD, **settings}) as mesh,
+        mesh.client() as client,
+    ):
+        typing = client.typing(BEFORE, ahead=True, sampling=SAMPLED)
+        typing.update(TEXT)
+        result = await chat(client)
+        assert result.text == REPLY and result.speculation_stats.ahead_tokens == 0
+        assert not begun(mesh)
+
+
+async def test_a_changed_text_ends_what_was_begun(mesh: Running, client: Client) -> None:
+    mesh.region.gate.clear()
+    typing = client.typing(BEFORE, ahead=True, sampling=SAMPLED)
+    typing.update(TEXT)
+    await eventually(lambda: len(begun(mesh)) == 1)
+    typing.update(TEXT + " W")
+    await eventually(lambda: "the prompt has changed" in mesh.region.cancelled)
+    mesh.region.gate.set()
+    assert (await chat(client)).speculation_stats.ahead_tokens == 0
+
+
+async def test_a_user_who_leaves_ends_it(mesh: Running) -> None:
+    mesh.region.hold(3)
+    async with mesh.client() as client:
+        client.typing(BEFORE, ahead=True, sampling=SAMPLED).update(TEXT)
+        await eventually(lambda: any(it.committed for it in mesh.region.live.values()))
+    await eventually(lambda: not mesh.region.live)
+    mesh.region.gate.set()
+
+
+async def test_a_lost_region_leaves_what_came(mesh: Running, client: Client) -> None:
+    mesh.region.hold(6)
+    client.typing(BEFORE, ahead=True, sampling=SAMPLED).update(TEXT)
+    await eventually(lambda: any(it.committed == 6 for it in mesh.region.live.values()))
+    await eventually(lambda: mesh.num_region_sessions > 0)
+    mesh.region.break_streams()
+    await eventually(lambda: mesh.num_region_sessions == 0)
+    mesh.region.gate.set()
+    await eventually(lambda: bool(mesh.region.calls))
+    result = await chat(client)
+    assert result.text == REPLY
+    assert result.speculation_stats.ahead_tokens in (3, 6), "final, whoever was lost"
+
+
+async def test_a_busy_region_refuses_and_the_chat_never_knows(
+    mesh: Running, client: Client
+) -> None:
+    mesh.region.error = OverloadedError("no time", retry_delay_ms=60_000)
+    client.typing(BEFORE, ahead=True, sampling=SAMPLED).update(TEXT)
+    await eventually(lambda: len(begun(mesh)) == 1)
+    mesh.region.error = None
+    result = await chat(client)
+    assert result.text == REPLY and result.speculation_stats.ahead_tokens == 0
+    assert len(begun(mesh)) == 1
+
+
+async def test_what_is_typed_is_in_no_log(
+    mesh: Running, client: Client, capfd: pytest.CaptureFixture[str]
+) -> None:
+    secret = "The password of the safe is swordfish."
+    await typed(mesh, client, text=secret)
+    result = await chat(client, text="Something else?")
+    assert result.text == REPLY
+    out = "".join(capfd.readouterr())
+    assert "swordfish" not in out and REPLY[:5] not in out
+
+
+class Person:
+    """Types one line, key by key, and notes how many datagrams went out meanwhile."""
+
+    def __init__(self, relay: Nat) -> None:
+        self._relay = relay
+        self._lines = iter([TEXT])
+        self.num_datagrams = 0
+
+    async def ask(self, prompt: str, typed: Callable[[str], None] | None = None) -> str | None:
+        line = next(self._lines, None)
+        if line is None:
+            return None
+        await self._quiet()
+        before = len(self._relay.sent)
+        for num_chars in range(1, len(line) + 1):
+            if typed is not None:
+                typed(line[:num_chars])
+            await asyncio.sleep(0)
+        await self._quiet()
+        self.num_datagrams = len(self._relay.sent) - before
+        return line
+
+    async def _quiet(self) -> None:
+        """Return once nothing was sent for a while: acknowledgements of what came are out."""
+        loop, seen = asyncio.get_running_loop(), -1
+        since = loop.time()
+
+        def is_quiet() -> bool:
+            nonlocal seen, since
+            if len(self._relay.sent) != seen:
+                seen, since = len(self._relay.sent), loop.time()
+            return loop.time() > since + 0.5
+
+        await eventually(is_quiet)
+
+
+@pytest.mark.parametrize("is_on", [False, True])
+async def test_while_the_switch_is_off_nothing_is_sent(
+    mesh: Running, relay: Nat, is_on: bool
+) -> None:
+    """Not one datagram between the first key and Enter: a conversation at a terminal."""
+    person = Person(relay)
+    async with mesh.client(port=relay.port) as client:
+
+        async def reply(
+            messages: list[Message], settings: Settings, painter: Painter
+        ) -> ChatResult:
+            async with client.chat(messages, sampling=settings.sampling) as asked:
+                return await asked.result()
+
+        async def check(model: str) -> str:
+            return model
+
+        def typed(before: list[Message], settings: Settings) -> Callable[[str], None]:
+            return client.typing(before, ahead=True, sampling=settings.sampling).update
+
+        await client.describe()
+        settings = Settings("", None, SAMPLED)
+        await Conversation(person, reply, settings, check, None, typed if is_on else None).run()
+        assert (person.num_datagrams > 0) is is_on
+        assert bool(begun(mesh)) is is_on
