@@ -146,10 +146,7 @@ def main() -> int:
             chat(page, "Say hello.")  # whatever happens only once has happened
         for rtt_ms, name, seen in measured(pages, prompts):
             found.setdefault((rtt_ms, name), []).append(seen)
-            print(
-                f"RTT {rtt_ms} ms, {name}: {seen.visible_ms:.0f} ms, {prompt[:40]!r}",
-                file=sys.stderr,
-            )
+            print(f"RTT {rtt_ms} ms, {name}: {seen.visible_ms:.0f} ms", file=sys.stderr)
     num_unequal = report(run, found)
     run.finish()
     return 1 if num_unequal else 0
