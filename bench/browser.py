@@ -5,8 +5,7 @@ The page, the edge, a router and one replica are real processes on this machine.
 edge and region is made longer by the edge itself, for the page's chats (`added_rtt_ms`): both kinds
 of chat come the same way, one at a time, the same prompts by turns, greedy. A time begins with the
 browser's own key event of Enter and ends with the second animation frame after text stood in the
-page: then it was painted. Nothing is sent before Enter. Chats with an added distance go by streamed
-fetch; at 0 the page takes the native protocol.
+page: then it was painted. Nothing is sent before Enter.
 """
 
 from __future__ import annotations

@@ -64,7 +64,8 @@ export function chatFrame(request, credential, progress = null) {
     .text(9, request.idempotencyKey)
     .message(10, progress && progressOf(progress))
     .message(13, credentialOf(credential))
-    .text(18, variables);
+    .text(18, variables)
+    .uint(30, request.addedRttMs);
   return frame(1, chat);
 }
 
@@ -173,10 +174,12 @@ function readDone(bytes) {
   found.usage = readUsage(new Uint8Array(0));
   found.timings = readTimings(new Uint8Array(0));
   found.stats = readStats(new Uint8Array(0));
+  found.firstText = undefined;
   for (const [field, value] of fields(bytes)) {
     if (field === 2) found.usage = readUsage(value);
     else if (field === 4) found.timings = readTimings(value);
     else if (field === 8) found.stats = readStats(value);
+    else if (field === 16) found.firstText = readFirstText(value);
   }
   return found;
 }
@@ -194,6 +197,11 @@ function readUsage(bytes) {
 
 function readTimings(bytes) {
   return readFields(bytes, {}, {}, { 1: "queueMs", 3: "ttftMs", 4: "totalMs" });
+}
+
+/** Named as in the `metrics` of the HTTP API. */
+function readFirstText(bytes) {
+  return readFields(bytes, {}, {}, { 1: "provisional_ms", 2: "staying_ms", 3: "committed_ms", 4: "region_ms" });
 }
 
 function readStats(bytes) {

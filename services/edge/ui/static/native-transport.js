@@ -24,9 +24,9 @@ const POSITION = "native";
 /** Whether a request can be made by the native protocol: the edge reads tool calls, and knows what
  * was typed ahead, of requests of its HTTP API alone. */
 export function isNative(request) {
-  const { tools, messages, typingId, addedRttMs, lastEventId } = request;
+  const { tools, messages, typingId, lastEventId } = request;
   const hasCalls = messages.some((it) => it.tool_calls || it.role === "tool");
-  return !(tools?.length || hasCalls || typingId || addedRttMs || (lastEventId && !lastEventId.startsWith(POSITION)));
+  return !(tools?.length || hasCalls || typingId || (lastEventId && !lastEventId.startsWith(POSITION)));
 }
 
 /** A transport by the native protocol. `edges`: addresses of edges, the page's own by default; they
@@ -279,12 +279,12 @@ function* ending({ usage, timings, stats, ...done }, at) {
     none: completionTokens - uncountedTokens - acceptedTokens,
     unknown: uncountedTokens,
   };
-  const { finishReason, region, replica, moves, inexact } = done;
+  const { finishReason, region, replica, moves, inexact, firstText } = done;
   const { queueMs, ttftMs, totalMs } = timings;
   const { rttMs, aheadTokens = 0 } = stats;
   yield {
     ...{ type: "done", at, finishReason, region, replica, moves, inexact },
-    ...{ queueMs, ttftMs, totalMs, rttMs, aheadTokens, tokens },
+    ...{ queueMs, ttftMs, totalMs, rttMs, aheadTokens, tokens, firstText },
   };
 }
 
