@@ -173,6 +173,7 @@ function readDone(bytes) {
   found.usage = readUsage(new Uint8Array(0));
   found.timings = readTimings(new Uint8Array(0));
   found.stats = readStats(new Uint8Array(0));
+  found.firstText = undefined;
   for (const [field, value] of fields(bytes)) {
     if (field === 2) found.usage = readUsage(value);
     else if (field === 4) found.timings = readTimings(value);
