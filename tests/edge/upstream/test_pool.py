@@ -82,6 +82,9 @@ class Router(router_pb2_grpc.RouterServiceServicer):
     async def ListModels(self, request: Any, context: Any) -> router_pb2.ListModelsResponse:
         return router_pb2.ListModelsResponse()
 
+    async def DescribeMesh(self, request: Any, context: Any) -> router_pb2.DescribeMeshResponse:
+        return router_pb2.DescribeMeshResponse()
+
     async def DrainReplica(
         self, request: router_pb2.DrainReplicaRequest, context: Any
     ) -> router_pb2.DrainReplicaResponse:
