@@ -92,7 +92,7 @@ def chat(page: Page, prompt: str) -> Seen:
     page.click("#new")
     page.fill("#draft", prompt)
     page.press("#draft", "Enter")
-    page.wait_for_function("window.seen?.text ?? null", timeout=_PATIENCE_MS)
+    page.wait_for_function("() => window.seen?.text ?? null", timeout=_PATIENCE_MS)
     page.wait_for_selector("#send:not([hidden])", timeout=_PATIENCE_MS)
     visible_ms: float = page.evaluate("window.seen.text")
     for _ in range(200):
@@ -122,7 +122,7 @@ def main() -> int:
     given = arguments.parse_args()
     run = start("browser", given)
     prompts = [it.text for it in interleaved(load_prompts(split="test"))]
-    prompts = prompts[: 3 if run.quick else 12]
+    prompts = prompts[: 2 if run.quick else 6]
     found: dict[tuple[int, str], list[Seen]] = {}
     with ExitStack() as until_done:
         mesh = until_done.enter_context(local_mesh(settings=MESH, regions="us", http=True))

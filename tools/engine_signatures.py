@@ -34,7 +34,7 @@ class Place(NamedTuple):
 
     file: str
     name: str
-    """Class, or class and method with a dot between."""
+    """Class, class and method with a dot between, or function."""
 
 
 PLACES: Final[Mapping[str, Mapping[str, Place]]] = {
@@ -60,7 +60,7 @@ PLACES: Final[Mapping[str, Mapping[str, Place]]] = {
         "vllm.sampling_params:RequestOutputKind": Place(
             "vllm/sampling_params.py", "RequestOutputKind"
         ),
-        "vllm.inputs:TokensPrompt": Place("vllm/inputs/llm.py", "TokensPrompt"),
+        "vllm.inputs:tokens_input": Place("vllm/inputs/engine.py", "tokens_input"),
         "vllm:RequestOutput": Place("vllm/outputs.py", "RequestOutput"),
         "vllm:CompletionOutput": Place("vllm/outputs.py", "CompletionOutput"),
         "vllm.logprobs:Logprob": Place("vllm/logprobs.py", "Logprob"),
@@ -159,9 +159,11 @@ class RangedFile(io.RawIOBase):
         return len(found)
 
 
-def parameters_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[list[str]]:
-    """Each parameter but self: its name, its kind as inspect calls it, and the default's source if
-    it has one."""
+def parameters_of(
+    function: ast.FunctionDef | ast.AsyncFunctionDef, *, is_bound: bool = True
+) -> list[list[str]]:
+    """Each parameter, without self if it `is_bound`: its name, its kind as inspect calls it, and
+    the default's source if it has one."""
     found: list[list[str]] = []
     given = function.args
     positional = [*given.posonlyargs, *given.args]
@@ -176,8 +178,8 @@ def parameters_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[list
         **dict.fromkeys(given.args, "POSITIONAL_OR_KEYWORD"),
         **dict.fromkeys(given.kwonlyargs, "KEYWORD_ONLY"),
     }
-    is_static = any(_named(it) == "staticmethod" for it in function.decorator_list)
-    for one in [*positional[not is_static :], *given.kwonlyargs]:
+    has_self = is_bound and all(_named(it) != "staticmethod" for it in function.decorator_list)
+    for one in [*positional[has_self:], *given.kwonlyargs]:
         default = [ast.unparse(defaults[one])] if one in defaults else []
         found.append([one.arg, kinds[one], *default])
     if given.vararg:
@@ -271,13 +273,16 @@ def family_of(tree: ast.Module, name: str) -> list[ast.ClassDef]:
 def entry(source: str, place: Place, in_part: bool) -> dict[str, Any] | None:
     """The record of one name; None if the file does not define it."""
     tree = ast.parse(source)
+    found: dict[str, Any] = {"source": place.file, "defined_as": place.name}
+    if not in_part:
+        found["sha256"] = hashlib.sha256(source.encode()).hexdigest()
+    for item in tree.body:
+        if isinstance(item, ast.FunctionDef) and item.name == place.name:
+            return {**found, "parameters": parameters_of(item, is_bound=False)}
     class_name, _, method = place.name.partition(".")
     family = family_of(tree, class_name)
     if not family:
         return None
-    found: dict[str, Any] = {"source": place.file, "defined_as": place.name}
-    if not in_part:
-        found["sha256"] = hashlib.sha256(source.encode()).hexdigest()
     if method:
         definitions = [
             item

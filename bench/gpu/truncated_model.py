@@ -53,8 +53,7 @@ class TruncatedModel:
         return torch.from_numpy(values), torch.from_numpy(scales)
 
     def frequencies(self, rule: LayerRule) -> npt.NDArray[np.float64]:
-        found: npt.NDArray[np.float64] = self._arrays[_FREQUENCIES]
-        row: npt.NDArray[np.float64] = found[self.shape.layers.index(rule)]
+        row: npt.NDArray[np.float64] = self._arrays[_FREQUENCIES][self.shape.layers.index(rule)]
         return row
 
 

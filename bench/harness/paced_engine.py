@@ -60,6 +60,8 @@ class PacedEngine(FakeEngine):
         """Tokens that became final, prompts left out."""
         self.num_calls = 0
         """Calls that have ended."""
+        self.busy_ms = 0.0
+        """What all calls were set to take."""
         self.cpu_ns = 0
         """Processor time of all calls, the work that overlaps with them left out."""
         self.thread = 0
@@ -97,6 +99,7 @@ class PacedEngine(FakeEngine):
         took_s = (self.fixed_ms + self.row_ms * num_tokens) / 1e3
         time.sleep(max(0.0, begin + took_s - time.monotonic()))
         self.num_calls += 1
+        self.busy_ms += took_s * 1e3
         if self.call_ended is not None:
             self.call_ended()
         self.cpu_ns += time.thread_time_ns() - begin_ns

@@ -116,6 +116,7 @@ class _Answers:
             done = {
                 "tokens": engine.num_tokens,
                 "calls": engine.num_calls,
+                "busy_ms": engine.busy_ms,
                 "cpu_ns": engine.cpu_ns,
                 "thread": engine.thread,
             }

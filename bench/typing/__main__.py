@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 from time import perf_counter
 from typing import Final
@@ -14,35 +15,38 @@ from typing import Final
 import bench.typing
 from bench.harness import Run, parser, quantile, start
 from bench.harness import processor_time as cpu
-from bench.harness.load import Request, Work
 from bench.harness.mesh import HOST
+from bench.harness.paced_replica import Control, program
 from bench.harness.prompts import Prompt, load_prompts
-from bench.harness.replica import reference
+from bench.harness.recorded_engine import Replies, write_replies
+from bench.harness.run_folder import run_folder
 from bench.typing.traces import Trace, trace_of
+from bench.wan.datacenter import record
 from bench.wan.plan import CLIENT_RTT_MS, Scheme
 from bench.wan.samples import Reader, messages_of
 from bench.wan.testbed import Edge, RegionEngine, Testbed, running_testbed
 from outrider.client import Client, connect
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore, default_root
-from outrider.models.vocabulary import Vocabulary, load_vocabulary
+from outrider.models.vocabulary import load_vocabulary
 from outrider.sampling.params import SamplingParams
 from outrider.telemetry.logs import configure_logging
+from outrider.testing import free_tcp_port
 
 _SCHEME: Final = Scheme("typing", "typing", "on")
-_EDGE: Final = {"trust": "connection", "drafter": {"model": "none"}}
+_EDGE: Final = {"trust": "connection", "drafter.model": "none"}
 """Of the edge beside the typists: what is found again needs a trust group; no draft model computes
 beside what is measured."""
-_MAX_FIXED_ROWS: Final = 16
-"""Of the region's engine: calls of so many rows and fewer are compiled."""
+_CALL_MS: Final = 20.0
+_ROW_MS: Final = 0.05
+"""What a call of the region's engine takes, and each token that it reads."""
 _READY_MS: Final = 50.0
 """From Enter to the first final word, of a send that had it ready."""
 _WARM_UP: Final = Prompt("warm-up", "", "Say a few words about the weather.")
 _SEEDS: Final[Mapping[bool, int]] = {False: 20261129, True: 7}
 """Of the traces: for the table, and for tuning."""
 _OTHER_EVERY_S: Final = 2.5
-_TEMPERATURES: Final = (0.0, 0.8)
-"""Of every other prompt."""
+_LEAST_CHARS: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +58,13 @@ class Size:
     at_once: Mapping[int, int]
     """Rounds of eight typists, by RTT."""
     max_tokens: int
+    num_prompts: int
     num_typists: int = 8
 
 
-FULL: Final = Size({0: 4, 50: 4, 150: 4, 250: 9}, {0: 1, 50: 1, 150: 1, 250: 1}, 64)
-QUICK: Final = Size({250: 2}, {250: 1}, 12, num_typists=2)
+FULL: Final = Size({0: 3, 50: 3, 150: 3, 250: 9}, {0: 1, 50: 1, 150: 1, 250: 1}, 48, 9)
+CORE: Final = Size({0: 1, 50: 1, 150: 1, 250: 4}, {250: 1}, 48, 5, num_typists=5)
+QUICK: Final = Size({250: 4}, {250: 1}, 24, 2, num_typists=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +72,6 @@ class Sent:
     """One message that was sent, and its reply."""
 
     prompt: Prompt
-    temperature: float
-    seed: int
     last_pause_s: float
     first_word_ms: float
     """From Enter."""
@@ -83,8 +87,10 @@ class Part:
     sent: list[Sent] = field(default_factory=list)
     others: list[Sent] = field(default_factory=list)
     """Chats of somebody who types nothing."""
+    engine_s: float = 0.0
+    """What the region's engine calls took."""
     region_s: float = 0.0
-    """Processor time of the region, replica and router."""
+    """Processor time of the region besides, of replica and router."""
     num_ahead: int = 0
     num_wasted: int = 0
     """Tokens that were begun ahead and sent, or thrown away."""
@@ -103,7 +109,8 @@ class Measured:
 
 
 def main() -> int:
-    flags = parser("typing", bench.typing.__doc__ or "")
+    core = "seven messages of one typist, most at RTT 250 ms, and five typists at once there"
+    flags = parser("typing", bench.typing.__doc__ or "", core=core)
     flags.add_argument(
         "--tuning", action="store_true", help="other prompts and other traces; nothing is recorded"
     )
@@ -114,28 +121,54 @@ def main() -> int:
     run = start("typing", arguments)
     configure_logging("bench", "error")
     cores = os.sched_getaffinity(0)
-    size = FULL if is_tuning or not run.quick else QUICK
+    size = CORE if run.core else FULL if is_tuning or not run.quick else QUICK
     prompts = load_prompts("chat_short", split="tuning" if is_tuning else "test")
-    measured = asyncio.run(_measured(size, prompts, Random(_SEEDS[is_tuning])))
-    os.sched_setaffinity(0, cores)
-    print("the reference replies", file=sys.stderr)
+    prompts = tuple(it for it in prompts if len(it.text) > _LEAST_CHARS)[: size.num_prompts]
     vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
-    return _report(run, size, measured, _not_exact(vocabulary, size, measured, len(cores)))
+    with run_folder("recorded") as files:
+        print("recording the region's replies", file=sys.stderr)
+        replies = record(vocabulary, (_WARM_UP, *prompts), size.max_tokens, len(cores))
+        write_replies(files.path / "replies.json", _continued(replies))
+        try:
+            measuring = _measured(
+                size, prompts, Random(_SEEDS[is_tuning]), files.path / "replies.json"
+            )
+            measured = asyncio.run(measuring)
+        finally:
+            os.sched_setaffinity(0, cores)
+    truth = {
+        it.id: replies[tuple(vocabulary.encode_chat(messages_of(it)))]
+        for it in (_WARM_UP, *prompts)
+    }
+    sent = [it for part in measured.parts.values() for it in (*part.sent, *part.others)]
+    return _report(run, size, measured, sum(it.ids != truth[it.prompt.id] for it in sent))
 
 
-async def _measured(size: Size, prompts: Sequence[Prompt], rng: Random) -> Measured:
-    measured = Measured()
-    engine = RegionEngine(max_fixed_rows=_MAX_FIXED_ROWS)
-    async with running_testbed(engine, (), {"typing": _EDGE}) as bed:
+def _continued(replies: Replies) -> Replies:
+    """Also of prompts that end with the beginning of their reply: a session that goes on."""
+    return {
+        prompt + reply[:num_ahead]: reply[num_ahead:]
+        for prompt, reply in replies.items()
+        for num_ahead in range(len(reply))
+    }
+
+
+async def _measured(size: Size, prompts: Sequence[Prompt], rng: Random, replies: Path) -> Measured:
+    measured, port = Measured(), free_tcp_port()
+    engine = RegionEngine(program=program(port, replies=replies, **{"row-ms": _ROW_MS}))
+    opened = running_testbed(engine, (), {"typing": _EDGE})
+    async with opened as bed, Control(port) as control:
+        await control.ask(fixed_ms=_CALL_MS)
         for rtt_ms in sorted({*size.alone, *size.at_once}):
             await bed.set_distance([_SCHEME], rtt_ms)
-            await _at(bed, rtt_ms, size, prompts, rng, measured)
+            await _at(bed, control, rtt_ms, size, prompts, rng, measured)
             print(f"RTT {rtt_ms} ms", file=sys.stderr)
     return measured
 
 
 async def _at(
     bed: Testbed,
+    control: Control,
     rtt_ms: int,
     size: Size,
     prompts: Sequence[Prompt],
@@ -145,23 +178,24 @@ async def _at(
     """One distance: plain and ahead take turns, message by message or round by round."""
     edge = bed.edges["typing"]
     async with connect(HOST, edge.port, ca=edge.ca) as other:
-        await _ask(other, _WARM_UP, 0.0, 0, 6)
+        await _ask(other, _WARM_UP, size)
         for number in range(size.alone.get(rtt_ms, 0)):
             prompt = prompts[number % len(prompts)]
             trace = trace_of(prompt.text, rng)
             for is_ahead in (number % 2 == 0, number % 2 == 1):
                 part = measured.parts.setdefault((rtt_ms, 1, is_ahead), Part())
-                await _typists(bed, [(prompt, trace)], is_ahead, part, size)
+                await _typists(bed, control, [(prompt, trace)], is_ahead, part, size)
         for turn in range(size.at_once.get(rtt_ms, 0)):
             chosen = [prompts[(n + 8 * turn) % len(prompts)] for n in range(size.num_typists)]
             typed = [(prompt, trace_of(prompt.text, rng)) for prompt in chosen]
             for is_ahead in (turn % 2 == 0, turn % 2 == 1):
                 part = measured.parts.setdefault((rtt_ms, size.num_typists, is_ahead), Part())
-                await _typists(bed, typed, is_ahead, part, size, other)
+                await _typists(bed, control, typed, is_ahead, part, size, other)
 
 
 async def _typists(
     bed: Testbed,
+    control: Control,
     typed: Sequence[tuple[Prompt, Trace]],
     is_ahead: bool,
     part: Part,
@@ -173,16 +207,14 @@ async def _typists(
     region = (edge.region.replica.pid, edge.region.router.pid)
     clients = [connect(HOST, edge.port, ca=edge.ca) for _ in typed]
     entered = [await client.__aenter__() for client in clients]
-    before = [cpu.of_threads(pid) for pid in region]
+    before, worked = [cpu.of_threads(pid) for pid in region], await control.ask()
     counts = await _ahead_tokens(edge)
     beside = None if other is None else asyncio.create_task(_beside(other, part, size))
     try:
         part.sent += await asyncio.gather(
             *(
-                _typist(client, prompt, trace, number, is_ahead, size)
-                for number, (client, (prompt, trace)) in enumerate(
-                    zip(entered, typed, strict=True), len(part.sent)
-                )
+                _typist(client, prompt, trace, size, is_ahead=is_ahead, waits=len(typed) > 1)
+                for client, (prompt, trace) in zip(entered, typed, strict=True)
             )
         )
     finally:
@@ -191,7 +223,8 @@ async def _typists(
             await asyncio.gather(beside, return_exceptions=True)
         for client in clients:
             await client.__aexit__(None, None, None)
-    after = [cpu.of_threads(pid) for pid in region]
+    after, done = [cpu.of_threads(pid) for pid in region], await control.ask()
+    part.engine_s += (done["busy_ms"] - worked["busy_ms"]) / 1e3
     part.region_s += sum(map(cpu.between, before, after)) / 1e9
     now = await _ahead_tokens(edge)
     part.num_ahead += round(now["sent"] - counts["sent"])
@@ -199,43 +232,33 @@ async def _typists(
 
 
 async def _typist(
-    client: Client, prompt: Prompt, trace: Trace, number: int, is_ahead: bool, size: Size
+    client: Client, prompt: Prompt, trace: Trace, size: Size, *, is_ahead: bool, waits: bool
 ) -> Sent:
-    temperature = _TEMPERATURES[number % 2]
+    """`waits`: also until the message would have been typed, if the edge is told nothing."""
     began = perf_counter()
     if is_ahead:
-        typing = client.typing(
-            ahead=True,
-            sampling=SamplingParams(
-                temperature=temperature, seed=number, max_tokens=size.max_tokens
-            ),
-        )
+        typing = client.typing(ahead=True, sampling=SamplingParams(max_tokens=size.max_tokens))
         for at_s, text in trace.keys:
             await _until(began + at_s)
             typing.update(text)
-    await _until(began + trace.enter_s)
-    reader, num_ahead = await _ask(client, prompt, temperature, number, size.max_tokens)
-    return _sent(prompt, temperature, number, trace.last_pause_s, reader, num_ahead)
+    if is_ahead or waits:
+        await _until(began + trace.enter_s)
+    return _sent(prompt, trace.last_pause_s, *await _ask(client, prompt, size))
 
 
 async def _beside(client: Client, part: Part, size: Size) -> None:
     """Chats one after the other, until it is cancelled."""
-    number = 0
     while True:
         began = perf_counter()
-        reader, _ = await _ask(client, _WARM_UP, 0.0, number, size.max_tokens)
-        part.others.append(_sent(_WARM_UP, 0.0, number, 0.0, reader, 0))
-        number += 1
+        part.others.append(_sent(_WARM_UP, 0.0, *await _ask(client, _WARM_UP, size)))
         await _until(began + _OTHER_EVERY_S)
 
 
-async def _ask(
-    client: Client, prompt: Prompt, temperature: float, seed: int, max_tokens: int
-) -> tuple[Reader, int]:
+async def _ask(client: Client, prompt: Prompt, size: Size) -> tuple[Reader, int]:
     reader, began = Reader(), perf_counter()
     async with client.chat(
         messages_of(prompt),
-        sampling=SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens),
+        sampling=SamplingParams(max_tokens=size.max_tokens),
         provisional=False,
     ) as chat:
         async for event in chat:
@@ -244,17 +267,10 @@ async def _ask(
     return reader, result.speculation_stats.ahead_tokens
 
 
-def _sent(
-    prompt: Prompt,
-    temperature: float,
-    seed: int,
-    last_pause_s: float,
-    reader: Reader,
-    num_ahead: int,
-) -> Sent:
+def _sent(prompt: Prompt, last_pause_s: float, reader: Reader, num_ahead: int) -> Sent:
     sample = reader.sample(0, 0)
     word_ms = sample.whole_ms if sample.word is None else sample.word.final_ms
-    return Sent(prompt, temperature, seed, last_pause_s, word_ms, sample.ids, num_ahead)
+    return Sent(prompt, last_pause_s, word_ms, sample.ids, num_ahead)
 
 
 async def _until(at: float) -> None:
@@ -271,36 +287,11 @@ async def _ahead_tokens(edge: Edge) -> dict[str, float]:
     return found
 
 
-def _not_exact(vocabulary: Vocabulary, size: Size, measured: Measured, threads: int) -> int:
-    """Replies that are not the reference's."""
-    sent = [it for part in measured.parts.values() for it in (*part.sent, *part.others)]
-    wrong = 0
-    for temperature in _TEMPERATURES:
-        mine = [it for it in sent if it.temperature == temperature]
-        keys = sorted({(it.prompt.id, it.seed if temperature else 0) for it in mine})
-        texts = {it.prompt.id: it.prompt for it in mine}
-        requests = [
-            Request(
-                tuple(vocabulary.encode_chat(messages_of(texts[name]))), size.max_tokens, seed=seed
-            )
-            for name, seed in keys
-        ]
-        truth = dict(
-            zip(
-                keys,
-                reference(vocabulary, Work((), temperature=temperature), requests, threads),
-                strict=True,
-            )
-        )
-        wrong += sum(it.ids != truth[it.prompt.id, it.seed if temperature else 0] for it in mine)
-    return wrong
-
-
 def _report(run: Run, size: Size, measured: Measured, num_wrong: int) -> int:
     table = run.table(
         "From Enter to the first final word",
         *("typists", "RTT, ms", "sends", "plain p50, ms", "ahead p50, ms", "ready within 50 ms"),
-        *("tokens sent", "tokens wasted", "region's time over plain"),
+        *("tokens sent", "tokens wasted", "engine's time over plain", "processor time over plain"),
     )
     others = run.table(
         "Somebody else's chats beside eight typists: to the first final word",
@@ -317,11 +308,15 @@ def _report(run: Run, size: Size, measured: Measured, num_wrong: int) -> int:
         shares.setdefault(own, {})[str(rtt_ms)] = round(share, 3)
         p50 = quantile(_words(ahead.sent), 0.5)
         words.setdefault(own, {})[str(rtt_ms)] = round(p50, 1)
-        cost = ahead.region_s / ahead.num_tokens / (plain.region_s / plain.num_tokens)
-        costs.append((ahead.region_s / ahead.num_tokens, plain.region_s / plain.num_tokens))
+        costs.append((_cost(ahead), _cost(plain)))
+        cpu_cost: float | str = "-"  # alone, plain does not wait while the message is typed
+        if typists > 1:
+            spent = [part.region_s / part.num_tokens for part in (ahead, plain)]
+            cpu_cost = round(spent[0] / spent[1], 2)
         table.add(
             *(typists, rtt_ms, len(ahead.sent), round(quantile(_words(plain.sent), 0.5), 1)),
-            *(round(p50, 1), f"{share:.0%}", ahead.num_ahead, ahead.num_wasted, round(cost, 2)),
+            *(round(p50, 1), f"{share:.0%}", ahead.num_ahead, ahead.num_wasted),
+            *(round(_cost(ahead) / _cost(plain), 2), cpu_cost),
         )
         for name, part in (("plain", plain), ("ahead", ahead)):
             label = f"{typists} typists, RTT {rtt_ms} ms, {name}: first word"
@@ -336,10 +331,18 @@ def _report(run: Run, size: Size, measured: Measured, num_wrong: int) -> int:
             ]
             others.add(rtt_ms, len(ahead.others), *cells)
     table.note(
-        "Region's time: processor time of replica and router per final token, typing included."
+        "Engine's time: of its calls, per final token, what was computed while typing included. "
+        "Processor time: of replica and router besides, per final token; not of one typist, for "
+        "whom plain does not wait while the message is typed."
     )
     _by_pause(run, measured)
-    run.setting("all", max_tokens=size.max_tokens, client_rtt_ms=CLIENT_RTT_MS)
+    run.setting(
+        "all",
+        max_tokens=size.max_tokens,
+        client_rtt_ms=CLIENT_RTT_MS,
+        call_ms=_CALL_MS,
+        token_read_ms=_ROW_MS,
+    )
     run.figures["ready_share"] = shares
     run.figures["first_word_ms_p50"] = words
     run.figures["region_cost"] = round(
@@ -368,6 +371,11 @@ def _by_pause(run: Run, measured: Measured) -> None:
         if some:
             name = f"{low:g} to {high:g}" if high < 99 else f"{low:g} and more"
             table.add(name, len(some), f"{_ready_share(some):.0%}")
+
+
+def _cost(part: Part) -> float:
+    """Seconds of the region's engine for each final token."""
+    return part.engine_s / part.num_tokens
 
 
 def _ready_share(sent: Iterable[Sent]) -> float:

@@ -99,17 +99,9 @@ class EngineInfo:
     """Why the pool has this size, for the log."""
     num_candidates: int = 0
     """Columns of a row: only the likeliest ids; 0: the whole vocabulary."""
-    truncates_sampling: bool = False
-    """Whether requests whose choice may lie outside the candidates are served from the candidates
-    anyway, which is not exact; otherwise they are refused."""
-    partial_rows: bool = False
-    """Whether a slice may be answered with fewer rows than asked, see LogitsRows."""
     kv_layout: KvLayout | None = None
     """How export_blocks arranges each of its blocks; None: the exported bytes cannot be packed and
     are not sent anywhere."""
-    keeps_kv: bool = False
-    """The engine keeps KV itself: blocks are the caller's measure of its room, no more. Copies do
-    nothing, exports and imports are refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +134,7 @@ class SequenceSlice(NamedTuple):
 
 
 class LogitsRows(NamedTuple):
-    """Candidates for the token after each position asked for.
-
-    Engines with `partial_rows` may leave out rows from the end: r rows, 1 <= r <= num_rows, are
-    those of the first r positions. Missing rows may be asked for again.
-    """
+    """Candidates for the token after each position asked for."""
 
     logits: Logits
     """[r, c] raw scores, before any temperature or filter; log probabilities with candidates. To be

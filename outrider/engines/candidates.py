@@ -48,7 +48,7 @@ def check_sampling(params: SamplingParams, info: EngineInfo) -> None:
             f"the engine {info.name} scores only the {info.num_candidates} likeliest ids; set "
             f"num_logprobs to at most {info.num_candidates}"
         )
-    if not 1 <= num_candidates(params) <= info.num_candidates and not info.truncates_sampling:
+    if not 1 <= num_candidates(params) <= info.num_candidates:
         raise InvalidSamplingError(
             f"the engine {info.name} scores only the {info.num_candidates} likeliest ids; set "
             f"top_k to 1..{info.num_candidates}, or temperature to 0"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from outrider.engines.base import NO_SIZING, Engine, SequenceSlice, SizingRule
@@ -13,9 +11,6 @@ from outrider.engines.footprint import MAX_LOGITS_ROWS
 from outrider.engines.load_stage import ReportStage, ignore_stage
 from outrider.models.catalog import lookup
 from outrider.models.store import ModelStore, default_root
-
-if TYPE_CHECKING:
-    from outrider.models.vocabulary import Vocabulary
 
 
 def create_engine(config: EngineConfig, report: ReportStage = ignore_stage) -> Engine:
@@ -36,21 +31,6 @@ def create_engine(config: EngineConfig, report: ReportStage = ignore_stage) -> E
     from outrider.engines.openvino.loading import load_engine
 
     return load_engine(lookup(config.model), store, config, report)
-
-
-def check_vocabulary(config: EngineConfig, vocabulary: Vocabulary) -> None:
-    """Raises ConfigError, before a model is loaded, if the engine would read weights for another
-    vocabulary. Only those that read a checkpoint's folder can: others read weights and vocabulary
-    from one file."""
-    folders = {
-        "tensorrt-llm": (config.trtllm.model_dir, "trtllm.model_dir"),
-        "vllm": (config.vllm.model_dir, "vllm.model_dir"),
-    }
-    if config.engine in folders:
-        from outrider.engines.turn.checkpoint import check_vocabulary as check_folder
-
-        folder, setting = folders[config.engine]
-        check_folder(folder, vocabulary, setting)
 
 
 _SEQUENCE = 0

@@ -63,8 +63,6 @@ class FakeOptions:
     """The SizingRule it reports; rounding costs it nothing."""
     num_candidates: int = 0
     """Columns of a row; 0: one per id."""
-    cuts_rows: bool = False
-    """Whether slices are answered with their first rows only, as many as chance has it."""
     repetition: float = 0.75
     """Share of rows whose greedy token follows from the last id only: greedy text then runs in
     short cycles, which a suffix drafter guesses."""
@@ -225,9 +223,6 @@ class FakeEngine:
 
     def _rows(self, part: SequenceSlice, slots: npt.NDArray[np.int64]) -> LogitsRows:
         logits = self._logits(part, slots)
-        if self.options.cuts_rows and len(logits):
-            draw = _noise(_words(1), part.sequence * 1009 + self.num_steps)
-            logits = logits[: 1 + int(draw[0] % np.uint64(len(logits)))]
         if not self.options.num_candidates:
             return LogitsRows(logits)
         best = np.argsort(-logits, axis=1, kind="stable")[:, : self.options.num_candidates]
@@ -267,7 +262,6 @@ def _info(options: FakeOptions) -> EngineInfo:
         scratch_tokens=options.scratch_tokens,
         sizing=options.sizing,
         num_candidates=options.num_candidates,
-        partial_rows=options.cuts_rows,
     )
 
 

@@ -60,7 +60,7 @@ def engine_rows(
     """The position of a call's first row, and its [r, V] rows, to be read before the next call.
     Raises ConfigError, EngineError."""
     info = engine.info
-    if info.num_candidates or info.partial_rows:
+    if info.num_candidates:
         raise ConfigError(f"the {info.name} engine gives candidates alone; fidelity needs all rows")
     num_blocks = -(-(len(ids) + info.scratch_tokens) // info.block_tokens)
     blocks = np.arange(num_blocks, dtype=np.int32)

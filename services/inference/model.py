@@ -15,7 +15,7 @@ from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCoder
 from outrider.engines.base import Engine, EngineInfo
 from outrider.engines.config import EngineConfig
-from outrider.engines.factory import check_vocabulary, create_engine, warm_up
+from outrider.engines.factory import create_engine, warm_up
 from outrider.engines.load_stage import LoadStage, ReportStage, ignore_stage
 from outrider.engines.page_collapse import collapse_pages
 from outrider.engines.turn.base import TurnEngine
@@ -145,7 +145,6 @@ def load_model(
     # From here on the weights are known, whether the definition names their digest or not.
     spec = replace(spec, sha256=spec.sha256 or store.recorded(spec.source))
     how = config.engine_config(vocabulary.size, spec)
-    check_vocabulary(how, vocabulary)
     prefixes = rendered(config.prefixes, spec.name, vocabulary)
     engine = _load_engine(how, config.warm_up_rows, report_stage)
     if engine.info.vocabulary_size != vocabulary.size:

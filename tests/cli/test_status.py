@@ -12,7 +12,7 @@ from dataclasses import asdict
 import pytest
 
 from outrider.children import start_piped
-from outrider.cli.local.admin_page import tokenizer_backends
+from outrider.cli.local.admin_page import provisional_text, tokenizer_backends
 from outrider.cli.local.status_view import lines
 from outrider.cli.local.supervisor import LastEnd, ending
 from outrider.errors import ConfigError, UnavailableError
@@ -138,10 +138,15 @@ TOKENIZER = {
     "processes": "2",
 }
 
+PROVISIONAL = {
+    **{"service": "here-0", "model": "m", "on": 5.0, "off": 14.0, "trial": 1.0},
+    **{"tokens": 1000.0, "stayed_tokens": 90.0, "erased_tokens": 10.0, "sooner_s": 4.0},
+}
+
 
 def _shown(**state: object) -> str:
     empty: dict[str, object] = {"host": "h", "services": [], "models": [], "replicas": []}
-    empty |= {"tokenizers": [], "moves": []}
+    empty |= {"tokenizers": [], "moves": [], "provisional": []}
     return "\n".join(lines(empty | state))
 
 
@@ -178,7 +183,7 @@ def test_a_replica_that_has_any_says_where_prompts_kv_came_from() -> None:
 @pytest.mark.parametrize("max_chars", range(50, 200, 25))
 def test_on_a_narrow_terminal_no_column_is_lost_and_no_line_too_long(max_chars: int) -> None:
     state = {"host": "h", "services": [SERVICE], "models": [MODEL], "replicas": [REPLICA] * 2}
-    state |= {"tokenizers": [TOKENIZER], "moves": [MOVE]}
+    state |= {"tokenizers": [TOKENIZER], "moves": [MOVE], "provisional": [PROVISIONAL]}
     whole, shown = (list(lines(state, limit)) for limit in (None, max_chars))
     tables = shown[:-2]
     assert max(map(len, tables)) <= max_chars
@@ -208,6 +213,16 @@ def test_a_service_that_tokenizes_says_by_which_package_and_why() -> None:
     assert "TOKENIZERS" not in _shown()
     _, row = _section(_shown(tokenizers=[TOKENIZER]), "TOKENIZERS")
     assert row.split(maxsplit=4) == ["here-0", "m", "splintr-rs", "2", TOKENIZER["reason"]]
+
+
+def test_an_edge_says_what_provisional_text_brought() -> None:
+    assert "PROVISIONAL" not in _shown()
+    _, row = _section(_shown(provisional=[PROVISIONAL]), "PROVISIONAL TEXT")
+    assert row.split() == ["here-0", "m", "20", "30%", "90%", "4.0", "ms"]
+    nothing = PROVISIONAL | {"tokens": 0.0, "stayed_tokens": 0.0, "erased_tokens": 0.0}
+    _, row = _section(_shown(provisional=[nothing]), "PROVISIONAL TEXT")
+    assert row.split() == ["here-0", "m", "20", "30%", "-", "-"]
+    assert provisional_text("127.0.0.1", free_tcp_port()) == []
 
 
 def test_a_process_that_does_not_answer_has_no_tokenizer_to_tell() -> None:

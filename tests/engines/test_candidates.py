@@ -47,21 +47,17 @@ def test_what_the_candidates_decide_is_served(params: SamplingParams, count: int
 
 
 @pytest.mark.parametrize(("params", "count"), OPEN_ENDED, ids=str)
-def test_what_reaches_past_them_is_refused_unless_truncated(
-    params: SamplingParams, count: int
-) -> None:
+def test_what_reaches_past_them_is_refused(params: SamplingParams, count: int) -> None:
     assert num_candidates(params) == count
     with pytest.raises(InvalidSamplingError, match=r"set top_k to 1\.\.20, or temperature to 0"):
         check_sampling(params, SOME)
-    check_sampling(params, replace(SOME, truncates_sampling=True))
 
 
 @pytest.mark.parametrize("params", RESCORED, ids=str)
 def test_what_reorders_them_is_always_refused(params: SamplingParams) -> None:
     assert num_candidates(params) == 0
-    for info in (SOME, replace(SOME, truncates_sampling=True)):
-        with pytest.raises(InvalidSamplingError, match="penalties and logit_bias"):
-            check_sampling(params, info)
+    with pytest.raises(InvalidSamplingError, match="penalties and logit_bias"):
+        check_sampling(params, SOME)
 
 
 def test_whole_rows_decide_everything() -> None:
@@ -79,7 +75,7 @@ def test_reasoning_is_not_ended_where_its_end_may_be_no_candidate() -> None:
 
 
 def test_log_probabilities_of_more_ids_than_are_scored_are_refused() -> None:
-    few = replace(SOME, num_candidates=5, truncates_sampling=True)
+    few = replace(SOME, num_candidates=5)
     for params in (SamplingParams(num_logprobs=6), SamplingParams(0.8, top_k=5, num_logprobs=6)):
         with pytest.raises(InvalidSamplingError, match="set num_logprobs to at most 5"):
             check_sampling(params, few)

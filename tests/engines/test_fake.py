@@ -26,7 +26,7 @@ class TestFakeEngine(EngineContract):
         params=[
             FakeOptions(),
             FakeOptions(block_tokens=32, seed=5),
-            FakeOptions(cuts_rows=True, num_candidates=64),
+            FakeOptions(num_candidates=64),
         ]
     )
     def engine(self, request: pytest.FixtureRequest) -> Engine:

@@ -31,19 +31,24 @@ def test_settings_reach_scheduler_and_engine() -> None:
 
 
 def test_a_models_definition_gives_what_the_replica_leaves_open() -> None:
-    spec = ModelSpec("m", "file:/m", max_context_tokens=512, engine=EngineDefaults("f32", False, 4))
+    spec = ModelSpec(
+        "m", "file:/m", max_context_tokens=512, engine=EngineDefaults("f32", False, 4, 4)
+    )
     engine = InferenceConfig().engine_config(spec=spec)
     assert (engine.precision, engine.dynamic_quantization) == ("f32", False)
     assert (engine.max_fixed_rows, engine.max_context_tokens) == (4, 512)
+    assert engine.weight_bits == 4
     assert engine.fake.max_context_tokens == 512
     environ = {
         "OUTRIDER_INFERENCE_PRECISION": "bf16",
         "OUTRIDER_INFERENCE_DYNAMIC_QUANTIZATION": "true",
         "OUTRIDER_INFERENCE_MAX_FIXED_ROWS": "0",
+        "OUTRIDER_INFERENCE_WEIGHT_BITS": "8",
         "OUTRIDER_INFERENCE_MAX_CONTEXT_TOKENS": "64",
     }
     engine = load(InferenceConfig, "inference", environ=environ).engine_config(spec=spec)
     assert (engine.precision, engine.dynamic_quantization) == ("bf16", True)
+    assert engine.weight_bits == 8
     assert (engine.max_fixed_rows, engine.max_context_tokens) == (0, 64)
     for nothing in (None, ModelSpec("m", "file:/m")):
         assert InferenceConfig().engine_config(1, nothing) == EngineConfig(

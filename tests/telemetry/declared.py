@@ -85,6 +85,7 @@ SHOWN: Final = frozenset({
     *(edge.HALF_OPEN, edge.RTT, edge.INTERVAL, edge.LEAD, edge.ACCEPTANCE, edge.PREDICTED_GAIN),
     *(edge.FIRST_WORDS, edge.SHOWN_CHARS, edge.RETRACTIONS, edge.ERASED_CHARS),
     *(edge.SHOWN_TOKENS, edge.ERASED_TOKENS, edge.MODE_SWITCHES),
+    *(edge.SOONER, edge.DISPLAY_CHATS),
     *(edge_routers.ROUTERS, edge_routers.ROUTER_STATE, edge_routers.ROUTER_RTT),
     *(edge_routers.ROUTER_QUARANTINES,),
     *(router_sessions.SESSIONS, router_sessions.REPLICAS),

@@ -108,6 +108,14 @@ def test_a_method_has_its_parameters_without_the_first(
     assert isinstance(record.signature("pkg:Made"), inspect.Signature)
 
 
+def test_a_function_has_all_its_parameters() -> None:
+    assert entry("def free(one, *, two=2): ...", Place("f.py", "free"), True) == {
+        "source": "f.py",
+        "defined_as": "free",
+        "parameters": [["one", "POSITIONAL_OR_KEYWORD"], ["two", "KEYWORD_ONLY", "2"]],
+    }
+
+
 def test_what_is_not_there_is_not_recorded() -> None:
     assert entry(SOURCE, Place("pkg/file.py", "Absent"), False) is None
     assert entry(SOURCE, Place("pkg/file.py", "Made.absent"), False) is None

@@ -17,7 +17,7 @@ import typer
 
 from outrider.cli import operator, router_choice
 from outrider.cli.local import status_view
-from outrider.cli.local.admin_page import tokenizer_backends
+from outrider.cli.local.admin_page import provisional_text, tokenizer_backends
 from outrider.cli.local.state import RunningMesh, StateDir, default_state_dir
 from outrider.cli.router_choice import ChosenRouter, mesh_here, router_of
 from outrider.cli.router_state import State, ask
@@ -51,7 +51,8 @@ def status(
 
     For each model and region: replicas, queue, and the last minute's time to first token (TTFT),
     tokens and accepted drafts. For each replica: state, round trip, load and KV cache. For each
-    service here that tokenizes: the tokenizer package that serves each model, and why that one.
+    service here that tokenizes: the tokenizer package that serves each model, and why that one. For
+    each edge here: what provisional text brought.
     """
     folder = (state_dir or default_state_dir()).resolve()
     flags = (certificate, private_key, ca, trust_domain, plaintext)
@@ -73,6 +74,7 @@ def _look(folder: Path, asked: ChosenRouter) -> State:
         "host": mesh.host if mesh else "",
         "services": mesh.services if mesh else [],
         "tokenizers": _tokenizers(mesh) if mesh else [],
+        "provisional": _provisional(mesh) if mesh else [],
         **state,
     }
 
@@ -84,6 +86,16 @@ def _tokenizers(mesh: RunningMesh) -> list[State]:
         for row in mesh.services
         if row["role"] in _TOKENIZING_ROLES and row["is_up"]
         for backend in tokenizer_backends(mesh.host, row["admin_port"])
+    ]
+
+
+def _provisional(mesh: RunningMesh) -> list[State]:
+    """What provisional text brought each model's chats at each edge."""
+    return [
+        {"service": row["name"], **brought}
+        for row in mesh.services
+        if row["role"] == "edge" and row["is_up"]
+        for brought in provisional_text(mesh.host, row["admin_port"])
     ]
 
 

@@ -16,8 +16,8 @@ _NONE: Final = "-"
 
 def lines(state: Mapping[str, Any], max_chars: int | None = None) -> Iterator[str]:
     """All lines: services of this machine (if any), models by region, replicas, the latest moves of
-    sessions (if any), tokenizers of this machine (if any). Tables wider than `max_chars` continue
-    below."""
+    sessions, tokenizers of this machine, and what provisional text brought (if any). Tables wider
+    than `max_chars` continue below."""
     services, models, replicas = state["services"], state["models"], state["replicas"]
     if services:
         yield from _section("SERVICES", _services(services, state["host"]), 6, 1, max_chars)
@@ -29,6 +29,8 @@ def lines(state: Mapping[str, Any], max_chars: int | None = None) -> Iterator[st
         yield from _section("MOVES", _moves(state["moves"]), 2, 2, max_chars)
     if state["tokenizers"]:
         yield from _section("TOKENIZERS", _tokenizers(state["tokenizers"]), 5, 2, max_chars)
+    if state["provisional"]:
+        yield from _section("PROVISIONAL TEXT", _provisional(state["provisional"]), 2, 2, max_chars)
     yield from map(_warning, filter(_is_inconsistent, replicas))
 
 
@@ -177,6 +179,27 @@ def _tokenizers(rows: Iterable[Mapping[str, str]]) -> list[Sequence[str]]:
     keys = ("service", "model", "backend", "processes", "reason")
     head = ("NAME", "MODEL", "BACKEND", "PROCESSES", "WHY")
     return [head, *(tuple(row[key] for key in keys) for row in rows)]
+
+
+def _provisional(rows: Iterable[Mapping[str, Any]]) -> list[Sequence[str]]:
+    """Since each edge started: chats that take provisional text, the share that was drafted for
+    only for this, the share of shown tokens that stayed, and how much sooner a final token's text
+    was shown, on average over all."""
+    head = ("NAME", "MODEL", "CHATS", "DRAFTED FOR", "STAYED", "SOONER")
+    return [head, *map(_provisional_of, rows)]
+
+
+def _provisional_of(it: Mapping[str, Any]) -> Sequence[str]:
+    drafted = it["on"] + it["trial"]
+    shown = it["stayed_tokens"] + it["erased_tokens"]
+    return (
+        it["service"],
+        it["model"],
+        f"{drafted + it['off']:.0f}",
+        _percent(drafted, drafted + it["off"]),
+        _percent(it["stayed_tokens"], shown),
+        f"{it['sooner_s'] * 1000 / it['tokens']:.1f} ms" if it["tokens"] else _NONE,
+    )
 
 
 def _state(it: Mapping[str, Any]) -> str:

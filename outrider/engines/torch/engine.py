@@ -224,5 +224,6 @@ def free_memory_of(device: torch.device) -> FreeMemory:
     """What is free where weights and KV of this device are."""
     if device.type == "cpu":
         return free_memory()
+    torch.cuda.empty_cache()  # what loading weights took for a moment is free again
     num_bytes, _ = torch.cuda.mem_get_info(device)
     return FreeMemory(num_bytes, torch.cuda.get_device_name(device))

@@ -54,7 +54,8 @@ class GraphedDecoder:
         self._decoder.logits(inputs, self._pool)
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
+        # Calls that other threads make to the device meanwhile are none of the graph's.
+        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
             logits = self._decoder.logits(inputs, self._pool)
         return _Captured(graph, inputs, logits)
 

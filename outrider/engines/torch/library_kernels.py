@@ -16,15 +16,14 @@ class LibraryKernels:
 
     def __init__(self, exact: Kernels) -> None:
         self._exact = exact
-        self.tile_rows = 1
+        # Else nearly every call would have a shape, and a CUDA graph, of its own.
+        self.tile_rows = exact.tile_rows
         self.expert_rows = exact.expert_rows
         self.span_blocks = exact.span_blocks
 
     def product(self, rows: Tensor, matrix: Matrix) -> Tensor:
         if isinstance(matrix, GroupedMatrix):
-            missing = -len(rows) % self._exact.tile_rows
-            whole = functional.pad(rows, (0, 0, 0, missing))
-            return self._exact.product(whole, matrix)[: len(rows)]
+            return self._exact.product(rows, matrix)
         return functional.linear(rows.to(matrix.dtype), matrix).float()
 
     def expert_products(self, rows: Tensor, matrix: Matrix, tiles: ExpertTiles) -> Tensor:

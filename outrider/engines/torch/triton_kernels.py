@@ -112,7 +112,7 @@ class TritonKernels:
             BLOCK_TOKENS=BLOCK_TOKENS,
             SPLIT_BLOCKS=_SPLIT_BLOCKS,
             # Blocks that are loaded ahead: of wide heads, fewer fit into the memory of a small GPU.
-            num_stages=3 if size * pool.element_size() < _WIDE_BYTES else 2,
+            num_stages=3 if size * pool.element_size() < _WIDE_BYTES else 1,
             **shape,
         )
         _joined[num_tiles, kv_heads](

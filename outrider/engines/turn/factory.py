@@ -25,16 +25,16 @@ async def open_turn_engine(config: EngineConfig, vocabulary: Vocabulary) -> Turn
         size = config.vocabulary_size or config.fake_turns.vocabulary_size
         return FakeTurnEngine(replace(config.fake_turns, vocabulary_size=size))
     # Imported here: each engine's packages are installed where it is used.
+    if config.engine == "vllm":
+        from outrider.engines.turn.vllm import loading as vllm
+
+        return await vllm.open_engine(config, vocabulary)
+    if config.engine == "tensorrt-llm":
+        from outrider.engines.turn.tensorrt_llm import loading as tensorrt_llm
+
+        return await tensorrt_llm.open_engine(config, vocabulary)
     if config.engine == "openai-server":
         from outrider.engines.turn.openai_server.opening import open_server
 
         return await open_server(config.server, vocabulary)
-    if config.engine == "vllm":
-        from outrider.engines.turn.vllm import loading as vllm
-
-        return await vllm.open_engine(config)
-    if config.engine == "tensorrt-llm":
-        from outrider.engines.turn.tensorrt_llm import loading as tensorrt_llm
-
-        return await tensorrt_llm.open_engine(config)
     raise ConfigError(f"the engine {config.engine!r} is no turn engine")

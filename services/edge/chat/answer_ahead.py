@@ -96,7 +96,7 @@ class AnswerAhead:
         self._identity = identity
         self._context = context
         self._spend = spend
-        self._plan = AheadPlan(context.ahead)
+        self._plan = AheadPlan(context.ahead, context.upstream.round_trip_s)
         self._messages: tuple[Message, ...] = ()
         self._num_computed = 0
         self._timer: Call | None = None

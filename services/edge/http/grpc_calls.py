@@ -1,4 +1,4 @@
-"""gRPC over the edge's own HTTP/2: messages in, messages out, a status in trailers (pure).
+"""gRPC over the edge's own HTTP/2: messages in, messages out, a status in trailers.
 
 As in the gRPC project's "gRPC over HTTP2": each message has five bytes before it, a flag for
 compression and the length. Compressed ones are refused: the edge offers no `grpc-encoding`.

@@ -144,13 +144,14 @@ def _name(route: Route) -> str:
 def _event(route: Route, schema_of: dict[type, dict[str, Any]]) -> dict[str, Any]:
     """The schema of one event: OpenAPI 3.1 has none for the stream of them, and programs that read
     such a schema take it for each event's."""
-    told = (*_events(route), ProvisionalText, route.error)
+    is_reply = route.request is not None
+    told = (*_events(route), *((ProvisionalText,) if is_reply else ()), route.error)
     data: dict[str, Any] = {
         "type": "string",
         "contentMediaType": JSON,
         "contentSchema": {"anyOf": [schema_of[it] for it in told]},
     }
-    if isinstance(route.event, type):
+    if is_reply and isinstance(route.event, type):
         # Streams of one kind of chunk, those of OpenAI's first APIs, have an event at their end.
         data = {"anyOf": [{"const": _DONE}, data]}
     text = {"type": "string"}

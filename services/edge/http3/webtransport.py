@@ -14,8 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from aioquic.buffer import encode_uint_var
-
 from outrider.errors import MalformedFrameError
 
 PROTOCOLS: Final = frozenset(("webtransport", "webtransport-h3"))
@@ -54,7 +52,16 @@ class Close:
         return _capsule(_CLOSE_SESSION, _CODE.pack(self.code) + text)
 
 
-DRAIN: Final = encode_uint_var(_DRAIN_SESSION) + b"\0"
+def _encoded(value: int) -> bytes:
+    """A variable-length integer (RFC 9000, section 16)."""
+    for power, limit in enumerate((1 << 6, 1 << 14, 1 << 30, 1 << 62)):
+        if value < limit:
+            num_bytes = 1 << power
+            return (value | power << (8 * num_bytes - 2)).to_bytes(num_bytes, "big")
+    raise ValueError(f"{value} has more than 62 bits")
+
+
+DRAIN: Final = _encoded(_DRAIN_SESSION) + b"\0"
 """The capsule WT_DRAIN_SESSION: finish what is under way, and begin nothing more."""
 
 
@@ -165,4 +172,4 @@ def _integer(buffer: bytearray, at: int) -> tuple[int, int] | None:
 
 
 def _capsule(kind: int, payload: bytes) -> bytes:
-    return encode_uint_var(kind) + encode_uint_var(len(payload)) + payload
+    return _encoded(kind) + _encoded(len(payload)) + payload

@@ -30,7 +30,7 @@ _MAX_KEYS: Final = 400
 """Older keys fade: the user of a chat may change, and his haste does."""
 _LONGEST_INTERVAL_S: Final = 5.0
 """A longer one is no typing."""
-_FINISHED: Final = 0.8
+_FINISHED: Final = 0.6
 _OPEN: Final = 2.2
 _DANGLING: Final = 3.0
 """Deviations above the mean after which a text is begun that looks finished; that ends within a
@@ -41,7 +41,7 @@ _NEAR_S: Final = 0.05
 _FAR_S: Final = 0.5
 """Answers that take less than the first bring a reader nothing; from the second on the plan waits
 `_HASTE` deviations less."""
-_HASTE: Final = 0.5
+_HASTE: Final = 0.7
 _SENTENCE_ENDS: Final = (".", "?", "!", "\u2026", "\u3002", "\uff1f", "\uff01")
 """Latin and East Asian ones."""
 _DANGLING_ENDS: Final = tuple(",;:&/+=")
@@ -54,9 +54,9 @@ _OPENING: Final = frozenset({"Ps", "Pi", "Pd"})
 class AheadPolicy:
     """How replies are begun before their prompts are sent: table `[edge.ahead]`."""
 
-    max_tokens: NonNegativeInt = 24
-    """Tokens of a reply that wait at the edge at most: what is read in the time that the rest takes
-    to come. 0: no reply is begun before its prompt is sent."""
+    max_tokens: NonNegativeInt = 12
+    """Tokens of a reply that wait at the edge at most: more than is read in the time that the rest
+    takes to come. 0: no reply is begun before its prompt is sent."""
     min_chars: PositiveInt = 8
     """Shortest text that is answered ahead."""
     min_pause_ms: PositiveFloat = 120.0
@@ -97,8 +97,10 @@ class TypingRhythm:
 class AheadPlan:
     """One prompt that is being typed. Times in seconds on the clock of `now`."""
 
-    def __init__(self, policy: AheadPolicy) -> None:
+    def __init__(self, policy: AheadPolicy, round_trip_s: float | None = None) -> None:
+        """`round_trip_s`: to the region, as far as it is known."""
         self._policy = policy
+        self._round_trip_s = round_trip_s
         self._rhythm = TypingRhythm()
         self._text = ""
         self._typed_at = -math.inf
@@ -167,9 +169,10 @@ class AheadPlan:
 
     @property
     def _haste(self) -> float:
-        if self._answer_s is None:
+        wait_s = self._answer_s or self._round_trip_s
+        if wait_s is None:
             return 0.0
-        part = (self._answer_s - _NEAR_S) / (_FAR_S - _NEAR_S)
+        part = (wait_s - _NEAR_S) / (_FAR_S - _NEAR_S)
         return _HASTE * min(1.0, max(0.0, part))
 
 

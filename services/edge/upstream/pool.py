@@ -76,6 +76,12 @@ class RouterPool:
         return any(router.health.takes_sessions for router in self.table)
 
     @property
+    def round_trip_s(self) -> float | None:
+        """The round trip to the nearest router, in seconds; None: none was measured."""
+        measured = [it.rtt.smoothed_ms for it in self.table if it.rtt.is_measured]
+        return min(measured) / 1e3 if measured else None
+
+    @property
     def may_return(self) -> bool:
         """Whether a router was lost a moment ago: one that can take sessions may be back soon."""
         return self.table.may_return(self._return_s, self.clock())

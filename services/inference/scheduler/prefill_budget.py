@@ -112,7 +112,10 @@ class PrefillBudget:
             small = short or level >= OverloadLevel.SMALL_CHUNKS
             least = LEAST_CHUNK // 2 if small else LEAST_CHUNK
             decode_ms = self._decode_ms(replies, self._draft_rows)
-            if short:
+            if prompts[0].is_background:
+                # A call takes fixed_ms whatever is in it: smaller chunks would only be more calls.
+                bound_ms = max(limits.low_tick_ms, LEAST_STRETCH * decode_ms)
+            elif short:
                 bound_ms = limits.low_tick_ms
             else:
                 bound_ms = self._bound_ms(decode_ms, prompts, replies, level)

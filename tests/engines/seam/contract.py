@@ -166,8 +166,6 @@ class EngineContract(RefusalContract):
         all_rows(engine, ids, blocks)
         source, target = int(blocks[0]), int(blocks[-1])
         engine.copy_block(source, target)
-        if engine.info.keeps_kv:
-            return  # What its blocks hold is not to be seen.
         assert engine.export_blocks([source]) == engine.export_blocks([target])
 
     def test_a_cached_prompt_needs_its_last_token_only(self, engine: Engine) -> None:
@@ -182,12 +180,6 @@ class EngineContract(RefusalContract):
         ids = random_ids(engine, 80)
         source, target = table(engine, 80, 1), table(other, 80, 2)
         expected = all_rows(engine, ids, source)
-        if engine.info.keeps_kv:
-            with pytest.raises(EngineError, match="keeps its KV itself"):
-                engine.export_blocks(source.tolist())
-            with pytest.raises(EngineError, match="keeps its KV itself"):
-                engine.import_blocks(source.tolist(), b"")
-            return
         held = -(-50 // engine.info.block_tokens)
         data = engine.export_blocks(source[:held].tolist())
         assert len(data) == held * engine.info.block_bytes

@@ -70,8 +70,6 @@ class RefusalContract:
             for pair in ((outside, 0), (0, outside)):
                 with pytest.raises(EngineError, match="outside the pool"):
                     engine.copy_block(*pair)
-        if engine.info.keeps_kv:
-            return
         for blocks in ([-1], [engine.info.num_blocks]):
             with pytest.raises(EngineError, match="outside the pool"):
                 engine.export_blocks(blocks)

@@ -242,18 +242,29 @@ def gpt_oss_file(tmp_path_factory: pytest.TempPathFactory) -> DecoderFile:
     return DecoderFile(write_gpt_oss(folder / "m.gguf", shape, Kind.MXFP4))
 
 
+@pytest.fixture(scope="module")
+def gpt_oss(gpt_oss_file: DecoderFile) -> Iterator[TorchEngine]:
+    with closing(TorchEngine(gpt_oss_file, EngineConfig(num_blocks=384))) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def smaller_gpt_oss(gpt_oss_file: DecoderFile) -> Iterator[TorchEngine]:
+    """The same model with a smaller pool."""
+    with closing(TorchEngine(gpt_oss_file, EngineConfig(num_blocks=16))) as engine:
+        yield engine
+
+
 class TestGptOss(EngineContract):
     """Each row goes through its own experts alone, and depends on no other row."""
 
-    @pytest.fixture(scope="class")
-    def engine(self, gpt_oss_file: DecoderFile) -> Iterator[Engine]:
-        with closing(TorchEngine(gpt_oss_file, EngineConfig(num_blocks=384))) as engine:
-            yield engine
+    @pytest.fixture
+    def engine(self, gpt_oss: TorchEngine) -> Engine:
+        return gpt_oss
 
-    @pytest.fixture(scope="class")
-    def other(self, gpt_oss_file: DecoderFile) -> Iterator[Engine]:
-        with closing(TorchEngine(gpt_oss_file, EngineConfig(num_blocks=16))) as engine:
-            yield engine
+    @pytest.fixture
+    def other(self, smaller_gpt_oss: TorchEngine) -> Engine:
+        return smaller_gpt_oss
 
     @pytest.fixture
     def spare(self, gpt_oss_file: DecoderFile) -> Engine:

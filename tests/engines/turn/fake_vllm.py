@@ -10,7 +10,7 @@ from typing import Any
 
 from outrider.engines.turn.prefix_hub import PrefixHub
 from outrider.engines.turn.signatures import Record
-from outrider.engines.turn.vllm.api import CALLS, READS, Api
+from outrider.engines.turn.vllm.api import CALLS, Api
 from outrider.engines.turn.vllm.prefixes import BlockTranslator
 from tests.engines.turn.recorded import following, shaped
 
@@ -31,6 +31,12 @@ class VLLMClientError(Exception):
 def values(**given: Any) -> SimpleNamespace:
     """An object with what was passed."""
     return SimpleNamespace(**given)
+
+
+def tokens_input(prompt_token_ids: list[int], cache_salt: str | None = None) -> dict[str, Any]:
+    """vllm.inputs.tokens_input."""
+    salt = {} if cache_salt is None else {"cache_salt": cache_salt}
+    return {"type": "token", "prompt_token_ids": prompt_token_ids, **salt}
 
 
 @dataclass
@@ -114,7 +120,7 @@ class FakeAsyncLlm:
     ) -> AsyncGenerator[Any, None]:
         if self.is_dead:
             raise EngineDeadError("EngineCore encountered an issue.")
-        assert set(prompt) <= set(READS["vllm.inputs:TokensPrompt"])
+        assert prompt["type"] == "token", "prompts that are not rendered yet are deprecated"
         assert not sampling_params.detokenize, "it needs a tokenizer"
         if max(prompt["prompt_token_ids"]) >= VOCABULARY:
             raise VLLMClientError("Token id is out of vocabulary")
@@ -217,6 +223,7 @@ class FakeVllm:
             version=record.version,
             start=shaped(record, f"{_LLM}.from_engine_args", CALLS, start),
             engine_args=make("vllm:AsyncEngineArgs"),
+            tokens_input=shaped(record, "vllm.inputs:tokens_input", CALLS, tokens_input),
             sampling_params=make("vllm:SamplingParams"),
             structured_outputs=make("vllm.sampling_params:StructuredOutputsParams"),
             structured_outputs_config=make("vllm.config:StructuredOutputsConfig"),

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from outrider.engines.config import EngineConfig
-from outrider.engines.factory import check_vocabulary
-from outrider.engines.turn.checkpoint import Checkpoint, read_checkpoint
+from outrider.engines.turn.checkpoint import Checkpoint, check_vocabulary, read_checkpoint
 from outrider.engines.turn.tensorrt_llm.config import TensorRtLlmOptions
+from outrider.engines.turn.vllm.config import VllmOptions
 from outrider.errors import ConfigError
 from outrider.models.bpe import VocabularyDefinition
 from outrider.models.pre_tokenizers import pre_tokenizer_of
@@ -46,8 +45,7 @@ SERVED = vocabulary(TOKENS)
 
 
 def check(folder: Path | None) -> None:
-    options = TensorRtLlmOptions(model_dir=folder)
-    check_vocabulary(EngineConfig(engine="tensorrt-llm", trtllm=options), SERVED)
+    check_vocabulary(folder, SERVED, SETTING)
 
 
 def test_sizes_are_read_from_the_checkpoint(tmp_path: Path) -> None:
@@ -139,11 +137,8 @@ def test_another_models_tokenizer_is_refused(tmp_path: Path, tokens: list[str], 
 def test_a_checkpoint_with_sentencepieces_passes_and_another_is_refused(tmp_path: Path) -> None:
     """Spaces are U+2581 and bytes are <0x..> there, not GPT-2's alphabet."""
     served = Vocabulary.from_gguf(write_gguf(tmp_path / "m.gguf", trained(), prefix=True))
-    options = TensorRtLlmOptions(
-        model_dir=write_checkpoint(tmp_path, served.tokenizer_json, vocab_size=served.size + 4)
-    )
-    config = EngineConfig(engine="tensorrt-llm", trtllm=options)
-    check_vocabulary(config, served)
+    folder = write_checkpoint(tmp_path, served.tokenizer_json, vocab_size=served.size + 4)
+    check_vocabulary(folder, served, SETTING)
     spec = json.loads(served.tokenizer_json)
     control = {token["id"] for token in spec["added_tokens"]}
     ids = spec["model"]["vocab"]
@@ -151,7 +146,7 @@ def test_a_checkpoint_with_sentencepieces_passes_and_another_is_refused(tmp_path
     ids[one], ids[two] = ids[two], ids[one]
     write_checkpoint(tmp_path, json.dumps(spec), vocab_size=served.size + 4)
     with pytest.raises(ConfigError, match=r"id \d+ is .* in the tokenizer .* in the vocabulary"):
-        check_vocabulary(config, served)
+        check_vocabulary(folder, served, SETTING)
 
 
 def test_fewer_scored_ids_than_served_ones_are_refused(tmp_path: Path) -> None:
@@ -164,11 +159,17 @@ def test_a_damaged_tokenizer_is_refused(tmp_path: Path) -> None:
         check(write_checkpoint(tmp_path, "{", vocab_size=64))
 
 
-def test_a_replica_refuses_another_models_checkpoint_before_it_loads_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("engine", ["tensorrt-llm", "vllm"])
+async def test_a_replica_refuses_another_models_checkpoint_before_it_loads_it(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The vocabulary of `model` alone does not decide: Llama's checkpoint has another."""
     monkeypatch.setattr(model, "load_vocabulary", lambda *_: SERVED)
-    options = TensorRtLlmOptions(model_dir=write_checkpoint(tmp_path))
+    folder = write_checkpoint(tmp_path)
+    config = InferenceConfig(
+        engine=engine,
+        trtllm=TensorRtLlmOptions(model_dir=folder),
+        vllm=VllmOptions(model_dir=folder),
+    )
     with pytest.raises(ConfigError, match="scores 128256 ids, the vocabulary that is served has"):
-        model.load_model(InferenceConfig(engine="tensorrt-llm", trtllm=options))
+        await model.load_turn_model(config)

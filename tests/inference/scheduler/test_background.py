@@ -120,6 +120,16 @@ def test_the_call_that_others_have_to_wait_for_is_short() -> None:
         assert driver.engine.step_ms <= 9.0 + 1.0 * 24, "low_tick_ms, about"
 
 
+def test_where_calls_take_long_anyway_its_prompt_is_not_cut_into_crumbs() -> None:
+    options = FakeOptions(block_tokens=32, num_blocks=400, fixed_ms=30.0, row_ms=0.1)
+    driver = Driver(options, SchedulerLimits(fixed_ms=30.0, row_ms=0.1))
+    peer = driver.open(background(prompt=tuple(3 + number % 60 for number in range(60))))
+    while not peer.reply:
+        assert driver.tick()
+    assert len(driver.batches) == 1
+    driver.finish()
+
+
 def test_others_have_the_same_times_with_them_and_without() -> None:
     options = FakeOptions(block_tokens=32, num_blocks=1200, fixed_ms=9.0, row_ms=1.0)
     limits = SchedulerLimits(fixed_ms=9.0, row_ms=1.0, max_background_share=1.0)

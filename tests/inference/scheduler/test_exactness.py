@@ -72,7 +72,6 @@ OPTIONS = st.builds(
     max_context_tokens=st.sampled_from([48, 64]),
     min_rows=st.sampled_from([1, 2, 2, 2, 3]),
     scratch_tokens=st.sampled_from([0, 1, 5]),
-    cuts_rows=st.booleans(),
     repetition=st.sampled_from([0.5, 0.95]),
     fixed_ms=st.just(8.0),
     row_ms=st.sampled_from([0.2, 1.2]),

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
 from outrider.engines.config import EngineConfig
 from outrider.engines.turn.base import Ability, TurnEngineInfo
-from outrider.engines.turn.checkpoint import Checkpoint, read_checkpoint
+from outrider.engines.turn.checkpoint import Checkpoint, check_vocabulary, read_checkpoint
 from outrider.engines.turn.tensorrt_llm.api import Api, Llm, import_api
 from outrider.engines.turn.tensorrt_llm.engine import TensorRtLlmTurnEngine
 from outrider.engines.turn.tensorrt_llm.reports import BlockTranslator, pool_blocks, stats_of
 from outrider.errors import ConfigError, EngineError
+
+if TYPE_CHECKING:
+    from outrider.models.vocabulary import Vocabulary
 
 log = structlog.get_logger()
 
@@ -29,13 +32,15 @@ _PROBE_LIMIT_S: Final = 600.0
 _SETTING: Final = "trtllm.model_dir"
 
 
-async def open_engine(config: EngineConfig) -> TensorRtLlmTurnEngine:
+async def open_engine(config: EngineConfig, vocabulary: Vocabulary) -> TensorRtLlmTurnEngine:
     """Load the model, in a thread: it takes minutes.
 
     Raises ConfigError if the package is missing or lacks what is called, or if the settings do not
     fit each other, the checkpoint or the GPU, and EngineError if the runtime does not start.
     """
-    checkpoint = read_checkpoint(config.trtllm.model_dir, _SETTING)
+    folder = config.trtllm.model_dir
+    checkpoint = read_checkpoint(folder, _SETTING)
+    await asyncio.to_thread(check_vocabulary, folder, vocabulary, _SETTING)
     api = await asyncio.to_thread(import_api)
     return await start_engine(api, config, checkpoint)
 

@@ -27,6 +27,7 @@ CALLS: Final[Uses] = {
     ),
     "vllm.v1.engine.async_llm:AsyncLLM.check_health": (),
     "vllm.v1.engine.async_llm:AsyncLLM.shutdown": (),
+    "vllm.inputs:tokens_input": ("prompt_token_ids", "cache_salt"),
     "vllm:AsyncEngineArgs": (
         "model",
         "skip_tokenizer_init",
@@ -72,7 +73,6 @@ CALLS: Final[Uses] = {
 
 READS: Final[Uses] = {
     "vllm.v1.engine.async_llm:AsyncLLM": ("vllm_config", "get_num_unfinished_requests"),
-    "vllm.inputs:TokensPrompt": ("prompt_token_ids", "cache_salt"),
     "vllm.sampling_params:RequestOutputKind": ("DELTA",),
     "vllm:RequestOutput": ("outputs", "finished", "num_cached_tokens"),
     "vllm:CompletionOutput": ("token_ids", "finish_reason", "logprobs"),
@@ -92,7 +92,7 @@ READS: Final[Uses] = {
     "vllm.config:CacheConfig": ("block_size", "num_gpu_blocks"),
     "vllm.config:ModelConfig": ("max_model_len", "get_vocab_size"),
 }
-"""What is read from objects, or passed in a dictionary."""
+"""What is read from objects."""
 
 
 class Llm(Protocol):
@@ -119,6 +119,7 @@ class Api:
     start: Callable[..., Llm]
     """AsyncLLM.from_engine_args"""
     engine_args: Callable[..., Any]
+    tokens_input: Callable[..., Any]
     sampling_params: Callable[..., Any]
     structured_outputs: Callable[..., Any]
     structured_outputs_config: Callable[..., Any]
@@ -134,12 +135,14 @@ class Api:
 def import_api() -> Api:
     """Import the package. Raises ConfigError if it is not there, or lacks what is called."""
     # Its processes: forks of a process with gRPC's threads may hang (decided before the import).
-    os.environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     try:
         vllm = importlib.import_module(PACKAGE)
         engine = importlib.import_module(f"{PACKAGE}.v1.engine.async_llm")
         errors = importlib.import_module(f"{PACKAGE}.v1.engine.exceptions")
         config = importlib.import_module(f"{PACKAGE}.config")
+        inputs = importlib.import_module(f"{PACKAGE}.inputs")
         sampling = importlib.import_module(f"{PACKAGE}.sampling_params")
         refusals = importlib.import_module(f"{PACKAGE}.exceptions")
     except (ImportError, OSError) as error:
@@ -152,6 +155,7 @@ def import_api() -> Api:
         version=str(vllm.__version__),
         start=engine.AsyncLLM.from_engine_args,
         engine_args=vllm.AsyncEngineArgs,
+        tokens_input=inputs.tokens_input,
         sampling_params=sampling.SamplingParams,
         structured_outputs=sampling.StructuredOutputsParams,
         structured_outputs_config=config.StructuredOutputsConfig,

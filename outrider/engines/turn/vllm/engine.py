@@ -16,6 +16,7 @@ from outrider.engines.turn.base import (
 )
 from outrider.engines.turn.prefix_hub import PrefixHub
 from outrider.engines.turn.vllm.api import Api, Llm
+from outrider.engines.turn.vllm.guard import Guard
 from outrider.engines.turn.vllm.load import LatestStats
 from outrider.engines.turn.vllm.prefixes import EventSocket
 from outrider.engines.turn.vllm.requests import PRIORITIES, piece_of, prompt_of, sampling_of
@@ -42,6 +43,7 @@ class VllmTurnEngine:
         stats: LatestStats,
         hub: PrefixHub,
         events: EventSocket,
+        guard: Guard,
         silence_timeout_s: float,
     ) -> None:
         self.info = info
@@ -50,6 +52,7 @@ class VllmTurnEngine:
         self._stats = stats
         self._hub = hub
         self._events = events
+        self._guard = guard
         self._silence_timeout_s = silence_timeout_s
         self._num_running = 0
         self._is_closed = False
@@ -61,7 +64,7 @@ class VllmTurnEngine:
         try:
             with self._errors():
                 outputs = self._llm.generate(
-                    prompt_of(request),
+                    prompt_of(self._api, request),
                     sampling_of(self._api, request),
                     str(request.number),
                     priority=PRIORITIES[request.priority],
@@ -115,6 +118,7 @@ class VllmTurnEngine:
         self._is_closed = True
         self._hub.close()
         await asyncio.to_thread(self._llm.shutdown)
+        await asyncio.to_thread(self._guard.close)
         await self._events.close()
 
     def _check_room(self) -> None:

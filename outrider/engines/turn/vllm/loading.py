@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+import multiprocessing
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
 from outrider.engines.config import EngineConfig
 from outrider.engines.turn.base import Ability, TurnEngineInfo
-from outrider.engines.turn.checkpoint import TOKENIZER_FILE, Checkpoint, read_checkpoint
+from outrider.engines.turn.checkpoint import (
+    TOKENIZER_FILE,
+    Checkpoint,
+    check_vocabulary,
+    read_checkpoint,
+)
 from outrider.engines.turn.prefix_hub import PrefixHub
 from outrider.engines.turn.vllm.api import Api, Llm, import_api
 from outrider.engines.turn.vllm.engine import VllmTurnEngine
+from outrider.engines.turn.vllm.guard import Guard
 from outrider.engines.turn.vllm.load import LatestStats
 from outrider.engines.turn.vllm.prefixes import BlockTranslator, EventSocket
 from outrider.errors import ConfigError, EngineError
+
+if TYPE_CHECKING:
+    from outrider.models.vocabulary import Vocabulary
 
 log = structlog.get_logger()
 
@@ -25,13 +35,15 @@ _GRAMMARS: Final = frozenset(
 )
 
 
-async def open_engine(config: EngineConfig) -> VllmTurnEngine:
+async def open_engine(config: EngineConfig, vocabulary: Vocabulary) -> VllmTurnEngine:
     """Load the model, in a thread: it takes from half a minute to minutes.
 
     Raises ConfigError if the package is missing or lacks what is called, or if the settings do not
     fit the checkpoint, and EngineError if vLLM does not start.
     """
-    checkpoint = read_checkpoint(config.vllm.model_dir, _SETTING)
+    folder = config.vllm.model_dir
+    checkpoint = read_checkpoint(folder, _SETTING)
+    await asyncio.to_thread(check_vocabulary, folder, vocabulary, _SETTING)
     api = await asyncio.to_thread(import_api)
     return await start_engine(api, config, checkpoint, EventSocket())
 
@@ -42,12 +54,14 @@ async def start_engine(
     """As open_engine, with the package at hand."""
     stats, hub = LatestStats(), PrefixHub()
     events.open()
+    before = _children()
     try:
         args = api.engine_args(**engine_arguments(api, config, checkpoint, events.endpoint))
         llm = await asyncio.to_thread(_start, api, args, stats)
     except BaseException:
         await events.close()
         raise
+    guard = Guard(_children() - before)
     info = engine_info(api, config, llm)
     log.info("vllm_started", version=api.version, num_blocks=info.num_blocks)
     events.read(BlockTranslator(info.block_tokens, max(1, info.num_blocks)), hub)
@@ -58,8 +72,13 @@ async def start_engine(
         stats=stats,
         hub=hub,
         events=events,
+        guard=guard,
         silence_timeout_s=config.vllm.silence_timeout_s,
     )
+
+
+def _children() -> set[int]:
+    return {it.pid for it in multiprocessing.active_children() if it.pid is not None}
 
 
 def _start(api: Api, args: Any, stats: LatestStats) -> Llm:

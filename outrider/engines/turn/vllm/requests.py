@@ -21,12 +21,9 @@ _FINISHES: Final = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 _SEED_BITS: Final = 63
 
 
-def prompt_of(request: TurnRequest) -> dict[str, Any]:
-    """vllm.inputs.TokensPrompt."""
-    prompt: dict[str, Any] = {"prompt_token_ids": list(request.ids)}
-    if request.salt:
-        prompt["cache_salt"] = request.salt.hex()
-    return prompt
+def prompt_of(api: Api, request: TurnRequest) -> Any:
+    """vllm.inputs.TokensInput."""
+    return api.tokens_input(list(request.ids), cache_salt=request.salt.hex() or None)
 
 
 def salt_of(text: str) -> bytes:

@@ -32,6 +32,8 @@ export function broughtBy(front, { sentAt, endedAt, done, usage }) {
     replica: done.replica ?? "",
     moves: done.moves ?? 0,
     sources: done.tokens ?? null,
+    transport: done.transport ?? "",
+    whyNoSession: done.why ?? "",
   };
 }
 

@@ -86,9 +86,6 @@ class FetchStream {
     return this.#waiting.shift();
   }
 
-  /** A body that was sent is whole: there is nothing to add to it. */
-  send() {}
-
   /** Throws Lost if nothing gets through. */
   async probe() {
     await this.#way.describe();

@@ -45,7 +45,6 @@ function frame(field, message) {
 
 export const CANCEL = frame(2, new Writer());
 export const DESCRIBE = frame(3, new Writer());
-export const ACKNOWLEDGE = frame(5, new Writer());
 
 /** The first frame of a chat's stream. `request` as in transport.js, with all of its sampling;
  * `credential`: {key, clientSecret}; `progress`: what is there of it already, or null. */
@@ -64,7 +63,8 @@ export function chatFrame(request, credential, progress = null) {
     .text(9, request.idempotencyKey)
     .message(10, progress && progressOf(progress))
     .message(13, credentialOf(credential))
-    .text(18, variables);
+    .text(18, variables)
+    .uint(30, request.addedRttMs || undefined);
   return frame(1, chat);
 }
 
@@ -173,10 +173,12 @@ function readDone(bytes) {
   found.usage = readUsage(new Uint8Array(0));
   found.timings = readTimings(new Uint8Array(0));
   found.stats = readStats(new Uint8Array(0));
+  found.firstText = undefined;
   for (const [field, value] of fields(bytes)) {
     if (field === 2) found.usage = readUsage(value);
     else if (field === 4) found.timings = readTimings(value);
     else if (field === 8) found.stats = readStats(value);
+    else if (field === 16) found.firstText = readFirstText(value);
   }
   return found;
 }
@@ -197,7 +199,13 @@ function readTimings(bytes) {
 }
 
 function readStats(bytes) {
-  return readFields(bytes, {}, {}, { 10: "rttMs" });
+  return readFields(bytes, { 13: "aheadTokens" }, {}, { 10: "rttMs" });
+}
+
+/** Named as in the metrics of the HTTP API. */
+function readFirstText(bytes) {
+  const floats = { 1: "provisional_ms", 2: "staying_ms", 3: "committed_ms", 4: "region_ms" };
+  return readFields(bytes, {}, {}, floats);
 }
 
 function readError(bytes) {

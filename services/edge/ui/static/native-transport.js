@@ -5,7 +5,7 @@
 import { ChatError } from "./chat-error.js";
 import { clientSecret, headers, key } from "./credentials.js";
 import { FetchWay } from "./frame-fetch.js";
-import { ACKNOWLEDGE, chatFrame, readEvent } from "./frames.js";
+import { chatFrame, readEvent } from "./frames.js";
 import { Lost } from "./lost.js";
 import { ReasoningSplitter } from "./reasoning.js";
 import { SessionWay } from "./webtransport.js";
@@ -24,9 +24,9 @@ const POSITION = "native";
 /** Whether a request can be made by the native protocol: the edge reads tool calls, and knows what
  * was typed ahead, of requests of its HTTP API alone. */
 export function isNative(request) {
-  const { tools, messages, typingId, addedRttMs, lastEventId } = request;
+  const { tools, messages, typingId, lastEventId } = request;
   const hasCalls = messages.some((it) => it.tool_calls || it.role === "tool");
-  return !(tools?.length || hasCalls || typingId || addedRttMs || (lastEventId && !lastEventId.startsWith(POSITION)));
+  return !(tools?.length || hasCalls || typingId || (lastEventId && !lastEventId.startsWith(POSITION)));
 }
 
 /** A transport by the native protocol. `edges`: addresses of edges, the page's own by default; they
@@ -152,14 +152,14 @@ async function* chat(request, ways, signal) {
   for (;;) {
     try {
       if (waitMs) await Promise.race([pause(waitMs), stop]);
-      const resumes = progress.hasBegun;
       stream = await ways.begin(frameOf(asked, credential, progress));
       for await (const event of read(stream, progress, stop)) {
         if (event.type === "opened") {
           Object.assign(event, { seed: asked.sampling.seed, transport: ways.name, why: ways.session.why });
-          if (resumes) stream.send(ACKNOWLEDGE);
           if (isOpened) continue;
           isOpened = true;
+        } else if (event.type === "done") {
+          Object.assign(event, { seed: asked.sampling.seed, transport: ways.name, why: ways.session.why });
         } else if (attempts.lostAt && event.type !== "provisional") {
           yield { type: "resumed", at: event.at, afterMs: event.at - attempts.lostAt, transport: ways.name };
           attempts.worked();
@@ -279,12 +279,12 @@ function* ending({ usage, timings, stats, ...done }, at) {
     none: completionTokens - uncountedTokens - acceptedTokens,
     unknown: uncountedTokens,
   };
-  const { finishReason, region, replica, moves, inexact } = done;
+  const { finishReason, region, replica, moves, inexact, firstText } = done;
   const { queueMs, ttftMs, totalMs } = timings;
-  const { rttMs, aheadTokens = 0 } = stats;
+  const { rttMs, aheadTokens } = stats;
   yield {
     ...{ type: "done", at, finishReason, region, replica, moves, inexact },
-    ...{ queueMs, ttftMs, totalMs, rttMs, aheadTokens, tokens },
+    ...{ queueMs, ttftMs, totalMs, rttMs, aheadTokens, tokens, firstText },
   };
 }
 

@@ -86,6 +86,8 @@ function facts(brought) {
     ["Taken back", share(brought.erasedShare)],
     brought.queueMs === null ? null : ["Waited in a queue", ms(brought.queueMs)],
     brought.moves ? ["Servers lost", String(brought.moves)] : null,
+    brought.transport ? ["Came by", brought.transport === "fetch" ? "fetch" : "WebTransport"] : null,
+    brought.whyNoSession ? ["Not by WebTransport", brought.whyNoSession] : null,
   ].filter(Boolean);
   return h(
     "section",

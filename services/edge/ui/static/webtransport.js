@@ -1,7 +1,7 @@
 // Streams of the native protocol in a WebTransport session, which is opened when it is needed. The
 // edge tells where, and by which hashes its certificate is to be taken (ui/transport.json).
 
-import { CANCEL, DESCRIBE, FrameReader } from "./frames.js";
+import { DESCRIBE, FrameReader } from "./frames.js";
 import { Lost } from "./lost.js";
 
 const CONNECT_MS = 3000;
@@ -45,9 +45,11 @@ export class SessionWay {
     try {
       const stream = await within(session.createBidirectionalStream(), CONNECT_MS);
       const writer = stream.writable.getWriter();
-      const made = new SessionStream(this, stream.readable.getReader(), writer);
       await writer.write(first);
-      return made;
+      // Firefox loses the end of a stream whose other direction the edge has to stop.
+      writer.close().catch(() => {});
+      writer.closed.catch(() => {});
+      return new SessionStream(this, stream.readable.getReader());
     } catch (error) {
       this.drop("the session was lost");
       throw new Lost(`the session was lost (${error.message})`);
@@ -123,15 +125,12 @@ export class SessionWay {
 class SessionStream {
   #way;
   #reader;
-  #writer;
   #frames = new FrameReader();
   #waiting = [];
 
-  constructor(way, reader, writer) {
+  constructor(way, reader) {
     this.#way = way;
     this.#reader = reader;
-    this.#writer = writer;
-    writer.closed.catch(() => {});
     reader.closed.catch(() => {});
   }
 
@@ -150,11 +149,6 @@ class SessionStream {
     return this.#waiting.shift();
   }
 
-  /** Send one more frame. */
-  send(frame) {
-    this.#writer.write(frame).catch(() => {});
-  }
-
   /** Throws Lost if nothing gets through. */
   async probe() {
     try {
@@ -167,13 +161,12 @@ class SessionStream {
     }
   }
 
+  /** A chat that its client reads no more is cancelled. */
   cancel() {
-    this.send(CANCEL);
     this.close();
   }
 
   close() {
-    this.#writer.close().catch(() => {});
     this.#reader.cancel(DONE).catch(() => {});
   }
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import multiprocessing
 from collections.abc import AsyncIterator
 
@@ -11,8 +10,11 @@ import pytest_asyncio
 
 from outrider.engines.config import EngineConfig
 from outrider.engines.turn.base import TurnEngine
+from outrider.engines.turn.checkpoint import read_checkpoint
+from outrider.engines.turn.vllm.api import import_api
 from outrider.engines.turn.vllm.config import VllmOptions
-from outrider.engines.turn.vllm.loading import open_engine
+from outrider.engines.turn.vllm.loading import start_engine
+from outrider.engines.turn.vllm.prefixes import EventSocket
 from tests.engines.turn.contract import TurnEngineContract
 from tests.engines.turn.vllm_model import MAX_CONTEXT_TOKENS, write_model
 
@@ -21,9 +23,6 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.timeout(900),
     pytest.mark.filterwarnings("default"),  # torch and vLLM warn while they are imported
-    pytest.mark.skipif(
-        importlib.util.find_spec("vllm") is None, reason="not run: vllm is not installed"
-    ),
 ]
 _KV_BYTES = 1 << 26
 
@@ -35,7 +34,8 @@ async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Turn
     config = EngineConfig(
         engine="vllm", kv_bytes=_KV_BYTES, max_context_tokens=MAX_CONTEXT_TOKENS, vllm=options
     )
-    engine = await open_engine(config)
+    checkpoint = read_checkpoint(folder, "vllm.model_dir")
+    engine = await start_engine(import_api(), config, checkpoint, EventSocket())
     yield engine
     await engine.close()
 
