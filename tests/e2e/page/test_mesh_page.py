@@ -95,6 +95,10 @@ def chat(browser: Browser, edge: Edge) -> Iterator[Watched]:
     with opened(browser, edge.origin) as watched:
         enter_key(watched.page, edge.key)
         watched.page.wait_for_selector("#model option", state="attached")
+        watched.page.click("#open-settings")
+        watched.page.fill("#max_tokens", "40")
+        watched.page.keyboard.press("Enter")
+        expect(watched.page.locator("#settings")).to_be_hidden()
         yield watched
         watched.check()
 
