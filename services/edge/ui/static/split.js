@@ -85,7 +85,7 @@ function redraw(own, sentAt) {
 function draw(own) {
   const [outrider, plain] = own.sides;
   byId("split-prompt").textContent = own.prompt;
-  fill(byId("split-sides"), [column("Outrider", outrider, "edge"), column("Plain streaming", plain, "region")]);
+  fill(byId("split-sides"), [column("Outrider", outrider, "of-edge"), column("Plain streaming", plain, "of-region")]);
   fill(byId("split-verdict"), verdict(own).map((text) => h("p", {}, text)));
   byId("split-again").disabled = !isOver(outrider) || !isOver(plain);
 }
