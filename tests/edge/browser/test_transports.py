@@ -226,3 +226,21 @@ async def test_a_chat_goes_on_when_its_page_was_loaded_again(
         chat = await ask(page, **request, lastEventId=before["events"][-1]["eventId"])
         assert before["text"] and chat["events"][0]["type"] == "opened"
         assert (before["text"] + chat["text"], chat["error"]) == (await reference(mesh, LONG), None)
+
+
+async def test_a_chat_by_the_http_api_is_the_same_too(words: Vocabulary, tmp_path: Path) -> None:
+    async with browsing(words, tmp_path) as (mesh, browser):
+        page = await chat_page(browser, mesh.edges[0])
+        bare = {"sampling": {"seed": 7, "max_tokens": 24}}
+        chat = await ask(page, **bare)
+        text = await page.evaluate(
+            "(async () => { const script = document.querySelector('script[type=module]').src;"
+            "const { fetchTransport } = await import(new URL('./fetch-transport.js', script));"
+            "const signal = new AbortController().signal; let text = '';"
+            "const asked = { messages: [{ role: 'user', content: 'Say it.' }], provisional: true,"
+            "  sampling: { seed: 7, max_tokens: 24 }, idempotencyKey: crypto.randomUUID() };"
+            "for await (const it of fetchTransport.chat(asked, { signal }))"
+            "  if (it.type === 'committed') text += it.text;"
+            "return text; })()"
+        )
+        assert chat["text"] == text and chat["events"][-1]["seed"] == 7
