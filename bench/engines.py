@@ -34,6 +34,9 @@ ENGINES = {
     ),
     "torch, f32": EngineConfig(engine="torch", device="cpu", precision="f32"),
     "torch, bf16": EngineConfig(engine="torch", device="cpu", precision="bf16"),
+    "torch, f32, weights of 8 bits": EngineConfig(
+        engine="torch", device="cpu", precision="f32", weight_bits=8
+    ),
 }
 REPEATS, QUICK_REPEATS = 12, 2
 

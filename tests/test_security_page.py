@@ -42,6 +42,7 @@ NO_CLAIMS: Final = (
     "**What is typed.**",
     "**Against one client.**",
     "**Work in turns.**",
+    "**Against what a model writes, in the chat page.**",
     "**Against who is not there.**",
     "**Against the network.**",
     "**Against another model's words.**",

@@ -4,9 +4,10 @@ step costs, in one run of some minutes.
     python -m bench.gpu --out DIR [--budget-s 420]
 
 Needs PyTorch with Triton, numpy and zstandard, and nothing from a network: weights are random,
-of real shapes, and made on the device. Each stage writes DIR/STAGE.json when it ends; a run into
-the same folder goes on behind the stages that are there. The last line printed is all of it in
-short. `--device cpu` tries the script where there is no GPU.
+of real shapes, and made on the device; `--truncated FILE` (bench.gpu.truncated_model) adds the
+first layers of a real model. Each stage writes DIR/STAGE.json when it ends; a run into the same
+folder goes on behind the stages that are there. The last line printed is all of it in short.
+`--device cpu` tries the script where there is no GPU.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,22 +30,41 @@ import torch
 from bench.gpu import checks
 from bench.gpu.random_weights import MODELS, RandomWeights
 from bench.gpu.serving import serve
-from outrider.engines.base import SequenceSlice
+from bench.gpu.truncated_model import TruncatedModel
+from outrider.engines.base import Ids, SequenceSlice
 from outrider.engines.config import EngineConfig, Precision
 from outrider.engines.fingerprint import fingerprint_of
+from outrider.engines.torch.call_plan import BLOCK_TOKENS
+from outrider.engines.torch.decoder import Weights
 from outrider.engines.torch.engine import TorchEngine, device_of
+from outrider.engines.torch.matrices import GROUP_VALUES
+
+
+class Mode(NamedTuple):
+    """A way to compute steps."""
+
+    exact: bool
+    """Whose products: the engine's, or the vendor's."""
+    graphs: bool
+    """Whether kernels start as CUDA graphs; else one by one."""
+    weight_bits: int | None = None
+
 
 MODES = {
-    "exact, graphs": (True, True),
-    "exact, one by one": (True, False),
-    "library, graphs": (False, True),
-    "library, one by one": (False, False),
+    "exact, graphs": Mode(True, True),
+    "exact, one by one": Mode(True, False),
+    "library, graphs": Mode(False, True),
+    "library, one by one": Mode(False, False),
+    "exact int8, graphs": Mode(True, True, 8),
+    "exact int8, one by one": Mode(True, False, 8),
 }
-"""Whose kernels, and whether they start as CUDA graphs."""
+_BITS = {"": None, ", int8": 8}
+"""Suffixes of names, and bits of a weight."""
 ROWS = (1, 8, 64, 256, 512)
 CONTEXTS = (128, 2048, 8192)
 SESSIONS = (1, 8, 32, 128)
 _REPEATS = 20
+_PREFILL_ROWS = 512
 _CHILD = "from bench.gpu.__main__ import print_digest; print_digest()"
 
 Figures = dict[str, Any]
@@ -58,6 +78,7 @@ class Bench:
         self.device = device_of(arguments.device)
         self.model: str = arguments.model or ("tiny" if self.device.type == "cpu" else "8B")
         self.small = "tiny" if self.model == "tiny" else "135M"
+        self.truncated: Path | None = arguments.truncated
         self.precision: Precision = "f32" if self.device.type == "cpu" else arguments.precision
         self._until = time.monotonic() + arguments.budget_s
 
@@ -91,18 +112,19 @@ class Bench:
 
     @contextmanager
     def engine(
-        self, model: str, num_blocks: int, *, graphs: bool = True, exact: bool = True
+        self, model: str | Weights, num_blocks: int, mode: Mode = MODES["exact, graphs"]
     ) -> Iterator[TorchEngine]:
-        """An engine with random weights, closed at the end."""
+        """An engine, of a name with random weights, closed at the end."""
         config = EngineConfig(
             engine="torch",
             device="cpu" if self.device.type == "cpu" else "cuda",
             precision=self.precision,
             num_blocks=num_blocks,
-            cuda_graphs=graphs,
-            exact=exact,
+            cuda_graphs=mode.graphs,
+            exact=mode.exact,
+            weight_bits=mode.weight_bits,
         )
-        weights = RandomWeights(MODELS[model], self.device)
+        weights = RandomWeights(MODELS[model], self.device) if isinstance(model, str) else model
         engine = TorchEngine(weights, config)
         try:
             yield engine
@@ -136,66 +158,104 @@ def build(bench: Bench) -> Figures:
 
 
 def contract(bench: Bench) -> Figures:
-    """Every check, with CUDA graphs where there are any."""
+    """Every check, with CUDA graphs where there are any: of the small model, with weights of 8 bits
+    too, and of one with experts."""
     results = {}
-    with bench.engine(bench.small, 64) as engine:
-        for name, check in checks.CONTRACT.items():
-            try:
-                check(engine)
-                results[name] = "passed"
-            except AssertionError as error:
-                results[name] = f"failed: {error}"[:300]
-                _close_all(engine)
+    for model in (bench.small, "experts"):
+        for suffix, bits in _BITS.items():
+            with bench.engine(model, 64, Mode(True, True, bits)) as engine:
+                for check, verdict in _checked(engine):
+                    results[f"{check}, {model}{suffix}"] = verdict
     return {"checks": results, "contract": _verdict(results)}
+
+
+def _checked(engine: TorchEngine) -> Iterator[tuple[str, str]]:
+    for name, check in checks.CONTRACT.items():
+        try:
+            check(engine)
+            yield name, "passed"
+        except AssertionError as error:
+            yield name, f"failed: {error}"[:300]
+            _close_all(engine)
 
 
 def bits(bench: Bench) -> Figures:
     """Graphs against kernels one by one, and a process against another."""
-    digests = {}
-    for graphs in (True, False):
-        with bench.engine(bench.small, 64, graphs=graphs) as engine:
-            name = "graphs" if graphs else "one by one"
-            digests[name] = _digest(engine)
-    command = [sys.executable, "-c", _CHILD, bench.device.type, bench.small, bench.precision]
-    child = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    digests["another process"] = child.stdout.strip() or child.stderr.strip()[-300:]
-    return {"digests": digests, "bits_equal": len(set(digests.values())) == 1}
+    digests: dict[str, dict[str, str]] = {}
+    for suffix, weight_bits in _BITS.items():
+        own = digests[f"{bench.small}{suffix}"] = {}
+        for graphs in (True, False):
+            with bench.engine(bench.small, 64, Mode(True, graphs, weight_bits)) as engine:
+                own["graphs" if graphs else "one by one"] = _digest(engine)
+        command = [sys.executable, "-c", _CHILD, bench.device.type, bench.small, bench.precision]
+        child = subprocess.run(
+            [*command, str(weight_bits or "")], capture_output=True, text=True, timeout=300
+        )
+        own["another process"] = child.stdout.strip() or child.stderr.strip()[-300:]
+    return {
+        "digests": digests,
+        "bits_equal": all(len(set(it.values())) == 1 for it in digests.values()),
+    }
 
 
 def print_digest() -> None:
     """In the other process."""
-    device, model, precision = sys.argv[1:]
+    device, model, precision, weight_bits = sys.argv[1:]
     flags = argparse.Namespace(
-        out=Path(), device=device, model=model, precision=precision, budget_s=60.0
+        out=Path(), device=device, model=model, precision=precision, budget_s=60.0, truncated=None
     )
-    with Bench(flags).engine(model, 64) as engine:
+    mode = Mode(True, True, int(weight_bits) if weight_bits else None)
+    with Bench(flags).engine(model, 64, mode) as engine:
         print(_digest(engine))
 
 
-def steps(bench: Bench) -> Figures:
-    """Milliseconds of a step by rows, one to a session, and context, in four modes; and the bytes
-    of weights that a step reads."""
-    sizes = MODELS[bench.model]
-    contexts = [it for it in CONTEXTS if it < sizes.context - 64]
-    most_rows = {it: _most_rows(bench, it) for it in contexts}
-    per_block = 32
-    num_blocks = max(
-        min(rows, most_rows[it]) * (-(-(it + 1) // per_block)) for it in contexts for rows in ROWS
-    )
+def values(bench: Bench) -> Figures:
+    """The first layers of a real model on this device against the same on the CPU in f32: root mean
+    square of the logits' differences over that of the logits, and rows with the same likeliest
+    token."""
+    if bench.truncated is None:
+        return {"left out": "no --truncated FILE"}
+    model = TruncatedModel(bench.truncated)
+    config = EngineConfig(engine="torch", device="cpu", precision="f32", num_blocks=16)
+    with closing(TorchEngine(model, config)) as plain:
+        ids = checks.ids_of(plain, min(200, plain.info.max_context_tokens))
+        expected = checks.rows_of(plain, ids, 64)
     figures: Figures = {}
-    for mode, (is_exact, graphs) in MODES.items():
-        if graphs and bench.device.type == "cpu":
-            continue
-        with bench.engine(bench.model, num_blocks, graphs=graphs, exact=is_exact) as engine:
+    for suffix, weight_bits in _BITS.items():
+        with bench.engine(model, 16, Mode(True, True, weight_bits)) as engine:
+            rows = checks.rows_of(engine, ids, 64)
+        apart = np.sqrt(np.mean((rows - expected) ** 2) / np.mean(expected**2))
+        same = np.mean(rows.argmax(1) == expected.argmax(1))
+        name = f"{bench.precision}{suffix}"
+        figures[name] = {"apart": float(f"{apart:.3g}"), "same argmax": round(float(same), 4)}
+    return {"layers": len(model.shape.layers), "values": figures}
+
+
+def steps(name: str) -> Callable[[Bench], Figures]:
+    """The stage of one mode: milliseconds of a step by rows, one to a session, and context."""
+
+    def stage(bench: Bench) -> Figures:
+        mode = MODES[name]
+        if mode.graphs and bench.device.type == "cpu":
+            return {"left out": "a CPU has no CUDA graphs"}
+        sizes = MODELS[bench.model]
+        contexts = [it for it in CONTEXTS if it < sizes.context - 64]
+        most_rows = {it: _most_rows(bench, it) for it in contexts}
+        num_blocks = max(min(max(ROWS), most_rows[it]) * _blocks(it + 1) for it in contexts)
+        figures: Figures = {}
+        with bench.engine(bench.model, num_blocks + _blocks(max(contexts)), mode) as engine:
+            held = _prefilled(engine, max(contexts), num_blocks)
             for number in range(max(ROWS)):
                 engine.open(number, np.zeros(1, np.int32))
             for context in contexts:
                 for rows in ROWS:
                     if rows > most_rows[context] or bench.left_s <= 0:
                         continue
-                    ms = _step_ms(bench, engine, rows, context)
-                    figures.setdefault(f"{rows} x {context}", {})[mode] = round(ms, 3)
-    return {"ms": figures, "weight_bytes": sizes.num_weights * _value_bytes(bench)}
+                    ms = _step_ms(bench, engine, rows, context, held)
+                    figures[f"{rows} x {context}"] = round(ms, 3)
+        return {"ms": figures}
+
+    return stage
 
 
 def tokens(bench: Bench) -> Figures:
@@ -223,33 +283,48 @@ STAGES: dict[str, Callable[[Bench], Figures]] = {
     "build": build,
     "contract": contract,
     "bits": bits,
-    "steps": steps,
+    "values": values,
+    **{f"steps {name}": steps(name) for name in MODES},
     "tokens": tokens,
 }
 
 
-def summary(found: Figures) -> Figures:
+def summary(bench: Bench, found: Figures) -> Figures:
     """One line for all of it."""
-    step_ms = found["steps"].get("ms", {})
+    step_ms: Figures = {}
+    for mode in MODES:
+        for shape, ms in found[f"steps {mode}"].get("ms", {}).items():
+            step_ms.setdefault(shape, {})[mode] = ms
     told: Figures = {
         "device": found["machine"].get("device"),
         "model": found["machine"].get("model"),
         "contract": found["contract"].get("contract", "failed"),
         "bits_equal": found["bits"].get("bits_equal", False),
+        "values": found["values"].get("values", {}),
         "step_ms": step_ms,
         "tokens_per_s": found["tokens"].get("tokens_per_s", {}),
     }
-    prices = [
-        one["exact, one by one"] / one["library, one by one"]
-        for one in step_ms.values()
-        if {"exact, one by one", "library, one by one"} <= one.keys()
-    ]
-    if prices:
-        told["exact_over_library"] = round(median(prices), 3)
-    if first := next(iter(step_ms.values()), None):
-        floor_ms = found["steps"]["weight_bytes"] / found["machine"]["memory_bytes_per_s"] * 1e3
-        told["share_of_memory_speed"] = round(floor_ms / min(first.values()), 3)
+    for how in ("graphs", "one by one"):
+        exact, library = f"exact, {how}", f"library, {how}"
+        prices = [
+            ms[exact] / ms[library] for ms in step_ms.values() if {exact, library} <= ms.keys()
+        ]
+        if prices:
+            told.setdefault("exact_over_library", {})[how] = round(median(prices), 3)
+    speed = found["machine"].get("memory_bytes_per_s")
+    if speed and (first := next(iter(step_ms.values()), None)):
+        # The step of fewest rows reads the weights, and next to nothing else.
+        told["share_of_memory_speed"] = {
+            mode: round(_weight_bytes(bench, MODES[mode]) / speed * 1e3 / ms, 3)
+            for mode, ms in first.items()
+        }
     return told
+
+
+def _weight_bytes(bench: Bench, mode: Mode) -> float:
+    """That a step reads."""
+    each = 1 + 2 / GROUP_VALUES if mode.weight_bits == 8 else _value_bytes(bench)
+    return MODELS[bench.model].num_weights * each
 
 
 def _verdict(results: dict[str, str]) -> str:
@@ -278,9 +353,27 @@ def _most_rows(bench: Bench, context: int) -> int:
     return int(free // 3 // (token_bytes * (context + 33)))
 
 
-def _step_ms(bench: Bench, engine: TorchEngine, rows: int, context: int) -> float:
-    """Median of a step of so many sessions. What the KV holds does not matter to its time."""
-    per = -(-(context + 1) // engine.info.block_tokens)
+def _blocks(num_tokens: int) -> int:
+    return -(-num_tokens // BLOCK_TOKENS)
+
+
+def _prefilled(engine: TorchEngine, num_tokens: int, first: int) -> Ids:
+    """Blocks from number `first` on with the keys and values of a random prompt."""
+    ids, blocks = checks.ids_of(engine, num_tokens, 5), checks.table(engine, num_tokens, first)
+    engine.open(0, ids[:1])
+    for past in range(0, num_tokens, _PREFILL_ROWS):
+        tokens = ids[past : past + _PREFILL_ROWS]
+        engine.step([SequenceSlice(0, tokens, past, blocks, 0)])
+    engine.close_sequence(0)
+    return blocks
+
+
+def _step_ms(bench: Bench, engine: TorchEngine, rows: int, context: int, held: Ids) -> float:
+    """Median of a step of so many sessions, each with a copy of the first tokens of `held`."""
+    per = _blocks(context + 1)
+    for n in range(rows):
+        for index in range(_blocks(context)):
+            engine.copy_block(int(held[index]), n * per + index)
     tokens = np.zeros(1, np.int32)
     parts = [
         SequenceSlice(n, tokens, context, np.arange(n * per, (n + 1) * per, dtype=np.int32), 1)
@@ -308,9 +401,11 @@ def main() -> int:
     flags.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     flags.add_argument("--model", choices=tuple(MODELS), help="8B on a GPU, tiny on a CPU")
     flags.add_argument("--precision", default="bf16", choices=("bf16", "f32"), help="on a GPU")
+    flags.add_argument("--truncated", type=Path, help="a file of bench.gpu.truncated_model")
     arguments = flags.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    told = summary(Bench(arguments).run())
+    bench = Bench(arguments)
+    told = summary(bench, bench.run())
     print(json.dumps(told))
     return 0 if told["contract"] == "passed" and told["bits_equal"] else 1
 

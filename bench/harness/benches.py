@@ -106,6 +106,7 @@ _ALL = (
     Bench("tokenizer_bulk", "bench.tokenizer.bulk", minutes=15.0),
     Bench("tokenizer_service", "bench.tokenizer.service"),
     Bench("tokenizer_hosts", "bench.tokenizer.other_hosts", minutes=4.0),
+    Bench("browser", "bench.browser", data=(UNSEEN_PROMPTS,), minutes=12.0),
     Bench("codec", "bench.codec", data=(PROMPTS,), minutes=1.0),
 )  # fmt: skip
 _BY_RECORD = {bench.record: bench for bench in _ALL}

@@ -290,6 +290,7 @@ class AnswerAhead:
             return
         self._plan.answered(self._loop.time())
         self._ids.extend(commit.ids)
+        self._context.telemetry.sealed(len(commit.ids))
 
     def _send_whole_prompt(self) -> None:
         if self._session is None or self._wire is None:
@@ -301,6 +302,7 @@ class AnswerAhead:
             self._stop(error.reason)
 
     def _failed(self, error: OutriderError) -> None:
+        log.debug("not_answered_ahead", reason=error.reason)
         self._ended()
         if isinstance(error, OverloadedError | UnavailableError) and not self._ids:
             asked_s = error.retry_delay_ms / 1e3 if isinstance(error, OverloadedError) else 0.0

@@ -76,7 +76,8 @@ def _open_chat(
     ahead: AnswerAhead | None,
 ) -> None:
     identity.require(Scope.CHAT)
-    check_added_rtt(request.added_rtt_ms, is_allowed=context.added_distance)
+    if request.added_rtt_ms:
+        check_added_rtt(request.added_rtt_ms, is_allowed=context.added_distance)
     request = replace(
         request,
         priority=identity.class_of(request.priority),

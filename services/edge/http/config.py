@@ -48,7 +48,8 @@ class HttpConfig:
     """After so many a connection is closed, and its client opens another one."""
     max_control_frames_per_s: PositiveFloat = 100.0
     """Frames of one HTTP/2 connection that carry no data (PING, SETTINGS, PRIORITY, CONTINUATION,
-    empty DATA and the like), on average, 10 s worth at once. WINDOW_UPDATE frames count beyond four
+    DATA of less than 64 bytes beyond one for each DATA frame sent, and the like), on average, 10 s
+    worth at once. WINDOW_UPDATE frames count beyond four
     for each DATA frame sent. A connection that exceeds it is closed."""
     max_resets_per_s: PositiveFloat = 20.0
     """Requests that are cancelled on one HTTP/2 connection, on average, 10 s worth at once. A

@@ -97,6 +97,10 @@ class MeshReplica(msgspec.Struct, kw_only=True):
     """Empty: it has not said yet."""
     identity: str
     """Of its model, hexadecimal: replies continue between replicas of one identity."""
+    engine: str
+    """What computes there; empty: it has not said yet."""
+    guarantees: list[str]
+    """What it promises of its replies: docs/guides/engines.md."""
     state: str
     """CONNECTING, READY, SUSPECT, DOWN, DRAINING, QUARANTINED or TRIAL."""
     state_s: float

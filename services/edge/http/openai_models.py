@@ -3,6 +3,7 @@ the OpenAI API, of vLLM and of the Anthropic API read, since all ask at the same
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 from typing import Final, Literal
 from urllib.parse import parse_qs
@@ -10,11 +11,13 @@ from urllib.parse import parse_qs
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from outrider.errors import UnknownModelError
+from outrider.errors import OutriderError, UnknownModelError
 from services.edge.http.exchange import Exchange
 from services.edge.models.choice import usable
 from services.edge.wire.client import ListedModel
 
+_MESH_S: Final = 0.5
+"""What a router gets to say which replicas there are; the list does without otherwise."""
 _CODEX: Final = b"client_version"
 """Field of the query that Codex alone sends."""
 
@@ -54,9 +57,20 @@ class Model(msgspec.Struct, kw_only=True):
     """The same, as vLLM calls it."""
     default_max_tokens: int | UnsetType = UNSET
     """Most tokens of a reply to a chat completion or a Responses request that names no limit."""
+    engines: list[ModelEngine] | UnsetType = UNSET
+    """Left out where no router tells this edge of the mesh (`router.mesh_page`)."""
     default_sampling_params: SamplingDefaults | UnsetType = UNSET
     """The model's own settings; left out for a model that has none, and, where they are in its
     files, until this edge has loaded it once."""
+
+
+class ModelEngine(msgspec.Struct, kw_only=True, frozen=True):
+    """What computes in some replicas of a model, as a router says. Which and where these are is
+    for operators alone."""
+
+    engine: str
+    guarantees: tuple[str, ...]
+    """What they promise of their replies: docs/guides/engines.md."""
 
 
 class ModelList(msgspec.Struct, kw_only=True):
@@ -75,7 +89,8 @@ class ModelList(msgspec.Struct, kw_only=True):
 
 async def serve_models(exchange: Exchange) -> None:
     """Answer with the list of all models."""
-    data = [_model(exchange, it) for it in _listed(exchange)]
+    engines = await _engines(exchange)
+    data = [_model(exchange, it, engines) for it in _listed(exchange)]
     models = ModelList(
         data=data,
         first_id=data[0].id if data else None,
@@ -90,7 +105,8 @@ async def serve_model(exchange: Exchange) -> None:
     name: str = exchange.scope["path_params"]["model"]
     for listed in _listed(exchange):
         if listed.name == name:
-            await exchange.answer(200, msgspec.json.encode(_model(exchange, listed)))
+            model = _model(exchange, listed, await _engines(exchange))
+            await exchange.answer(200, msgspec.json.encode(model))
             return
     raise UnknownModelError(f"there is no model {name[:100]!r} here; GET /v1/models lists all")
 
@@ -108,7 +124,25 @@ def _listed(exchange: Exchange) -> list[ListedModel]:
     ]
 
 
-def _model(exchange: Exchange, listed: ListedModel) -> Model:
+async def _engines(exchange: Exchange) -> dict[str, list[ModelEngine]] | None:
+    """By model; None if no router tells this edge."""
+    try:
+        async with asyncio.timeout(_MESH_S):
+            looked = await exchange.frontend.mesh.look()
+    except (OutriderError, TimeoutError):
+        return None
+    found: dict[str, list[ModelEngine]] = {}
+    for it in looked.state["replicas"]:
+        one = ModelEngine(engine=it["engine"], guarantees=tuple(it["guarantees"]))
+        engines = found.setdefault(it["model"], [])
+        if one.engine and one not in engines:
+            engines.append(one)
+    return found
+
+
+def _model(
+    exchange: Exchange, listed: ListedModel, engines: dict[str, list[ModelEngine]] | None
+) -> Model:
     own, context_tokens = listed.suggested, listed.max_context_tokens
     most = exchange.frontend.config.default_max_tokens or context_tokens
     writes = listed.name in exchange.frontend.context.models.names
@@ -122,6 +156,7 @@ def _model(exchange: Exchange, listed: ListedModel) -> Model:
         max_tokens=(context_tokens or None) if writes else None,
         context_window=context_tokens or UNSET,
         max_model_len=context_tokens or UNSET,
+        engines=UNSET if engines is None else engines.get(listed.name, []),
         default_max_tokens=min(most, context_tokens) if writes else UNSET,
         default_sampling_params=UNSET if own is None else SamplingDefaults(**own.values()),
     )

@@ -21,6 +21,7 @@ from outrider.speculation.calibration import (
     position_bucket,
 )
 from outrider.speculation.learnt import Numbers, Restore, nothing, row_of
+from services.edge.session.display_worth import DisplayWorth
 from services.edge.session.speedup_model import SessionConditions
 from services.edge.session.timing import OwnTokensAverage
 
@@ -313,6 +314,8 @@ class Averages:
         self._shared = shared or SharedConditions()
         self.acceptance = Acceptance()
         self.own_tokens = OwnTokensAverage()
+        self.display_worth = DisplayWorth()
+        """What drafting for display brought the group's chats since the edge started."""
         self._calibrations = tuple(
             Calibrations(shipped, are_sampled=are_sampled) for are_sampled in (False, True)
         )

@@ -85,6 +85,8 @@ class Display:
         self._shown = ""
         self._ends: list[int] = []
         """[n] where in it each token ends that is shown whole."""
+        self._shown_at: list[float] = []
+        """[n] when each of them was shown."""
         self.quiet_until = float("-inf")
         """Nothing new is shown before this time."""
         self._next_rewrite = float("-inf")
@@ -103,6 +105,8 @@ class Display:
         self.shown_tokens = 0
         """Tokens shown before they became final."""
         self.erased_tokens = 0
+        self.sooner_s = 0.0
+        """Seconds by which tokens that stayed were shown before they were final, summed."""
         self._excess = 0.0
         """Tokens retracted beyond `erasure` per final token."""
 
@@ -129,15 +133,18 @@ class Display:
         self._excess = max(-_MAX_CREDIT, self._excess - self._policy.erasure * num_tokens)
         taken = min(len(text), len(self._shown))
         self._confirm_first_word(taken)
-        self.shown_tokens += sum(end <= taken for end in self._ends)
-        self._ends = [end - taken for end in self._ends if end > taken]
+        num_stayed = sum(end <= taken for end in self._ends)
+        self.shown_tokens += num_stayed
+        self.sooner_s += sum(now - at for at in self._shown_at[:num_stayed])
+        self._ends = [end - taken for end in self._ends[num_stayed:]]
+        self._shown_at = self._shown_at[num_stayed:]
         self._shown = self._shown[taken:]
         return retract
 
     def forget(self) -> None:
         """The client has no provisional text: it is another client, or the same after a loss."""
         self._shown = ""
-        self._ends = []
+        self._ends, self._shown_at = [], []
         if self._first_word_left is not None:
             self._first_word_left = 0  # its fate is not seen any more
 
@@ -165,6 +172,8 @@ class Display:
             self.first_word_at = now
         self._shown = target
         self._ends = [end for end in drafts.ends if end <= len(target)]
+        num_new = len(self._ends) - len(self._shown_at)
+        self._shown_at = [*self._shown_at, *[now] * num_new][: len(self._ends)]
         return added
 
     def _confirm_first_word(self, num_chars: int) -> None:
@@ -182,6 +191,7 @@ class Display:
         self.erased_tokens += num_erased
         self._excess = min(_MAX_DEBT, self._excess + num_erased)
         self._ends = [end for end in self._ends if end <= kept]
+        self._shown_at = self._shown_at[: len(self._ends)]
         self._shown = self._shown[:kept]
         interval_s = self._policy.rewrite_interval_ms / 1000
         self._next_rewrite = max(self._next_rewrite, now) + interval_s

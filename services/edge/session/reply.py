@@ -23,6 +23,7 @@ from outrider.session.types import (
 from services.edge.session.acceptance import Averages
 from services.edge.session.continuity import ModelContinuity
 from services.edge.session.display import Display, DisplayPolicy, ReplyDecoder
+from services.edge.session.display_worth import Drafting, Shown
 from services.edge.session.draft_chain import CheckedDrafts, DraftChain, DraftLimits
 from services.edge.session.draft_sources import (
     CombinedDrafter,
@@ -128,6 +129,15 @@ class ReplyFlow:
         self._awaited_until: float | None = None
         """Time until which the reply's first tokens are left to the drafter process; None: they are
         not, or it has reported."""
+        self._averages = averages
+        self._rtt_s = None if averages.conditions is None else averages.conditions.rtt_s
+        """Round trip by which it was decided whether to draft for display."""
+        self.drafting = (
+            averages.display_worth.begin(self._rtt_s, sampled=params.temperature > 0)
+            if self._shows and not is_foreign
+            else Drafting.OFF
+        )
+        """Whether drafts are made for display alone; those that go up are shown in any case."""
         self._calibrations = averages.calibrations(sampled=params.temperature > 0)
         # A client knows which of its drafts are worth sending; all go up that have a place.
         chances = {} if is_foreign else {"chance": self._calibrations.chance}
@@ -149,7 +159,7 @@ class ReplyFlow:
             averages,
             max_lead=policy.drafts.max_lead,
             sends=self._sends,
-            shows=self._shows,
+            shows=self._drafts_for_display,
         )
         self.refresh_at: float | None = None
         """When `refresh` has something to do."""
@@ -174,7 +184,7 @@ class ReplyFlow:
         """Another client receives the reply, or none does; it has no provisional text."""
         self.display.forget()
         self._shows = provisional and self._request.speculation is not Speculation.OFF
-        self.controller.shows = self._shows
+        self.controller.shows = self._drafts_for_display
         if not self._decoder.finished:
             self._schedule_refresh(now)
 
@@ -252,6 +262,15 @@ class ReplyFlow:
             actions.append(TellDrafter(ids, self.controller.lead))
         return actions
 
+    @property
+    def may_show(self) -> bool:
+        """Whether the client takes provisional text."""
+        return self._shows
+
+    @property
+    def _drafts_for_display(self) -> bool:
+        return self._shows and self.drafting is not Drafting.OFF
+
     def counted(self, usage: Usage) -> Usage:
         """The region's usage with what is counted here."""
         num_reasoning = self._reasoning.num_tokens if self._reasoning is not None else 0
@@ -322,10 +341,20 @@ class ReplyFlow:
         else."""
         self.refresh_at = None
         retract = self.display.clear(now)
+        self._judge_display()
         events: list[ClientEvent] = [] if retract is None else [retract]
         if is_whole and (text := self._decoder.finish()):
             events.append(Committed(text, (), self.chain.committed))
         return events
+
+    def _judge_display(self) -> None:
+        """What the provisional text brought, for the group's later chats."""
+        if not self._drafts_for_display:
+            return
+        display, num_final = self.display, len(self.ids) - len(self._request.resume.ids)
+        shown = Shown(num_final, display.shown_tokens, display.erased_tokens, display.sooner_s)
+        sampled = self._request.sampling.temperature > 0
+        self._averages.display_worth.ended(self._rtt_s, shown, sampled=sampled)
 
     def learn_more(self) -> bool:
         """After the reply, learn some of its unlearned tokens for later replies; returns whether

@@ -98,7 +98,7 @@ class UploadController:
         self._max_lead = max_lead
         self._may_send = sends and policy.uploads is not Uploads.NEVER
         self.shows = shows
-        """Whether the client is shown drafts."""
+        """Whether drafts are made for the client to be shown, though they are not uploaded."""
         self._pays = True
         """Whether uploads are predicted to pay."""
         self._is_probe = False

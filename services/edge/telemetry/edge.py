@@ -64,6 +64,10 @@ AHEAD_TOKENS: Final = Family(
     "outrider_edge_ahead_tokens",
     "Tokens of replies that were begun before their prompts were sent, by fate: sent, discarded.",
 )
+SEALED_TOKENS: Final = Family(
+    "outrider_edge_sealed_tokens",
+    "Tokens of replies that were begun before their prompts were sent, and wait for them now.",
+)
 AHEAD_CHATS: Final = Family(
     "outrider_edge_ahead_chats",
     "Chats of users who have their replies begun ahead, by whether there was one: ready or not.",
@@ -88,6 +92,15 @@ ERASED_TOKENS: Final = Family("outrider_edge_erased_tokens", "Tokens shown and t
 DRAFTS: Final = Family(
     "outrider_edge_drafts",
     "Draft tokens, by fate: drafted, sent, checked, right.",
+)
+SOONER: Final = Family(
+    "outrider_edge_sooner_seconds",
+    "Sum of the times by which final tokens had been shown before; divide by "
+    "outrider_edge_tokens_total.",
+)
+DISPLAY_CHATS: Final = Family(
+    "outrider_edge_display_chats",
+    "Chats with provisional text, by whether drafts were made for it alone: on, off, trial.",
 )
 CLIENT_DRAFTS: Final = Family(
     "outrider_edge_client_drafts",
@@ -166,6 +179,7 @@ class EdgeTelemetry:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self.labels = ModelLabels(metrics)
+        self.num_sealed = 0
         self.num_chats = 0
         self.num_connections = 0
         self._refused = RefusalLog("clients")
@@ -242,14 +256,21 @@ class EdgeTelemetry:
         """A region was asked to compute a prompt that is still being typed."""
         self._metrics.counter(PREFILLED_TOKENS).add(num_tokens, self.labels.of(model))
 
+    def sealed(self, num_more: int) -> None:
+        """So many more tokens, or fewer, wait for their prompts to be sent."""
+        self.num_sealed += num_more
+        self._metrics.gauge(SEALED_TOKENS).set(self.num_sealed)
+
     def ahead_discarded(self, num_tokens: int, model: str) -> None:
         """Tokens of a reply that nobody had asked for were thrown away."""
+        self.sealed(-num_tokens)
         self._metrics.counter(AHEAD_TOKENS).add(
             num_tokens, {**self.labels.of(model), "fate": "discarded"}
         )
 
     def ahead_sent(self, num_tokens: int, model: str) -> None:
         """A chat began whose reply may have been begun before: by so many tokens."""
+        self.sealed(-num_tokens)
         labels = self.labels.of(model)
         self._metrics.counter(AHEAD_TOKENS).add(num_tokens, {**labels, "fate": "sent"})
         ready = "ready" if num_tokens else "not"
@@ -350,6 +371,10 @@ class EdgeTelemetry:
         controller = reply.controller
         metrics.counter(SHOWN_TOKENS).add(stats.shown_tokens, labels)
         metrics.counter(ERASED_TOKENS).add(stats.erased_tokens, labels)
+        metrics.counter(SOONER).add(reply.display.sooner_s, labels)
+        if reply.may_show:
+            drafting = reply.drafting.value
+            metrics.counter(DISPLAY_CHATS).add(1, {**labels, "drafting": drafting})
         for fate in ("drafted", "sent", "checked", "right"):
             drafted = getattr(stats, f"{fate}_tokens")
             metrics.counter(DRAFTS).add(drafted, {**labels, "fate": fate})

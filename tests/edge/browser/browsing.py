@@ -77,9 +77,14 @@ async def chat_page(
     """The edge's page, ready for `ask`."""
     page = await browser.open()
     await page.send("Page.setBypassCSP", enabled=may_ask_anybody)
+    await load(page, edge)
+    return page
+
+
+async def load(page: Page, edge: EdgeUnderTest) -> None:
+    """Load the edge's page in a tab, again if it is there already."""
     await page.goto(address(edge))
     await page.evaluate(_LOADED)
-    return page
 
 
 async def ask(page: Page, **request: Any) -> dict[str, Any]:

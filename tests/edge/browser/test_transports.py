@@ -19,7 +19,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
 from services.edge.http.config import HttpConfig
 from services.edge.quic import certificate
-from tests.edge.browser.browsing import address, ask, begin, browsing, chat_page, kinds, told
+from tests.edge.browser.browsing import address, ask, begin, browsing, chat_page, kinds, load, told
 from tests.edge.integration.nat import Nat
 from tests.mesh import EdgeUnderTest, Mesh
 
@@ -211,3 +211,18 @@ async def test_an_edge_that_stops_tells_its_pages_to_go_elsewhere(
         await stopping
         assert chat["error"] is None and len(chat["text"]) > 0
         assert {"interrupted", "resumed"} <= set(kinds(chat))
+
+
+async def test_a_chat_goes_on_when_its_page_was_loaded_again(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with browsing(words, tmp_path, call_ms=SLOW_MS) as (mesh, browser):
+        (edge,) = mesh.edges
+        page = await chat_page(browser, edge)
+        request = {**LONG, "idempotencyKey": "5a0c0f5e-0000-4000-8000-000000000001"}
+        await begin(page, "chat", **request)
+        before = await page.evaluate("told('chat')")
+        await load(page, edge)
+        chat = await ask(page, **request, lastEventId=before["events"][-1]["eventId"])
+        assert before["text"] and chat["events"][0]["type"] == "opened"
+        assert (before["text"] + chat["text"], chat["error"]) == (await reference(mesh, LONG), None)

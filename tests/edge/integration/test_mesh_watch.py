@@ -52,6 +52,8 @@ DESCRIBED = router_pb2.DescribeMeshResponse(
                 kv_blocks_total=100,
                 kv_blocks_free=40,
                 static_prefixes=[inference_pb2.StaticPrefix(name="p", tokens=9)],
+                engine="openvino",
+                guarantees=["exact", "drafts"],
             )
         ],
         moves=[router_pb2.Move(left="us-1", replica="us-0", reason="REPLICA_LOST", pause_ms=480.0)],
@@ -205,3 +207,25 @@ async def until(events: AsyncIterator[tuple[str, Any]], wanted: str) -> None:
 
 def watchers(mesh: Running) -> int:
     return mesh.http.frontend.mesh.num_watchers
+
+
+async def test_the_list_of_models_says_what_computes_and_not_where(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with serving(words, tmp_path) as mesh, plain(mesh, text_of("acme")) as client:
+        mesh.region.described = DESCRIBED
+        listed = await client.get("/v1/models")
+        (model,) = listed.json()["data"]
+        assert model["engines"] == [{"engine": "openvino", "guarantees": ["exact", "drafts"]}]
+        assert "us-0" not in listed.text
+        one = (await client.get(f"/v1/models/{model['id']}")).json()
+        assert one["engines"] == model["engines"]
+
+
+async def test_without_a_router_that_tells_the_list_of_models_does_without(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with serving(words, tmp_path) as mesh, plain(mesh, text_of("acme")) as client:
+        mesh.region.error = PermissionDeniedError("set router.mesh_page")
+        (model,) = (await client.get("/v1/models")).json()["data"]
+        assert "engines" not in model

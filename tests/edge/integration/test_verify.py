@@ -56,8 +56,6 @@ EDGE: dict[str, Any] = {
     "tenants": (TenantConfig("acme"), TenantConfig("bolt"), TenantConfig("few", max_sessions=1)),
     "keys": (key_of("acme"), key_of("bolt"), key_of("few")),
 }
-NO_CHATS = key_of("acme", scopes=USER_SCOPES - {Scope.CHAT})
-WITHOUT_CHATS: pytest.MarkDecorator = pytest.mark.edge(**EDGE | {"keys": (NO_CHATS,)})
 pytestmark = pytest.mark.edge(**EDGE)
 LONG = "so long a reply that nobody reads it " * 150
 
@@ -260,7 +258,7 @@ async def test_who_has_no_good_key_is_refused(mesh: Running) -> None:
     assert mesh.region.opened == []
 
 
-@WITHOUT_CHATS
+@pytest.mark.edge(keys=(key_of("acme", scopes=USER_SCOPES - {Scope.CHAT}),))
 async def test_a_key_needs_the_scope_of_chats(mesh: Running) -> None:
     with pytest.raises(PermissionDeniedError):
         await reply_of(mesh)
@@ -279,7 +277,7 @@ async def test_a_tenant_has_its_limits(mesh: Running) -> None:
     assert await reply_of(mesh, "few") == REPLY
 
 
-@pytest.mark.edge(**EDGE, max_chats_per_address=2)
+@pytest.mark.edge(max_chats_per_address=2)
 async def test_sessions_count_as_chats_of_their_address(mesh: Running) -> None:
     mesh.region.hold(0)
     async with raw_channel(mesh) as channel:
@@ -294,7 +292,7 @@ async def test_sessions_count_as_chats_of_their_address(mesh: Running) -> None:
             assert text_in(await call.rest()) == REPLY
 
 
-@pytest.mark.edge(**EDGE, max_streams_per_address=2)
+@pytest.mark.edge(max_streams_per_address=2)
 async def test_calls_that_say_nothing_are_bounded(mesh: Running) -> None:
     async with raw_channel(mesh) as channel:
         idle = [RawCall(channel, "acme") for _ in range(2)]
@@ -308,7 +306,7 @@ async def test_calls_that_say_nothing_are_bounded(mesh: Running) -> None:
     assert await reply_of(mesh) == REPLY
 
 
-@pytest.mark.edge(**EDGE, request_timeout_s=0.2)
+@pytest.mark.edge(request_timeout_s=0.2)
 async def test_who_opens_nothing_is_told_so(mesh: Running) -> None:
     async with raw_channel(mesh) as channel:
         error = await RawCall(channel, "acme").error()
@@ -331,7 +329,7 @@ async def test_a_flood_of_messages_ends_its_session_alone(
         assert text_in(await beside.rest()) == REPLY
 
 
-@pytest.mark.edge(**EDGE | {"http": HttpConfig(port=0, max_unsent_bytes=2048)}, reply=LONG)
+@pytest.mark.edge(http=HttpConfig(port=0, max_unsent_bytes=2048), reply=LONG)
 async def test_who_does_not_read_loses_the_session(mesh: Running) -> None:
     narrow = ("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)
     async with raw_channel(mesh, *narrow) as channel:

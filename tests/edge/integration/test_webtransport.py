@@ -189,7 +189,7 @@ async def test_an_edge_that_stops_ends_chats_in_words_and_sessions_by_a_code(
 
 async def test_bad_bytes_end_their_stream_only(mesh: Running, client: SessionClient) -> None:
     session = await client.session()
-    for garbage in (b"\x05hello", b"\xff" * 6, encode_frame(b"\x12\x00")):
+    for garbage in (b"\x05hello", b"\x00", encode_frame(b"\x12\x00")):
         assert (await client.stream(session, garbage).error()).reason == "MALFORMED_FRAME"
     cut = client.stream(session, chat_frame()[:-1], ends=True)
     assert (await cut.error()).reason == "MALFORMED_FRAME"

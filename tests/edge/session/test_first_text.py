@@ -4,7 +4,7 @@ alone."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -69,7 +69,8 @@ class Chat:
 
 
 def approx(*times_ms: float) -> Any:
-    return FirstText(*[cast(float, pytest.approx(it)) for it in times_ms])
+    times: list[Any] = [pytest.approx(it) for it in times_ms]
+    return FirstText(*times)
 
 
 def test_a_word_that_was_right_stays_from_when_it_was_shown() -> None:

@@ -8,7 +8,7 @@ import { EventReader } from "./sse.js";
 const PATH = "v1/chat/completions";
 const FIRST_RETRY_MS = 200;
 const MAX_RETRY_MS = 3000;
-const GIVE_UP_MS = 60_000;
+const GIVE_UP_MS = 120_000;
 const RETRIED = new Set([502, 503, 504]);
 
 export const fetchTransport = { name: "fetch", chat };

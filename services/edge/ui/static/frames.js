@@ -91,12 +91,12 @@ function credentialOf({ key, clientSecret }) {
   return new Writer().text(1, key).bytes(3, clientSecret);
 }
 
-function progressOf({ token, ids, numChars, modelIdentity, templateDate }) {
+function progressOf({ token, upto, ids, numChars, modelIdentity, templateDate }) {
   return new Writer()
     .text(1, token)
-    .uint(2, ids.length || undefined)
+    .uint(2, upto || undefined)
     .uint(3, numChars || undefined)
-    .packed(4, ids)
+    .packed(4, ids.length === upto ? ids : [])
     .bytes(5, modelIdentity ?? undefined)
     .text(6, templateDate);
 }

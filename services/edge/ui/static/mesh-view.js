@@ -24,6 +24,11 @@ export function stateOf(state) {
   return { kind, word };
 }
 
+/** Whether what a replica last reported of its load still holds. */
+export function isThere(replica) {
+  return replica.state !== "DOWN" && replica.state !== "CONNECTING";
+}
+
 /** Regions by distance from the edge, each with its models and replicas. */
 export function regionsOf(mesh) {
   const names = new Set([
@@ -47,8 +52,8 @@ function regionOf(mesh, name) {
     models,
     numReady: ready.length,
     rttMs: distanceOf(mesh, replicas),
-    running: sum(replicas, "running_sessions"),
-    queued: sum(replicas, "queued_sessions"),
+    running: sum(replicas.filter(isThere), "running_sessions"),
+    queued: sum(replicas.filter(isThere), "queued_sessions"),
     kind: ready.length === 0 ? "warn" : ready.length < replicas.length ? "early" : "good",
   };
 }
@@ -62,8 +67,14 @@ function distanceOf(mesh, replicas) {
   return Math.min(...routers) + Math.min(...ways);
 }
 
+/** By least round trips, which do not change from second to second. */
 function nearestFirst(one, other) {
-  return (one.rttMs ?? Infinity) - (other.rttMs ?? Infinity) || (one.name < other.name ? -1 : 1);
+  return nearness(one) - nearness(other) || (one.name < other.name ? -1 : 1);
+}
+
+function nearness(region) {
+  const least = region.replicas.filter((it) => it.min_rtt_ms > 0).map((it) => it.min_rtt_ms);
+  return least.length ? Math.round(Math.min(...least) / 5) : Infinity;
 }
 
 /** What stands at the top of the page. */
@@ -75,8 +86,8 @@ export function totalsOf(mesh) {
   return {
     numReplicas: mesh.replicas.length,
     numReady: mesh.replicas.filter((it) => it.state === "READY").length,
-    running: sum(mesh.replicas, "running_sessions"),
-    queued: sum(mesh.replicas, "queued_sessions") + sum(mesh.models, "waiting_sessions"),
+    running: sum(mesh.replicas.filter(isThere), "running_sessions"),
+    queued: sum(mesh.replicas.filter(isThere), "queued_sessions") + sum(mesh.models, "waiting_sessions"),
     ttftMs: asked.length ? weighted(asked, "ttft_p50_ms", "first_tokens") : null,
     tokensPerS: sum(recents.map((it) => ({ rate: it.completion_tokens / it.window_s })), "rate"),
     acceptedShare: drafted ? accepted / drafted : null,

@@ -2,7 +2,7 @@
 
 import { headers, setKey } from "./credentials.js";
 import { byId, fill, h } from "./dom.js";
-import { History, ago, changes, moveText, regionsOf, sparkline, stateOf, totalsOf } from "./mesh-view.js";
+import { History, ago, changes, isThere, moveText, regionsOf, sparkline, stateOf, totalsOf } from "./mesh-view.js";
 import { EventReader } from "./sse.js";
 
 const PATH = "../v1/mesh";
@@ -85,7 +85,7 @@ function way(rttMs) {
   const said = rttMs === null ? "The distance was not measured yet" : `${round(rttMs)} ms round trip from this edge`;
   return h(
     "svg",
-    { class: "mesh-way", viewBox: "0 0 260 20", role: "img", "aria-label": said },
+    { class: "mesh-way", viewBox: `0 0 ${length + 110} 20`, width: length + 110, height: 20, role: "img", "aria-label": said },
     h("circle", { class: "at-edge", cx: 6, cy: 10, r: 4 }),
     h("line", { x1: 11, y1: 10, x2: 11 + length, y2: 10 }),
     h("circle", { class: "at-region", cx: 17 + length, cy: 10, r: 4 }),
@@ -163,7 +163,8 @@ function replicas(region) {
 
 function replica(it) {
   const { kind, word } = stateOf(it.state);
-  const used = it.kv_blocks_total ? 1 - it.kv_blocks_free / it.kv_blocks_total : null;
+  const isUp = isThere(it);
+  const used = isUp && it.kv_blocks_total ? 1 - it.kv_blocks_free / it.kv_blocks_total : null;
   const notes = [
     it.overload_level ? "overloaded" : null,
     it.quarantines ? `quarantined ${it.quarantines}×` : null,
@@ -181,8 +182,8 @@ function replica(it) {
       h("span", { class: "mesh-fine" }, ` ${ago(it.state_s)}`),
       notes.length ? h("span", { class: "mesh-note" }, notes.join(", ")) : null,
     ),
-    h("td", { class: "number" }, it.max_sessions ? `${it.running_sessions} of ${it.max_sessions}` : "–"),
-    h("td", { class: it.queued_sessions ? "number early" : "number" }, String(it.queued_sessions)),
+    h("td", { class: "number" }, isUp && it.max_sessions ? `${it.running_sessions} of ${it.max_sessions}` : "–"),
+    h("td", { class: isUp && it.queued_sessions ? "number early" : "number" }, isUp ? String(it.queued_sessions) : "–"),
     h("td", {}, used === null ? "–" : meter(used)),
     h("td", { class: "number wide" }, it.state === "READY" ? ms(it.predicted_wait_ms) : "–"),
     h("td", { class: "number wide" }, `${it.min_rtt_ms ? "" : "about "}${round(it.rtt_ms)} ms`),

@@ -18,7 +18,16 @@ const STALL_MS = 4000;
 const UNAVAILABLE = new Set(["UNAVAILABLE", "VOCABULARY_UNAVAILABLE", "DRAINING", "NO_REPLICA", "REPLICA_LOST"]);
 const FULL = new Set(["DUPLICATE_SESSION", "OVERLOADED"]);
 const DEFAULT_MAX_TOKENS = 2048;
-const MAX_SEED = 2 ** 53;
+const POSITION = "native";
+/** How the id of an event begins after which a chat continues when the page was loaded again. */
+
+/** Whether a request can be made by the native protocol: the edge reads tool calls, and knows what
+ * was typed ahead, of requests of its HTTP API alone. */
+export function isNative(request) {
+  const { tools, messages, typingId, addedRttMs, lastEventId } = request;
+  const hasCalls = messages.some((it) => it.tool_calls || it.role === "tool");
+  return !(tools?.length || hasCalls || typingId || addedRttMs || (lastEventId && !lastEventId.startsWith(POSITION)));
+}
 
 /** A transport by the native protocol. `edges`: addresses of edges, the page's own by default; they
  * are tried in turn. `name` is what carries chats now, `why` why it is not WebTransport. */
@@ -88,6 +97,8 @@ async function isReady(session) {
 /** What of a reply has come. */
 class Progress {
   token = "";
+  /** Committed tokens that came, and their ids, unless an earlier page had some of them. */
+  upto = 0;
   ids = [];
   numChars = 0;
   modelIdentity = null;
@@ -97,9 +108,32 @@ class Progress {
   /** Provisional text that stands, as the edge counts it: an array of code points. */
   front = [];
   splitter = null;
+  #state = undefined;
+
+  /** After the event of this id: of a page that was loaded again. */
+  static at(eventId) {
+    const progress = new Progress();
+    if (eventId) {
+      const [, token, upto, numChars, state, date] = eventId.split(" ");
+      Object.assign(progress, { token, upto: Number(upto), numChars: Number(numChars), templateDate: date });
+      progress.#state = state;
+    }
+    return progress;
+  }
 
   get hasBegun() {
-    return this.id !== "";
+    return this.token !== "";
+  }
+
+  /** Names this place; undefined where some text was counted but not told yet. */
+  get eventId() {
+    if (this.splitter.holds) return undefined;
+    return [POSITION, this.token, this.upto, this.numChars, this.splitter.state, this.templateDate].join(" ");
+  }
+
+  accepted({ id, token, model, templateDate, format }) {
+    Object.assign(this, { id, token, model, templateDate });
+    this.splitter ??= new ReasoningSplitter(format, this.#state);
   }
 }
 
@@ -108,22 +142,24 @@ async function* chat(request, ways, signal) {
   const asked = { ...request, sampling: { ...(await modelsOwn(ways.base, request.model)), ...request.sampling } };
   asked.sampling.max_tokens ??= DEFAULT_MAX_TOKENS;
   asked.sampling.temperature ??= 1;
-  asked.sampling.seed ??= Math.floor(Math.random() * MAX_SEED);
-  const progress = new Progress();
+  asked.sampling.seed ??= seedOf(request.idempotencyKey);
+  const progress = Progress.at(request.lastEventId);
   const attempts = new Attempts();
   const stop = abortedBy(signal);
   let stream = null;
+  let isOpened = false;
+  let waitMs = 0;
   for (;;) {
     try {
+      if (waitMs) await Promise.race([pause(waitMs), stop]);
       const resumes = progress.hasBegun;
       stream = await ways.begin(frameOf(asked, credential, progress));
       for await (const event of read(stream, progress, stop)) {
         if (event.type === "opened") {
           Object.assign(event, { seed: asked.sampling.seed, transport: ways.name, why: ways.session.why });
-          if (resumes) {
-            stream.send(ACKNOWLEDGE);
-            continue;
-          }
+          if (resumes) stream.send(ACKNOWLEDGE);
+          if (isOpened) continue;
+          isOpened = true;
         } else if (attempts.lostAt && event.type !== "provisional") {
           yield { type: "resumed", at: event.at, afterMs: event.at - attempts.lostAt, transport: ways.name };
           attempts.worked();
@@ -139,14 +175,13 @@ async function* chat(request, ways, signal) {
         return;
       }
       stream?.close();
-      const waitMs = attempts.waitMs(error, progress);
+      waitMs = attempts.waitMs(error, progress);
       if (waitMs === null) throw told(error);
       if (progress.front.length) {
         progress.front = [];
         yield { type: "provisional", at: attempts.lostAt, eraseTo: 0, text: "", stability: 0 };
       }
       if (attempts.isNew) yield { type: "interrupted", at: attempts.lostAt, why: error.message };
-      await Promise.race([pause(waitMs), stop]);
     }
   }
 }
@@ -175,7 +210,7 @@ class Attempts {
 
   #isRetried({ code }, progress) {
     if (this.lostAt) return UNAVAILABLE.has(code) || FULL.has(code);
-    return progress.ids.length ? UNAVAILABLE.has(code) : code === "DRAINING";
+    return progress.upto ? UNAVAILABLE.has(code) : code === "DRAINING";
   }
 }
 
@@ -186,9 +221,7 @@ async function* read(stream, progress, stop) {
     const at = performance.now();
     switch (event.kind) {
       case "accepted":
-        Object.assign(progress, { id: event.id, token: event.token, model: event.model });
-        progress.templateDate = event.templateDate;
-        progress.splitter ??= new ReasoningSplitter(event.format);
+        progress.accepted(event);
         yield { type: "opened", at, id: event.id, model: event.model, edge: event.edge };
         break;
       case "provisional":
@@ -216,14 +249,17 @@ function* provisional({ eraseTo, text, stability }, progress, at) {
   if (progress.splitter.isAnswering) yield { type: "provisional", at, eraseTo, text, stability };
 }
 
-function* committed({ text, ids, modelIdentity }, progress, at) {
+function* committed({ text, ids, upto, modelIdentity }, progress, at) {
   const points = [...text];
   progress.ids.push(...ids);
+  progress.upto = upto;
   progress.numChars += points.length;
   progress.modelIdentity = modelIdentity ?? progress.modelIdentity;
   progress.front = progress.front.slice(points.length);
   const wasAnswering = progress.splitter.isAnswering;
-  yield* texts(progress.splitter.read(text), at);
+  const made = [...texts(progress.splitter.read(text), at)];
+  if (made.length) made.at(-1).eventId = progress.eventId;
+  yield* made;
   if (!wasAnswering && progress.splitter.isAnswering && progress.front.length) {
     yield { type: "provisional", at, eraseTo: 0, text: progress.front.join(""), stability: 0 };
   }
@@ -267,6 +303,11 @@ async function next(stream, stop) {
 
 function frameOf(asked, credential, progress) {
   return chatFrame(asked, credential, progress.hasBegun ? progress : null);
+}
+
+/** The seed of a request that names none: the same when it is sent again. */
+function seedOf(idempotencyKey) {
+  return parseInt(idempotencyKey.replaceAll("-", "").slice(0, 13), 16) || 1;
 }
 
 /** The sampling that the model's own settings suggest, for what a request does not say. */

@@ -8,9 +8,20 @@ export class ReasoningSplitter {
   #held = "";
   #tags;
 
-  constructor(format) {
+  /** `state`: of an earlier splitter of this reply, which held nothing. */
+  constructor(format, state) {
     this.#tags = format?.tags ?? [];
-    this.#state = !format?.reasons ? "answer" : format.beginsInReasoning ? "thought" : "open?";
+    const first = !format?.reasons ? "answer" : format.beginsInReasoning ? "thought" : "open?";
+    this.#state = state ?? first;
+  }
+
+  get state() {
+    return this.#state;
+  }
+
+  /** Whether some text that came is not told yet. */
+  get holds() {
+    return this.#held !== "";
   }
 
   /** Whether all further text is the answer's, and some of it has come. */

@@ -129,7 +129,11 @@ function pieced(text, at, ranges) {
     if (first > from) pieces.push(text.slice(from, first));
     // Guesses are not read aloud: what is final is, once.
     const hidden = kind === "guess" ? "true" : undefined;
-    pieces.push(h("span", { class: kind, "aria-hidden": hidden }, text.slice(first, last)));
+    const space = kind === "guess" ? /^\s*/.exec(text.slice(first, last))[0].length : 0;
+    if (space) pieces.push(text.slice(first, first + space));
+    if (first + space < last) {
+      pieces.push(h("span", { class: kind, "aria-hidden": hidden }, text.slice(first + space, last)));
+    }
     from = last;
   }
   if (from < text.length) pieces.push(text.slice(from));

@@ -14,9 +14,9 @@ from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from tools.renderers import renderer, renderer_environment
 
-AXE: Final = Path(__file__).parents[3] / ".tools/clients/node/node_modules/axe-core/axe.min.js"
+AXE: Final = Path(__file__).parents[1] / ".tools/clients/node/node_modules/axe-core/axe.min.js"
 """Of npm; `make client-packages` installs it."""
-PATIENCE_MS: Final = 180_000
+PATIENCE_MS: Final = 300_000
 """For a busy machine."""
 DESKTOP: Final[dict[str, Any]] = {"viewport": {"width": 1360, "height": 860}}
 PHONE: Final[dict[str, Any]] = {
@@ -42,7 +42,7 @@ new MutationObserver((changes) => {
 }).observe(document, { subtree: true, childList: true, characterData: true });
 """
 """What a page was refused, and the guesses that it showed."""
-_LOST: Final = ("Failed to load resource: net::ERR_",)
+_LOST: Final = ("Failed to load resource: net::ERR_", "Failed to establish a connection to ")
 """What Chromium itself logs of a connection that a test cut."""
 
 
