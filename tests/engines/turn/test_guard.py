@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,12 +12,19 @@ from collections.abc import Callable
 from outrider.engines.turn.vllm.guard import Guard
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
+WORKERS = f"""
+import subprocess, time
+worker = subprocess.Popen({SLEEP!r})
+print(worker.pid, flush=True)
+time.sleep(600)
+"""
 PARENT = f"""
 import subprocess, sys, time
 from outrider.engines.turn.vllm.guard import Guard
-child = subprocess.Popen({SLEEP!r})
+child = subprocess.Popen([sys.executable, "-c", {WORKERS!r}], stdout=subprocess.PIPE)
+worker = int(child.stdout.readline())
 guard = Guard([child.pid])
-print(child.pid, flush=True)
+print(child.pid, worker, flush=True)
 time.sleep(600)
 """
 LIMIT_S = 60.0
@@ -42,11 +50,12 @@ def test_processes_end_when_their_parent_is_killed() -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     with parent.stdout:
-        pid = int(parent.stdout.readline())
-    assert not is_gone(pid)
+        pids = [int(it) for it in parent.stdout.readline().split()]
+    assert not any(map(is_gone, pids))
     parent.kill()
     parent.wait()
-    wait_until(lambda: is_gone(pid))
+    for pid in pids:
+        wait_until(lambda pid=pid: is_gone(pid))  # type: ignore[misc]
 
 
 def test_processes_end_when_the_guard_is_closed_and_ended_ones_are_left_alone() -> None:
@@ -55,5 +64,5 @@ def test_processes_end_when_the_guard_is_closed_and_ended_ones_are_left_alone() 
     guard = Guard([child.pid, ended.pid])
     assert child.poll() is None
     guard.close()
-    assert child.wait() == -9
+    assert child.wait() == -signal.SIGTERM
     assert os.path.exists(f"/proc/{os.getpid()}")
