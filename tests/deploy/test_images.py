@@ -24,7 +24,7 @@ EXTRA_MODULES = {
         *("aioquic", "certifi", "h2", "prompt_toolkit"),
         *("pylsqpack", "service_identity", "wcwidth"),
     ),
-    "inference": ("openvino", "openvino_genai", "openvino_tokenizers", "llguidance"),
+    "inference": ("h11", "openvino", "openvino_genai", "openvino_tokenizers", "llguidance"),
     "redis": ("redis",),
     "s3": ("obstore",),
     "jwt": ("jwt", "pyjwt"),
