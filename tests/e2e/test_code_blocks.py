@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from playwright._impl._driver import compute_driver_executable
 from typer.main import get_command
 
 from bench.harness.local_mesh import LocalMesh
@@ -217,7 +218,7 @@ def outrider_commands(text: str) -> Iterator[list[str]]:
 
 
 def test_every_block_has_a_kind_and_every_exemption_a_reason() -> None:
-    kinds = {"sh", "python", "toml", "json", "nginx", "text", "mermaid"}
+    kinds = {"sh", "python", "js", "toml", "json", "nginx", "text", "mermaid"}
     assert {str(it): it.kind for it in BLOCKS if it.kind not in kinds} == {}
     assert {str(it): it.reason for it in BLOCKS if it.reason not in REASONS | {""}} == {}
     assert REASONS == {it.reason for it in BLOCKS if it.reason}, "no reason is left over"
@@ -234,6 +235,15 @@ def test_commands_and_flags_are_there(block: Block) -> None:
 @of_kind("python")
 def test_programs_compile(block: Block) -> None:
     compile(block.text, str(block), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+@of_kind("js")
+def test_programs_of_pages_compile(block: Block, tmp_path: Path) -> None:
+    file = tmp_path / "page.mjs"
+    file.write_text(block.text, encoding="utf-8")
+    node, _ = compute_driver_executable()
+    done = subprocess.run((node, "--check", file), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @of_kind("toml")
