@@ -165,7 +165,7 @@ def test_who_may_not_see_it_is_asked_for_another_key(
         expect(page.locator("#key-why")).to_contain_text("scope" if scope else "key is not known")
         expect(page.locator("#key-dialog")).to_be_visible()
         expect(page.locator(".mesh-region")).to_have_count(0)
-        page.fill("#key", edge.new_key("operator", "mesh"))
+        page.fill("#key", edge.new_key(f"operator-{scope or 'nobody'}", "mesh"))
         page.keyboard.press("Enter")
         expect(page.locator(".mesh-region")).to_have_count(2)
         assert page.evaluate("window.violations") == []
