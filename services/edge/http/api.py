@@ -76,8 +76,6 @@ class PlannedReply:
     writer: ReplyWriter
     is_streamed: bool
     """Whether the client gets an event stream; otherwise one body of JSON."""
-    typing_id: str = ""
-    """Names the message that was typed; the only one of `chats` may have been begun to it."""
     user: str = ""
     """Id of the end user, given by the key's owner."""
     keepalive: bytes = sse.COMMENT
@@ -87,6 +85,8 @@ class PlannedReply:
     streamed_errors: tuple[type[OutriderError], ...] = ()
     """Errors that are events of the stream even if it has not begun, since clients of the API look
     for them there; others are answers with a status of their own."""
+    typing_id: str = ""
+    """Names the message that was typed; the only one of `chats` may have been begun to it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from services.edge.session.events import ClientEvent
 from tests.edge.http.asking import USER, chat_of, data_of, done, planned, told
 from tests.edge.http.scripted_parser import with_calls, written
 from tests.edge.http.test_openai_logprobs import SCORED
-from tests.edge.http.upstream_shapes import ECHOED, SHAPES
+from tests.edge.http.upstream_shapes import ECHOED, OWN, SHAPES
 
 
 def _structs(kind: Type, found: dict[type, StructType]) -> None:
@@ -52,7 +52,7 @@ def _replied() -> dict[type, StructType]:
     types: list[Any] = []
     for route in ROUTES:
         of_events = get_args(route.event) or (route.event,)
-        types += [it for it in (route.response, route.error, *of_events) if it is not None]
+        types += [it for it in (route.response, route.error, *of_events) if it not in (None, *OWN)]
     found: dict[type, StructType] = {}
     for kind in multi_type_info(types):
         _structs(kind, found)

@@ -16,6 +16,8 @@ from services.edge.http import (
     anthropic_errors,
     anthropic_messages,
     anthropic_reply,
+    cancelling,
+    mesh,
     openai_chat,
     openai_completions,
     openai_embeddings,
@@ -28,6 +30,7 @@ from services.edge.http import (
     responses_input,
     responses_objects,
     tokenizing,
+    typed_text,
 )
 
 
@@ -147,8 +150,9 @@ SHAPES: Final[Mapping[type, Upstream]] = {
         "id object created owned_by type display_name created_at",
         "max_input_tokens max_tokens capabilities",
         either="shutdown_date",
-        ours="context_window max_model_len default_max_tokens default_sampling_params",
+        ours="context_window max_model_len default_max_tokens default_sampling_params engines",
     ),
+    openai_models.ModelEngine: Upstream(ours="engine guarantees"),
     openai_models.SamplingDefaults: Upstream(
         ours="temperature top_k top_p min_p repetition_penalty"
     ),
@@ -237,18 +241,21 @@ SHAPES: Final[Mapping[type, Upstream]] = {
     reply_metrics.ReplyMetrics: Upstream(
         "time_to_first_token_ms generation_time_ms queue_time_ms tokens_per_second",
         left_out="mean_itl_ms speculative_decoding",
-        ours="tokens moves first_text rtt_ms",
+        ours="tokens moves first_text rtt_ms ahead_tokens",
     ),
     reply_metrics.SpeculativeDecoding: Upstream(
         "mean_acceptance_length draft_acceptance_rate acceptance_histogram "
         "acceptance_histogram_by_draft_length num_spec_steps num_accepted_draft_tokens "
         "num_draft_tokens num_spec_tokens"
     ),
+    reply_metrics.FirstTextTimes: Upstream(ours="provisional_ms staying_ms committed_ms region_ms"),
     reply_metrics.TokensBySource: Upstream(ours="edge region none unknown"),
     # vLLM.
     tokenizing.TokenizeResponse: Upstream("count max_model_len tokens", "token_strs"),
     tokenizing.DetokenizeResponse: Upstream("prompt"),
 }
 
+OWN: Final = (cancelling.Cancelled, mesh.Mesh, typed_text.TypingAnswer)
+"""Answers of routes that no other API has."""
 ECHOED: Final = (responses_input.FunctionTool, responses_input.FunctionChoice)
 """Parts of a request that a response repeats, once they were found to be whole."""

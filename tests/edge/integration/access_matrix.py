@@ -160,6 +160,7 @@ GOOD: Final[Mapping[tuple[str, str], Good]] = {
     # The page for operators, which holds nothing, and the name of this edge.
     ("GET", "/ui/mesh"): Good("/ui/mesh", names_model=False, public=True),
     ("GET", "/ui/settings.json"): Good("/ui/settings.json", names_model=False, public=True),
+    ("GET", "/ui/transport.json"): Good("/ui/transport.json", names_model=False, public=True),
 }
 """By method and path of the table of routes."""
 
