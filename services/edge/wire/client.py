@@ -114,7 +114,7 @@ def read_typed_text(
         del chat.messages[:]
         chat.model = typed.model
         chat.ClearField("resume")
-        request = _asked(chat, (), tools)
+        request = _asked(chat, (), tools, ResumePoint())
     return TypedText(before, typed.text, credential, typed.model, tools, request)
 
 
@@ -189,13 +189,18 @@ def _credential(wire: edge_pb2.Credential) -> Credential:
 def _request(chat: edge_pb2.ChatRequest) -> ChatRequest:
     check_num_messages(len(chat.messages))
     messages = tuple(map(message_from_proto, chat.messages))
-    if messages or not chat.resume.resume_token:
+    tools = check_tools(chat.tools)
+    resume = _resume(chat)
+    if messages or not resume.token:
         check_messages(messages)
-    return _asked(chat, messages, check_tools(chat.tools))
+    return _asked(chat, messages, tools, resume)
 
 
 def _asked(
-    chat: edge_pb2.ChatRequest, messages: tuple[Message, ...], tools: tuple[str, ...]
+    chat: edge_pb2.ChatRequest,
+    messages: tuple[Message, ...],
+    tools: tuple[str, ...],
+    resume: ResumePoint,
 ) -> ChatRequest:
     return ChatRequest(
         request_id=request_id(chat.idempotency_key),
@@ -210,7 +215,7 @@ def _asked(
         thin=chat.thin,
         residency=residency(chat.residency),
         trace=trace(chat.trace.traceparent, chat.trace.tracestate),
-        resume=_resume(chat),
+        resume=resume,
         digest=_digest(chat),
         prediction=_prediction(chat),
         tools=tools,

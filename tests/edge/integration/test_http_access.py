@@ -56,7 +56,7 @@ async def test_every_error_is_in_that_apis_shape(mesh: Running, caller: AsyncCli
         assert answer.headers["x-request-id"]
         assert answer.headers["cache-control"] == "no-store"
     allowed = await caller.get("/v1/chat/completions")
-    assert allowed.headers["allow"] == "POST"
+    assert allowed.headers["allow"] == "POST, DELETE"
     allowed = await caller.delete("/v1/models/small")
     assert allowed.headers["allow"] == "GET, HEAD"
     assert (await caller.head("/v1/models/small")).status_code == 200

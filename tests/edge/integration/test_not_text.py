@@ -88,8 +88,8 @@ CASES: Final[Mapping[str, Sequence[_Case]]] = {
         ({"input": [{"image": "AA=="}]}, "input[0]", "object"),
     ),
 }
-NO_PARTS: Final = {"/v1/completions", "/detokenize"}
-"""Routes whose APIs know no parts: a text, or token ids."""
+NO_PARTS: Final = {"/v1/completions", "/detokenize", "/v1/chat/typing"}
+"""Routes whose APIs know no parts: a text, or token ids; or whose parts are those of chats."""
 
 
 @pytest.mark.parametrize("path", CASES)
