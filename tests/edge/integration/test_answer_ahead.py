@@ -94,6 +94,7 @@ async def test_what_was_begun_is_the_beginning_of_the_reply(mesh: Running, clien
         assert opening.sampling.seed == SAMPLED.seed
         assert opening.request_id != real.request_id
     assert mesh.of_model("outrider_edge_ahead_tokens_total", fate="sent") == 12
+    assert mesh.of_model("outrider_edge_ahead_chats_total", reply="ready") == 1
 
 
 @pytest.mark.parametrize(
@@ -115,6 +116,7 @@ async def test_whoever_asks_for_anything_else_gets_none_of_it(
     assert result.text == REPLY and result.speculation_stats.ahead_tokens == 0
     assert asked(mesh)[-1].resume.count == 0
     assert mesh.of_model("outrider_edge_ahead_tokens_total", fate="discarded") >= 12
+    assert mesh.of_model("outrider_edge_ahead_chats_total", reply="not") == 1
 
 
 async def test_at_temperature_0_the_seed_is_no_difference(mesh: Running, client: Client) -> None:

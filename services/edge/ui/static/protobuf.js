@@ -1,5 +1,5 @@
 // Protocol Buffers, as far as the frames of chats need them. Pure.
-// https://protobuf.dev/programming-guides/encoding
+// The encoding is that of the page "Encoding" of its own documentation.
 
 const VARINT = 0;
 const I64 = 1;
