@@ -262,19 +262,6 @@ def test_a_killed_replica_costs_a_line_and_no_word(chat: Watched, edge: Edge) ->
         expect(page.locator(".note-line")).to_contain_text("A server was lost")
 
 
-def test_a_killed_edge_costs_a_line_and_no_word(chat: Watched, edge: Edge) -> None:
-    chat.may_lose = True
-    page = chat.page
-    limit(page, 60)
-    send(page, LONG)
-    begun(page)
-    edge.kill("edge")
-    expect(page.locator(".note-line")).to_contain_text("The connection was lost")
-    ended(page)
-    expect(page.locator(".note-line")).to_contain_text("Nothing is missing.")
-    check_exact(edge, page, LONG, 60)
-
-
 def test_everything_is_done_by_the_keyboard(browser: Browser, edge: Edge) -> None:
     with opened(browser, edge.origin) as watched:
         page = watched.page
