@@ -54,7 +54,7 @@ test-all: torch client-packages  ## That, the tests of benchmarks, tools, deploy
 	$(PY) -m pytest -n 3
 	@$(MAKE) --no-print-directory new-examples SEED=$(SEED)
 
-new-examples: setup  ## Property tests on examples that no commit before had (SEED=N: on others)
+new-examples: torch  ## Property tests on examples that no commit before had (SEED=N: on others)
 	@echo "Property tests on new examples; the same again: make new-examples SEED=$(SEED)"
 	@$(PY) -m pytest -n 2 -m hypothesis --hypothesis-profile fresh --hypothesis-seed $(SEED) \
 		$$(grep -rl hypothesis tests --include='test_*.py') || $(FOUND)
