@@ -12,7 +12,7 @@ PHASES = [
     {"router": "router"},
     {"edge": "edge"},
 ]
-READ_S, COMPILED_S, COMPARED_S, WARMED_S = 1.5, 2.5, 1.5, 8.0
+READ_S, COMPILED_S, COMPARED_S, WARMED_S = 1.5, 2.5, 0.5, 0.5
 LATER_S = 1.5 + 8.5
 """Typical times of a replica's stages, after 2 s before the first, and of router and edge."""
 
