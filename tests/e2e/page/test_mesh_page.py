@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -47,12 +48,25 @@ class Edge:
         os.kill(row["pid"], signal.SIGKILL)
 
     def new_key(self, name: str, scope: str) -> str:
-        """Another key for this edge."""
+        """Another key, once this edge knows it: it looks at its file now and then."""
         keys = str(self.mesh.state_dir / KEYS_FILE)
         made = outrider("keys", "create", name, "--scope", scope, "--keys-file", keys)
         found = re.search(r"or_[0-9a-f]{12}_[0-9a-f]{64}", made.stdout)
         assert found is not None, made.stdout
+        deadline = time.monotonic() + PATIENCE_MS / 1000
+        while not self._knows(found[0]):
+            assert time.monotonic() < deadline, "the edge does not read its keys again"
         return found[0]
+
+    def _knows(self, key: str) -> bool:
+        asked = urllib.request.Request(
+            f"{self.origin}/v1/models", headers={"authorization": f"Bearer {key}"}
+        )
+        try:
+            with urllib.request.urlopen(asked, timeout=60):
+                return True
+        except urllib.error.HTTPError as refused:
+            return refused.code != 401
 
     def chat(self) -> None:
         """Have one chat answered, whatever it says."""

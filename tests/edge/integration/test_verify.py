@@ -57,7 +57,7 @@ EDGE: dict[str, Any] = {
     "keys": (key_of("acme"), key_of("bolt"), key_of("few")),
 }
 pytestmark = pytest.mark.edge(**EDGE)
-LONG = "so long a reply that nobody reads it " * 150
+LONG = "so long a reply that nobody reads it " * 200
 
 
 class Knows:
@@ -334,7 +334,7 @@ async def test_who_does_not_read_loses_the_session(mesh: Running) -> None:
     narrow = ("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)
     async with raw_channel(mesh, *narrow) as channel:
         call = RawCall(channel, "acme")
-        mesh.region.block_tokens = 64
+        mesh.region.block_tokens = 1
         await call.send(opening(text="hello", sampling=common_pb2.Sampling(max_tokens=1 << 20)))
         await eventually(lambda: bool(mesh.region.cancelled))
         error = await call.error()
