@@ -67,6 +67,15 @@ def test_a_stage_without_a_typical_time_says_nothing_of_the_time_left_and_counts
     assert progress.line(100.0).endswith(f"about {west_s + LATER_S:.0f} s left")
 
 
+def test_who_waits_for_others_takes_no_time_of_his_own() -> None:
+    progress = StartProgress([{"east-0": "inference", "router": "router"}])
+    for name in ("east-0", "router"):
+        progress.enter(name, "", 0.0)
+    progress.enter("router", "replicas: 2 CONNECTING", 1.5)
+    left_s = 2.0 - 1.5 + READ_S + COMPILED_S + COMPARED_S + WARMED_S
+    assert progress.line(1.5).endswith(f"east-0: starting; about {left_s:.0f} s left")
+
+
 def test_a_last_stage_that_takes_longer_than_expected_has_no_time_left() -> None:
     progress = begun()
     for name in ("east-0", "west-0"):

@@ -16,6 +16,7 @@ import pytest
 
 from outrider import children
 from outrider.cli.local import mesh, supervisor
+from outrider.cli.local.admin_page import reaches_all_replicas
 from outrider.cli.local.mesh import MeshOptions, ProcessSpec, ServedModel
 from outrider.cli.local.supervisor import Child, Supervisor, _environ, _with_ports, tail
 from outrider.config import load
@@ -102,7 +103,7 @@ async def test_services_take_their_supervisors_end_for_one_wish_however_often_it
     mine = supervisor_of(tmp_path, [])
     monkeypatch.setattr(children, "start", start)
     with pytest.raises(OSError, match="no space"):
-        await mine._start_all([mesh.tokenizer(OPTIONS)])
+        await mine._start_all([[mine._plan(mesh.tokenizer(OPTIONS))]])
     assert started["env"][PARENT_VARIABLE]
     assert started["ends_with_parent"] is PARENT_ENDED
 
@@ -246,13 +247,90 @@ async def test_a_start_may_last_while_there_is_progress_and_the_log_of_what_fail
     spec = replace(spec, values={**spec.values, "admin": {"port": port}})
     mine = supervisor_of(tmp_path, [], clock)
     with pytest.raises(UnavailableError) as failed:
-        await mine._start_all([spec])
+        await mine._start_all([[mine._plan(spec)]])
     log = tmp_path / "logs" / f"{spec.name}.log"
     first, *shown, advice = failed.value.message.splitlines()
     assert first == f"{spec.name} {why}; the end of {log}:"
     assert shown == ["it fails"]
     assert f"outrider logs --state-dir {tmp_path}" in advice
     assert f"{spec.name}: {[it for it in stages if it != 'end'][-1]}" in mine._progress.line(0.0)
+
+
+async def test_a_process_that_may_wait_for_others_is_not_late_before_they_are_ready(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    clock, others = FakeClock(), asyncio.Event()
+    asked = 0
+
+    def readiness(host: str, admin_port: int) -> tuple[bool, str]:
+        nonlocal asked
+        asked += 1
+        clock.advance(supervisor.START_LIMIT_S)
+        return False, "no router can be reached"
+
+    async def ready_later() -> Child:
+        await others.wait()
+        raise AssertionError("nobody asks for the result")
+
+    monkeypatch.setattr(supervisor, "_readiness", readiness)
+    mine = supervisor_of(tmp_path, [], clock)
+    spec = mesh.edges(OPTIONS, [7001], tmp_path)[0]
+    needed = asyncio.create_task(ready_later())
+    files = (tmp_path / "ready.json", tmp_path / "edge.log")
+    waiting = asyncio.create_task(
+        mine._until_ready(spec, _Process(), *files, [needed])  # type: ignore[arg-type]
+    )
+    await eventually(lambda: asked > 3 or waiting.done())
+    assert not waiting.done()
+    others.set()
+    with pytest.raises(UnavailableError, match="edge was not ready, and for 300 s"):
+        await waiting
+    with pytest.raises(AssertionError):
+        await needed
+
+
+async def test_a_process_that_does_not_start_ends_all_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started: list[_Process] = []
+
+    def start(command: Sequence[str], **options: Any) -> _Process:
+        process = _Process()
+        started.append(process)
+        if "edge" in command:
+            process.returncode = 2
+        return process
+
+    monkeypatch.setattr(children, "start", start)
+    mine = Supervisor(OPTIONS, tmp_path, lambda line: None)
+    with pytest.raises(UnavailableError, match="edge ended with status 2 before it was ready"):
+        await mine.start()
+    assert len(started) == len(mesh.phases(OPTIONS)[0]), "side by side"
+    assert all(process.returncode is not None for process in started)
+
+
+@pytest.mark.parametrize(
+    ("page", "reaches"),
+    [
+        ('{state="ready"} 2.0\n{state="failed"} 0.0', True),
+        ('{state="ready"} 1.0\n{state="failed"} 1.0', False),
+        ("", False),
+    ],
+)
+async def test_a_router_reaches_all_replicas_when_every_one_is_ready(
+    page: str, reaches: bool
+) -> None:
+    body = "".join(f"outrider_router_replicas{line}\n" for line in page.splitlines())
+    answer = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        assert await asyncio.to_thread(reaches_all_replicas, host, port) == reaches
 
 
 @pytest.mark.parametrize("num_edges", [1, 3])

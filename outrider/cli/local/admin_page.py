@@ -17,6 +17,7 @@ _BACKENDS: Final = names.TOKENIZATION_BACKEND
 _BACKEND_KEYS: Final = ("model", "backend", "reason", "processes")
 _CHATS: Final = ("outrider_edge_display_chats_total", "drafting")
 """Name and label."""
+_REPLICAS: Final = "outrider_router_replicas"
 _SUMS: Final = {
     "outrider_edge_tokens_total": "tokens",
     "outrider_edge_shown_tokens_total": "stayed_tokens",
@@ -76,3 +77,11 @@ def tokenizer_backends(host: str, admin_port: int) -> list[dict[str, str]]:
     # Processes of one service differ in the label `worker` alone.
     found = {tuple(sample.labels[key] for key in _BACKEND_KEYS) for sample in samples}
     return [dict(zip(_BACKEND_KEYS, row, strict=True)) for row in sorted(found)]
+
+
+def reaches_all_replicas(host: str, admin_port: int) -> bool:
+    """Whether a router answers, and every replica that it is configured with takes sessions."""
+    replicas = _samples(host, admin_port, (_REPLICAS,))
+    return bool(replicas) and all(
+        sample.labels["state"] == "ready" for sample in replicas if sample.value
+    )

@@ -31,6 +31,8 @@ MAX_RTT_MS = 2000.0
 _DRAFTER_WAIT_S = 240.0
 """How long a mesh that starts waits for its drafter, so that its first reply has drafts. Less than
 a process may take without progress."""
+_MAX_BACKOFF_S = 0.5
+"""Longest pause between a router's attempts to reach a replica."""
 _MAX_LABEL = 63
 """Letters of a name in a certificate (outrider/tls/identity.py)."""
 OF_MODELS = (
@@ -226,13 +228,13 @@ def _replica(options: MeshOptions, model: ServedModel, region: str, name: str) -
 
 
 def phases(options: MeshOptions) -> list[dict[str, str]]:
-    """Names and roles of all processes, in the groups that start one after the other: each needs
-    ports, or the certificate, of the one before."""
+    """Names and roles of all processes, in the groups that start one after the other: further edges
+    need the certificate that the first one makes."""
     engines = {spec.name: spec.role for spec in replicas(options)}
-    first, *others = ({name: "edge"} for name in options.edge_names)
-    groups = [{**engines, "tokenizer": "tokenizer"}, dict.fromkeys(options.router_names, "router")]
-    rest = {name: role for each in others for name, role in each.items()}
-    return [*groups, first, *([rest] if rest else [])]
+    first, *others = options.edge_names
+    routers = dict.fromkeys(options.router_names, "router")
+    together = {**engines, "tokenizer": "tokenizer", **routers, first: "edge"}
+    return [together, *([dict.fromkeys(others, "edge")] if others else [])]
 
 
 def tokenizer(options: MeshOptions) -> ProcessSpec:
@@ -265,6 +267,9 @@ def routers(
         "tokenizers": (f"{options.host}:{tokenizer_port}",),
         "default_model": options.models[0].name,
         "replicas": table,
+        # On one machine a refused connection costs nothing, and a replica that has just started is
+        # to be used at once.
+        "max_backoff_s": _MAX_BACKOFF_S,
         # For the page /ui/mesh, which the development key may see.
         "mesh_page": True,
     }

@@ -23,7 +23,10 @@ _TYPICAL_S: Final[Mapping[str, Mapping[str, float]]] = {
 }
 """Seconds that the stages of each role take on two cores with the default model; "" is the time
 before a process reports anything. Only their ratios count: how fast this start is follows from its
-finished stages. A stage that is not listed, such as a fetch, has no typical time."""
+finished stages. A stage of a replica or tokenizer that is not listed, such as a fetch, has no
+typical time; routers and edges wait for others in theirs, which count for themselves."""
+_WAITING: Final = ("router", "edge")
+"""Roles whose other stages are waiting."""
 
 
 @dataclass(slots=True)
@@ -43,7 +46,7 @@ class _Process:
         if self.is_ready or self.since is None:
             return 0.0 if self.is_ready else slowness * sum(typical_s.values())
         if self.stage not in typical_s:
-            return math.inf
+            return 0.0 if self.role in _WAITING else math.inf
         stages = list(typical_s)
         later = stages[stages.index(self.stage) + 1 :]
         of_this = max(0.0, slowness * typical_s[self.stage] - (now - self.since))

@@ -1,4 +1,4 @@
-"""Runs the processes of a mesh: starts them in order, again when they die, stops every one."""
+"""Runs the processes of a mesh: starts them side by side, again when they die, stops every one."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from typing import IO, Any, Final
 from outrider import children
 from outrider.children import ChildProcess
 from outrider.cli.local import certificates, mesh, settings
+from outrider.cli.local.admin_page import reaches_all_replicas
 from outrider.cli.local.certificates import Certificates
 from outrider.cli.local.link import DelayedLink
 from outrider.cli.local.log_lines import readable
@@ -50,6 +51,8 @@ _ANSWER_S: Final = 5.0
 """Longest wait for an answer of a process that starts."""
 _END_OF: Final = "; the end of "
 """Stands in an error between why a process failed and its log."""
+_CONNECTED_S: Final = 5.0
+"""Longest wait until routers reach replicas that are all ready."""
 _RECORD_AGAIN_S: Final = 30.0
 """Before what could not be recorded is tried again."""
 
@@ -78,6 +81,26 @@ class Child:
     last_end: LastEnd | None = None
     keeper: asyncio.Task[None] | None = None
     """Starts it again whenever it dies."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A process that is to be started for the first time."""
+
+    spec: ProcessSpec
+    """As the mesh has it."""
+    completed: ProcessSpec
+    """With all settings of its file, and its ports."""
+
+    @property
+    def port(self) -> int:
+        """Its first main port."""
+        return _number(self.completed.values["port"])
+
+    @property
+    def num_ports(self) -> int:
+        """Number of its main ports: one for each process of a router."""
+        return _number(self.completed.values.get("processes", 1))
 
 
 class Supervisor:
@@ -112,7 +135,7 @@ class Supervisor:
         """Kept over restarts, so that an edge finds its clients' trust groups again."""
 
     async def start(self, show: Callable[[str], None] = lambda line: None) -> None:
-        """Start everything in order of dependence; `show` gets a line every second that says how
+        """Start everything side by side; `show` gets a line every second that says how
         far this is. Raises UnavailableError with the end of the log of the process that failed."""
         showing = asyncio.create_task(self._show_progress(show))
         try:
@@ -137,14 +160,15 @@ class Supervisor:
         if options.prefix_store:
             await self._start_redis()
         replicas = mesh.replicas(options)
-        started = await self._start_all([*replicas, mesh.tokenizer(options)])
-        ports = {child.spec.name: child.ports.main for child in started}
+        behind = [self._plan(spec) for spec in (*replicas, mesh.tokenizer(options))]
+        ports = {plan.spec.name: plan.port for plan in behind}
         router_specs = mesh.routers(options, replicas, ports, ports["tokenizer"])
-        routers = await self._start_all(router_specs)
-        router_ports = [await self._far_port(child.ports) for child in routers]
+        routers = [self._plan(spec) for spec in router_specs]
+        router_ports = [await self._far_port(plan) for plan in routers]
         first, *others = mesh.edges(options, router_ports, self.state_dir)
-        await self._start_all([first])
-        await self._start_all(others)
+        started = await self._start_all([behind, routers, [self._plan(first)]])
+        await self._start_all([[self._plan(spec) for spec in others]])
+        await self._until_connected([it for it in started if it.spec.role == Role.ROUTER])
         self._is_up = True
         self._publish()
 
@@ -154,22 +178,31 @@ class Supervisor:
         await self.redis.start()
         self._say(f"{'prefix-store':<32} {'redis':<10} port {self.redis.port}")
 
-    async def _far_port(self, ports: Ports) -> int:
+    async def _far_port(self, router: _Plan) -> int:
         """The port at which edges reach a router's first port; its other ports follow. If a
         distance is configured, these are ports of links that delay."""
         if not self._options.rtt_ms:
-            return ports.main
-        row = reserve_row(self._options.host, 0, ports.num_main)
+            return router.port
+        row = reserve_row(self._options.host, 0, router.num_ports)
         for number, reserved in enumerate(row):
-            link = DelayedLink(self._options.host, ports.main + number, self._options.rtt_ms / 2e3)
+            link = DelayedLink(self._options.host, router.port + number, self._options.rtt_ms / 2e3)
             self._links.append(link)
             await link.start(reserved)
         return int(row[0].getsockname()[1])
 
-    async def _start_all(self, specs: Sequence[ProcessSpec]) -> list[Child]:
-        """Processes that are ready then; from now on each is started again when it dies. Raises
+    def _plan(self, spec: ProcessSpec) -> _Plan:
+        """With ports chosen, so that others can be told of them before it runs."""
+        completed = self._completed(spec, is_first=True)
+        return _Plan(spec, replace(completed, values=_with_ports(completed, self._options.host)))
+
+    async def _start_all(self, groups: Sequence[Sequence[_Plan]]) -> list[Child]:
+        """Start processes side by side and wait until all are ready; from now on each is started
+        again when it dies. Those of a group may take as long as all groups before it. Raises
         UnavailableError with the end of the log of one that did not start."""
-        tasks = [asyncio.create_task(self._start(spec)) for spec in specs]
+        tasks = list[asyncio.Task[Child]]()
+        for group in groups:
+            needed = tuple(tasks)
+            tasks += [asyncio.create_task(self._start(plan, needed)) for plan in group]
         try:
             started = list(await asyncio.gather(*tasks))
         except BaseException:
@@ -181,11 +214,10 @@ class Supervisor:
         self.children = [child for child in self.children if child not in started] + started
         return started
 
-    async def _start(self, spec: ProcessSpec) -> Child:
-        completed = self._completed(spec, is_first=True)
-        completed = replace(completed, values=_with_ports(completed, self._options.host))
+    async def _start(self, plan: _Plan, needed: Sequence[asyncio.Task[Child]]) -> Child:
+        spec = plan.spec
         self._progress.enter(spec.name, "", self._clock())
-        process, ports, log = await self._spawn(completed, is_first=True)
+        process, ports, log = await self._spawn(plan.completed, is_first=True, needed=needed)
         restarts = Restarts(self._policy, self._clock())
         child = Child(spec, process, ports, log, restarts)
         self._progress.ready(spec.name, self._clock())
@@ -196,11 +228,28 @@ class Supervisor:
         self._say(f"{spec.name:<32} {spec.role:<10} port {ports.main:<6} admin {ports.admin}{http}")
         return child
 
+    async def _until_connected(self, routers: Sequence[Child]) -> None:
+        """Wait until routers reach every replica, so that the first chats find all of them; a
+        replica that died meanwhile is not waited for long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CONNECTED_S):
+                await asyncio.gather(*(self._connected(router.ports.admin) for router in routers))
+
+    async def _connected(self, admin_port: int) -> None:
+        while True:
+            if await asyncio.to_thread(reaches_all_replicas, self._options.host, admin_port):
+                return
+            await asyncio.sleep(_POLL_S)
+
     async def _spawn(
-        self, completed: ProcessSpec, *, is_first: bool
+        self,
+        completed: ProcessSpec,
+        *,
+        is_first: bool,
+        needed: Sequence[asyncio.Task[Child]] = (),
     ) -> tuple[ChildProcess, Ports, Path]:
-        """Start a process and wait until it is ready; returns it with its ports and its log, to
-        which a restarted process appends."""
+        """Start a process and wait until it is ready, which it may not be before the `needed` ones
+        are; returns it with its ports and its log, to which a restarted process appends."""
         name = completed.name
         config = self.state_dir / "config" / f"{name}.toml"
         write_private(config, mesh.to_toml(completed, self._options.definitions))
@@ -223,7 +272,8 @@ class Supervisor:
         self._starting = [it for it in self._starting if it.returncode is None]
         self._starting.append(process)
         try:
-            return process, await self._until_ready(completed, process, ready_file, log), log
+            ports = await self._until_ready(completed, process, ready_file, log, needed)
+            return process, ports, log
         except BaseException:
             await _end(process)
             raise
@@ -253,10 +303,15 @@ class Supervisor:
         return replace(completed, values=mesh.merged(completed.values, ports))
 
     async def _until_ready(
-        self, spec: ProcessSpec, process: ChildProcess, ready_file: Path, log: Path
+        self,
+        spec: ProcessSpec,
+        process: ChildProcess,
+        ready_file: Path,
+        log: Path,
+        needed: Sequence[asyncio.Task[Child]],
     ) -> Ports:
-        """Wait; a process that reports nothing new for START_LIMIT_S has failed. Raises
-        UnavailableError."""
+        """Wait; a process that reports nothing new for START_LIMIT_S has failed, unless it may be
+        waiting for others. Raises UnavailableError."""
         host, said, since, ask_at = self._options.host, "", self._clock(), 0.0
         while process.returncode is None:
             now, ports = self._clock(), read_ports(ready_file)
@@ -269,6 +324,8 @@ class Supervisor:
                     said, since = reason, now
                     self._progress.enter(spec.name, said, now)
                 ask_at = now + _ASK_S
+            if not all(task.done() for task in needed):
+                since = now
             if now - since > START_LIMIT_S:
                 why = f"was not ready, and for {START_LIMIT_S:.0f} s it reported nothing new"
                 raise self._failed(spec.name, f"{why} ({said or 'no answer'})", log)
@@ -428,6 +485,10 @@ def _with_ports(spec: ProcessSpec, host: str) -> mesh.Values:
         if isinstance(table, Mapping) and table.get("port") == 0:
             chosen[listener] = {"port": free_tcp_port(str(table.get("host", host)))}
     return mesh.merged(spec.values, chosen)
+
+
+def _number(setting: object) -> int:
+    return int(str(setting))
 
 
 def _environ(role: str) -> dict[str, str]:
