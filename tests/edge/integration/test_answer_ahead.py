@@ -26,7 +26,9 @@ from tests.edge.integration.running import REPLY, Running, running
 TEXT = "Which of these trains leaves first?"
 BEFORE = [Message("system", "Be brief.")]
 SAMPLED = SamplingParams(temperature=0.8, seed=7)
-AHEAD = AheadPolicy(max_tokens=12, min_pause_ms=1.0, max_pause_ms=20.0, min_wait_ms=0.0)
+AHEAD = AheadPolicy(
+    max_tokens=12, min_tokens=12, min_pause_ms=1.0, max_pause_ms=20.0, min_wait_ms=0.0
+)
 """Of an edge that waits for no long pauses."""
 pytestmark = pytest.mark.edge(ahead=AHEAD)
 

@@ -19,7 +19,9 @@ from services.edge.session.ahead_plan import AheadPolicy
 from tests.edge.integration.http_client import plain, serving_http
 from tests.edge.integration.running import REPLY, Running
 
-AHEAD = AheadPolicy(max_tokens=12, min_pause_ms=1.0, max_pause_ms=20.0, min_wait_ms=0.0)
+AHEAD = AheadPolicy(
+    max_tokens=12, min_tokens=12, min_pause_ms=1.0, max_pause_ms=20.0, min_wait_ms=0.0
+)
 pytestmark = pytest.mark.edge(ahead=AHEAD, http=HttpConfig(port=0))
 TEXT = "Which of these trains leaves first?"
 SYSTEM = {"role": "system", "content": "Be brief."}
