@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,30 @@ async def test_an_edge_that_begins_none_says_so(
     async with serving_http(words, tmp_path, **settings) as mesh, plain(mesh) as caller:
         assert (await tell(caller, request=REQUEST))["status"] == 403
         assert not mesh.region.opened
+
+
+DISTANT = {"added_rtt_ms": 250}
+
+
+@pytest.mark.edge(added_distance=True)
+async def test_an_added_distance_holds_before_enter_too(mesh: Running, caller: AsyncClient) -> None:
+    """What is begun takes as long to come as it would from there."""
+    loop = asyncio.get_running_loop()
+    since = loop.time()
+    await typed(mesh, caller, **DISTANT)
+    assert loop.time() - since >= DISTANT["added_rtt_ms"] / 1e3
+    answer = (await caller.post("/v1/chat/completions", json={**CHAT, **DISTANT})).json()
+    assert answer["metrics"]["ahead_tokens"] == 12
+    await typed(mesh, caller)
+    answer = (await caller.post("/v1/chat/completions", json={**CHAT, **DISTANT})).json()
+    assert "ahead_tokens" not in answer["metrics"], "it came from nearby"
+
+
+async def test_where_no_distance_is_added_none_is_typed_over(
+    mesh: Running, caller: AsyncClient
+) -> None:
+    assert (await tell(caller, request={**REQUEST, **DISTANT}))["status"] == 403
+    assert not mesh.region.opened
 
 
 async def test_too_much_is_refused(words: Vocabulary, tmp_path: Path) -> None:
