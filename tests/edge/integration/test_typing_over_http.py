@@ -142,6 +142,18 @@ async def test_another_tenant_has_none_of_it(mesh: Running, caller: AsyncClient)
     assert answer["metrics"]["ahead_tokens"] == 12
 
 
+async def test_whoever_knows_the_id_alone_changes_and_takes_nothing(mesh: Running) -> None:
+    async with plain(mesh, "") as caller, plain(mesh, "") as stranger:
+        caller.headers["x-outrider-client"] = "aa" * 16
+        stranger.headers["x-outrider-client"] = "bb" * 16
+        await typed(mesh, caller)
+        assert (await tell(stranger, "Something else?", sequence=9))["status"] == 404
+        answer = (await stranger.post("/v1/chat/completions", json=CHAT)).json()
+        assert "ahead_tokens" not in answer["metrics"]
+        answer = (await caller.post("/v1/chat/completions", json=CHAT)).json()
+        assert answer["metrics"]["ahead_tokens"] == 12
+
+
 async def test_an_emptied_text_takes_it_back(mesh: Running, caller: AsyncClient) -> None:
     await typed(mesh, caller)
     assert (await tell(caller, "", sequence=2))["status"] == 200
