@@ -18,7 +18,7 @@ from outrider.errors import OverloadedError
 from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
-from outrider.v1 import common_pb2
+from outrider.v1 import common_pb2, inference_pb2
 from services.edge.access.identity import TenantConfig
 from services.edge.access.shared_limits import SharedAsk
 from services.edge.limits.quotas import Rate
@@ -205,6 +205,32 @@ async def test_a_lost_region_leaves_what_came(mesh: Running, client: Client) -> 
     result = await chat(client)
     assert result.text == REPLY
     assert result.speculation_stats.ahead_tokens in (3, 6), "final, whoever was lost"
+
+
+def _inexact(commit: inference_pb2.Commit) -> None:
+    commit.inexact = True
+
+
+def _behind_a_gap(commit: inference_pb2.Commit) -> None:
+    commit.base += 1
+
+
+@pytest.mark.parametrize("spoil", [_inexact, _behind_a_gap])
+async def test_tokens_that_cannot_be_used_are_not_kept(
+    mesh: Running, client: Client, spoil: Callable[[inference_pb2.Commit], None]
+) -> None:
+    def mangle(frame: inference_pb2.SessionDown) -> None:
+        if frame.HasField("commit"):
+            spoil(frame.commit)
+
+    mesh.region.mangle = mangle
+    mesh.region.hold(3)
+    client.typing(BEFORE, ahead=True, sampling=SAMPLED).update(TEXT)
+    await eventually(lambda: "its tokens cannot be used" in mesh.region.cancelled)
+    mesh.region.mangle = lambda frame: None
+    mesh.region.gate.set()
+    result = await chat(client)
+    assert result.text == REPLY and result.speculation_stats.ahead_tokens == 0
 
 
 async def test_a_busy_region_refuses_and_the_chat_never_knows(

@@ -17,6 +17,7 @@ from services.edge.access.identity import TenantConfig
 from services.edge.http.config import HttpConfig
 from services.edge.http.typed_text_table import TextBeingTyped, TypedTexts
 from services.edge.session.ahead_plan import AheadPolicy
+from tests.api_keys import key_of, text_of
 from tests.edge.integration.http_client import plain, serving_http
 from tests.edge.integration.running import REPLY, Running
 
@@ -131,8 +132,6 @@ async def test_other_requests_have_none_of_it(
 
 
 async def test_another_tenant_has_none_of_it(mesh: Running, caller: AsyncClient) -> None:
-    from tests.api_keys import text_of
-
     await typed(mesh, caller)
     async with plain(mesh, text_of("bolt")) as other:
         answer = (await other.post("/v1/chat/completions", json=CHAT)).json()
@@ -140,6 +139,14 @@ async def test_another_tenant_has_none_of_it(mesh: Running, caller: AsyncClient)
         assert (await tell(other))["status"] == 404, "nor does it know the id"
     answer = (await caller.post("/v1/chat/completions", json=CHAT)).json()
     assert answer["metrics"]["ahead_tokens"] == 12
+
+
+@pytest.mark.edge(tenants=(TenantConfig("acme", trust="user"),), keys=(key_of("acme"),))
+async def test_another_user_of_the_key_has_none_of_it(mesh: Running, caller: AsyncClient) -> None:
+    for user, num_ahead in (("ann", 12), ("bob", None)):
+        await typed(mesh, caller, user="ann")
+        answer = (await caller.post("/v1/chat/completions", json={**CHAT, "user": user})).json()
+        assert answer["metrics"].get("ahead_tokens") == num_ahead
 
 
 async def test_whoever_knows_the_id_alone_changes_and_takes_nothing(mesh: Running) -> None:
