@@ -208,11 +208,12 @@ async def test_a_lost_region_leaves_what_came(mesh: Running, client: Client) -> 
 
 
 def _inexact(commit: inference_pb2.Commit) -> None:
-    commit.inexact = True
+    commit.details = inference_pb2.CommitDetails(inexact=True).SerializeToString()
 
 
 def _behind_a_gap(commit: inference_pb2.Commit) -> None:
     commit.base += 1
+    commit.upto += 1
 
 
 @pytest.mark.parametrize("spoil", [_inexact, _behind_a_gap])
