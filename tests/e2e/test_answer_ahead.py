@@ -4,6 +4,8 @@ Enter: every reply is the reference's."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from typing import Final
 
 import pytest
 
@@ -12,11 +14,19 @@ from bench.harness.mesh import HOST
 from outrider.client import Client, Message, connect
 from outrider.telemetry import names
 from services.edge.telemetry.edge import SEALED_TOKENS
-from tests.e2e.test_hand_over import LIMIT_S, Mesh, is_ready, running
+from tests.e2e.test_hand_over import FAKE, LIMIT_S, Mesh, is_ready, running
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(600)]
 
 REPLY_TOKENS = 60
+NUM_AHEAD = 12
+"""Tokens that wait at the edge, at any distance: its `ahead.max_tokens` by default."""
+REAL: Final[Mapping[str, object]] = {
+    "engine": "openvino",
+    "threads": 1,
+    "max_fixed_rows": 4,
+    "kv_bytes": 1 << 28,
+}
 PROMPTS = ("Why is the sky blue, and why is it red at dusk?", "Where do the whales go in winter?")
 
 
@@ -36,7 +46,9 @@ async def num_calls(mesh: Mesh) -> dict[str, float]:
     }
 
 
-async def typed(mesh: Mesh, client: Client, asked: ReferenceChat, num_ready: int = 12) -> str:
+async def typed(
+    mesh: Mesh, client: Client, asked: ReferenceChat, num_ready: int = NUM_AHEAD
+) -> str:
     """Type all of it at once, as pasted text is. Returns the replica that begins the reply, once so
     many of its tokens are at the edge."""
     before = await num_calls(mesh)
@@ -56,17 +68,25 @@ async def sent(client: Client, asked: ReferenceChat) -> int:
     return result.speculation_stats.ahead_tokens
 
 
-async def test_replies_are_exact_whoever_dies_between_typing_and_enter() -> None:
-    chats = make_reference_chats("fake", REPLY_TOKENS, PROMPTS)
-    async with running() as mesh, connect(f"quic://{HOST}:{mesh.edge.port}", ca=mesh.ca) as client:
+@pytest.mark.parametrize(
+    "replica", [FAKE, REAL], ids=["the fake engine, slowly", "the default model"]
+)
+async def test_replies_are_exact_whoever_dies_between_typing_and_enter(
+    replica: Mapping[str, object],
+) -> None:
+    chats = make_reference_chats(str(replica["engine"]), REPLY_TOKENS, PROMPTS)
+    async with (
+        running(replica, {"ahead": {"min_tokens": NUM_AHEAD}}) as mesh,
+        connect(f"quic://{HOST}:{mesh.edge.port}", ca=mesh.ca) as client,
+    ):
         await mesh.until(lambda rows: is_ready(rows, "one", "two"))
         for asked in chats:
             await typed(mesh, client, asked)
-            assert await sent(client, asked) == 12, "greedy and sampled"
+            assert await sent(client, asked) == NUM_AHEAD, "greedy and sampled"
 
         # The replica dies when all is sealed, and while it still computes.
         greedy, sampled, *_ = chats
-        for asked, num_ready in ((greedy, 12), (sampled, 1)):
+        for asked, num_ready in ((greedy, NUM_AHEAD), (sampled, NUM_AHEAD), (sampled, 1)):
             holder = await typed(mesh, client, asked, num_ready)
             mesh.replicas[holder].kill()
             assert await sent(client, asked) >= num_ready, "sealed tokens are final"

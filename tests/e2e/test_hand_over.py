@@ -4,10 +4,11 @@ a replica that is killed (SIGKILL) in the middle of it. Every text is exact."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -29,6 +30,14 @@ REPLY_TOKENS = 100
 HELD_AFTER_BYTES = 4096
 """Some blocks of the fake engine, packed."""
 LIMIT_S = 120.0
+FAKE: Final[Mapping[str, object]] = {
+    "engine": "fake",
+    "fake_call_ms": CALL_MS,
+    "kv_peers": {"min_tokens": BLOCK, "timeout_ms": 60_000.0},
+    # A block a call, slowly as the first guess has it: fetching pays on any machine.
+    "scheduler": {"prefill_chunk_tokens": BLOCK, "row_ms": 1000.0},
+}
+NOTHING: Final[Mapping[str, object]] = {}
 
 
 @dataclass(eq=False)
@@ -90,7 +99,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Mesh:
-    """Two replicas of the fake engine, a router and an edge, in processes of their own."""
+    """Two replicas, a router and an edge, in processes of their own."""
 
     replicas: dict[str, Service]
     links: dict[str, Link]
@@ -119,18 +128,14 @@ class Mesh:
 
 
 @asynccontextmanager
-async def running() -> AsyncIterator[Mesh]:
+async def running(
+    replica: Mapping[str, object] = FAKE, edge: Mapping[str, object] = NOTHING
+) -> AsyncIterator[Mesh]:
+    """`replica` and `edge`: settings of their own."""
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(run_folder("hand-over")).path
-        values: dict[str, object] = {
-            "engine": "fake",
-            "fake_call_ms": CALL_MS,
-            "kv_peers": {"min_tokens": BLOCK, "timeout_ms": 60_000.0},
-            # A block a call, slowly as the first guess has it: fetching pays on any machine.
-            "scheduler": {"prefill_chunk_tokens": BLOCK, "row_ms": 1000.0},
-        }
         replicas = {
-            name: Service(name, "inference", {"replica": name, "region": "here", **values}, folder)
+            name: Service(name, "inference", {"replica": name, "region": "here", **replica}, folder)
             for name in ("one", "two")
         }
         links = {name: Link(replica.port) for name, replica in replicas.items()}
@@ -148,14 +153,15 @@ async def running() -> AsyncIterator[Mesh]:
             "state_dir": str(folder),
             "anonymous": True,
             "drafter.model": "none",
+            **edge,
         }
-        edge = Service("edge", "edge", serving, folder)
-        services = (*replicas.values(), router, edge)
+        near = Service("edge", "edge", serving, folder)
+        services = (*replicas.values(), router, near)
         for service in services:
             stack.callback(service.end)
             service.spawn()
         await asyncio.gather(*(service.ready() for service in services))
-        yield Mesh(replicas, links, router, edge, folder / "tls" / "cert.pem")
+        yield Mesh(replicas, links, router, near, folder / "tls" / "cert.pem")
 
 
 def is_ready(rows: list[router_pb2.Replica], *names: str) -> bool:

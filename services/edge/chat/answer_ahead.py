@@ -21,6 +21,7 @@ from outrider.models.chat import Message
 from outrider.sampling.params import SamplingParams
 from outrider.session.region import Commit
 from outrider.session.types import Priority, Speculation
+from outrider.speculation.verification import common_prefix_length
 from outrider.today import today
 from outrider.tokenization.pool.pool import TokenizationJob, TokenizationResult
 from outrider.v1 import inference_pb2
@@ -40,7 +41,7 @@ from services.edge.session.events import (
     RegionMoved,
     RegionOpened,
 )
-from services.edge.upstream.link import RouterLink
+from services.edge.upstream.distance import DistantLink, SessionLink
 from services.edge.wire.region import RegionWire, cancel
 
 log = structlog.get_logger()
@@ -96,18 +97,25 @@ class AnswerAhead:
         self._identity = identity
         self._context = context
         self._spend = spend
-        self._plan = AheadPlan(context.ahead, context.upstream.round_trip_s)
+        round_trip_s = context.upstream.round_trip_s
+        if round_trip_s is not None:
+            round_trip_s += request.added_rtt_ms / 1e3
+        self._plan = AheadPlan(context.ahead, round_trip_s)
         self._messages: tuple[Message, ...] = ()
         self._num_computed = 0
+        self._computed: tuple[int, ...] = ()
+        """The prompt that the region was asked to compute last, to begin its reply."""
         self._timer: Call | None = None
         self._job: tuple[TokenizationJob, ServedModel] | None = None
         self._asked: _Asked | None = None
         """None: nothing is begun."""
         self._wire: RegionWire | None = None
-        self._session: tuple[RouterLink, int] | None = None
+        self._session: tuple[SessionLink, int] | None = None
         """The background session; None: none, or it has ended."""
         self._ids: list[int] = []
         """Sealed."""
+        self._num_asked = 0
+        """Tokens that the background session may have."""
         self._model_identity = b""
         self.closed = False
 
@@ -137,7 +145,11 @@ class AnswerAhead:
         """The sealed beginning of the reply to this request, whose prompt is `ids`; empty if there
         is none. Nothing is left here afterwards."""
         asked, sealed = _Asked(key, ids, request.sampling), NOTHING_AHEAD
-        is_same = identity == self._identity and request.residency == self._request.residency
+        is_same = (
+            identity == self._identity
+            and request.residency == self._request.residency
+            and request.added_rtt_ms == self._request.added_rtt_ms
+        )
         if not self.closed and self._asked is not None and is_same and self._asked.fits(asked):
             sealed = AheadTokens(tuple(self._ids), self._model_identity)
         self._context.telemetry.ahead_sent(len(sealed.ids), request.model)
@@ -215,8 +227,9 @@ class AnswerAhead:
     def _open(self, model: ServedModel, asked: ChatRequest, ids: tuple[int, ...]) -> None:
         if len(ids) >= model.policy.max_context_tokens:
             return
-        num_new = max(1, len(ids) - self._num_computed)
-        num_ahead = min(self._context.ahead.max_tokens, asked.sampling.max_tokens)
+        num_known = max(self._num_computed, common_prefix_length(self._computed, ids))
+        num_new = max(1, len(ids) - num_known)
+        num_ahead = min(self._plan.num_tokens, asked.sampling.max_tokens)
         if not (
             self._spend(Rate.PREFILL_TOKENS, num_new) and self._spend(Rate.AHEAD_TOKENS, num_ahead)
         ):
@@ -241,9 +254,13 @@ class AnswerAhead:
             region_codec=model.region_codec,
         )
         self._asked = _Asked(model.key, ids, asked.sampling)
+        self._num_asked = num_ahead
+        self._computed = ids
         self._plan.begun(now)
         try:
-            link = self._context.upstream.pick()
+            link: SessionLink = self._context.upstream.pick()
+            if asked.added_rtt_ms:
+                link = DistantLink(link, asked.added_rtt_ms)
             opening = self._wire.open(OpenRegion(request, ids, 0), ("", ""), link.prompts)
             self._session = link, link.open(self, opening)
         except OutriderError as error:
@@ -283,8 +300,8 @@ class AnswerAhead:
 
     def _committed(self, commit: Commit) -> None:
         is_next = commit.base == len(self._ids) and not commit.accepted
-        most = self._context.ahead.max_tokens
-        if not is_next or commit.is_inexact or len(self._ids) + len(commit.ids) > most:
+        num_tokens = len(self._ids) + len(commit.ids)
+        if not is_next or commit.is_inexact or num_tokens > self._num_asked:
             self._stop("its tokens cannot be used")
             self._forget_tokens()
             return

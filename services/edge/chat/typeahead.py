@@ -31,7 +31,7 @@ from services.edge.models.served import ServedModel
 from services.edge.session.events import ChatRequest, Input, OpenRegion
 from services.edge.session.template_options import NO_OPTIONS
 from services.edge.session.typeahead_plan import TypeaheadPlan
-from services.edge.upstream.link import RouterLink
+from services.edge.upstream.distance import DistantLink, SessionLink, check_added_rtt
 from services.edge.wire.client import TypedText, read_typed_text
 from services.edge.wire.region import RegionWire, cancel
 
@@ -69,6 +69,7 @@ class _Typist:
     residency: tuple[str, ...]
     """Regions that may hold the text; empty: any."""
     model: str
+    added_rtt_ms: int = 0
 
     def request(self) -> ChatRequest:
         """For one prefill."""
@@ -80,6 +81,7 @@ class _Typist:
             priority=Priority.LOW,
             speculation=Speculation.OFF,
             residency=self.residency,
+            added_rtt_ms=self.added_rtt_ms,
         )
 
 
@@ -114,7 +116,7 @@ class TypeaheadPrefill:
         """None: the model has not been loaded yet."""
         self._job: tuple[TokenizationJob, ServedModel] | None = None
         """Job of the text that is being tokenized, which uses the model; None: no text is."""
-        self._session: tuple[RouterLink, int] | None = None
+        self._session: tuple[SessionLink, int] | None = None
         """The newest prefill, and its number there."""
         self._ahead: AnswerAhead | None = None
         """None: its user has not agreed to it, or nothing can be begun ahead."""
@@ -200,13 +202,14 @@ class TypeaheadPrefill:
 
     def _begin_ahead(self, typist: _Typist, request: ChatRequest) -> None:
         identity = typist.identity
+        check_added_rtt(request.added_rtt_ms, is_allowed=self._context.added_distance)
         asked = replace(
             request,
             model=typist.model,
             residency=identity.residency(request.residency),
             tools=self._tools,
         )
-        self._typist = replace(typist, residency=asked.residency)
+        self._typist = replace(typist, residency=asked.residency, added_rtt_ms=asked.added_rtt_ms)
         if may_be_answered_ahead(asked, identity, self._context):
             spend = partial(self._spend, identity.client)
             self._ahead = AnswerAhead(asked, identity, self._context, spend)
@@ -303,12 +306,16 @@ class TypeaheadPrefill:
         typist, context, num_new = self._typist, self._context, planned.plan.num_due
         if typist is None or not num_new or context.limiter.is_used_up(typist.identity):
             return
+        if self._ahead is not None and num_new < context.ahead.min_prefill_tokens:
+            return
         if not self._stream.spend(Rate.PREFILL_TOKENS, num_new, typist.identity.client):
             return
         ids = planned.plan.next_prefill()
         assert ids is not None
         try:
-            link = context.upstream.pick()
+            link: SessionLink = context.upstream.pick()
+            if typist.added_rtt_ms:
+                link = DistantLink(link, typist.added_rtt_ms)
             opening = planned.wire.open(
                 OpenRegion(typist.request(), ids, 0), ("", ""), link.prompts
             )

@@ -21,6 +21,7 @@ from services.edge.http.api import ApiRequest, ChatApi, PlannedReply
 from services.edge.http.exchange import ClientLeft, Exchange
 from services.edge.http.stream import ChatStream, RunningReply
 from services.edge.http.system_lines import LeftOutLines
+from services.edge.http.typed_text_table import typist_of
 from services.edge.session.events import ChatRequest
 
 log = structlog.get_logger()
@@ -35,6 +36,7 @@ async def serve_reply(api: ChatApi, exchange: Exchange) -> None:
     """Answer one request. Raises OutriderError for one that cannot be answered, unless its answer
     has begun, and ClientLeft."""
     exchange.frontend.check_draining()
+    typist = typist_of(exchange.identity)
     # The body is not kept while the reply is under way: it counts in no budget any more.
     planned = _without_lines(api.plan(await _asked(exchange)), exchange.frontend.left_out)
     exchange.release()
@@ -56,7 +58,7 @@ async def serve_reply(api: ChatApi, exchange: Exchange) -> None:
         if watch.done():
             raise ClientLeft
         exchange.has_chats = True
-        ahead = exchange.frontend.typed_texts.take(_tenant(exchange), planned.typing_id)
+        ahead = exchange.frontend.typed_texts.take(typist, planned.typing_id)
         _begin(reply, planned, identity, exchange.frontend.context, ahead)
         await _send(exchange, reply, planned)
     finally:
@@ -76,7 +78,7 @@ async def _asked(exchange: Exchange) -> ApiRequest:
         return_metrics=config.return_metrics,
         idempotency_key=headers.get("idempotency-key", ""),
         last_event_id=headers.get("last-event-id", ""),
-        typed_seed=partial(exchange.frontend.typed_texts.seed, _tenant(exchange)),
+        typed_seed=partial(exchange.frontend.typed_texts.seed, typist_of(exchange.identity)),
         trace=exchange.trace,
     )
 
@@ -93,10 +95,6 @@ def _left(task: asyncio.Task[None], reply: RunningReply, *, may_return: bool) ->
     """The client has closed its request, unless the watch was given up."""
     if not task.cancelled():
         reply.leave(may_return=may_return)
-
-
-def _tenant(exchange: Exchange) -> str:
-    return exchange.identity.tenant if exchange.identity is not None else ""
 
 
 def _begin(

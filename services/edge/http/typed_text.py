@@ -32,7 +32,7 @@ from services.edge.http.api import ApiRequest
 from services.edge.http.bodies import read
 from services.edge.http.exchange import Exchange
 from services.edge.http.openai_errors import refused
-from services.edge.http.typed_text_table import KEPT_S, TextBeingTyped
+from services.edge.http.typed_text_table import KEPT_S, TextBeingTyped, typist_of
 from services.edge.limits.quotas import Rate, too_much
 from services.edge.session.events import ChatRequest, ClientGone
 from services.edge.wire.client import TypedText
@@ -101,15 +101,15 @@ async def serve_typing(exchange: Exchange) -> None:
     spend = _spender(exchange)
     if not spend(Rate.TYPED_BYTES, len(data), identity.client):
         raise too_much(Rate.TYPED_BYTES, _SLOW_S)
-    texts, tenant = exchange.frontend.typed_texts, identity.tenant
-    found = texts.find(tenant, asked.id)
+    texts, typist = exchange.frontend.typed_texts, typist_of(identity)
+    found = texts.find(typist, asked.id)
     if found is None:
         found = _begun(exchange, asked, spend)
-        texts.add(tenant, asked.id, found)
+        texts.add(typist, asked.id, found)
     elif asked.sequence > found.sequence:
         found.sequence = asked.sequence
         found.prefill.changed(TypedText((), asked.text, _NO_CREDENTIAL))
-        texts.heard_of(tenant, asked.id)
+        texts.heard_of(typist, asked.id)
     answer = msgspec.json.encode(TypingAnswer(id=asked.id, seed=found.seed))
     await exchange.answer(200, answer)
 

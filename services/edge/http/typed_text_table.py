@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from outrider.errors import OverloadedError
+from services.edge.access.identity import Identity
 from services.edge.chat.answer_ahead import AnswerAhead
 from services.edge.chat.typeahead import TypeaheadPrefill
 from services.edge.session.events import ClientGone
@@ -16,6 +17,15 @@ KEPT_S: Final = 30
 """A text of which nothing is heard for so long is forgotten."""
 MAX_TEXTS: Final = 4096
 MAX_TEXTS_PER_ADDRESS: Final = 64
+
+
+def typist_of(identity: Identity | None) -> str:
+    """Who may go on with a message, or send it: whoever has the same key or, without one, the same
+    client. The id alone is not enough. `identity`: before an end user is named, for the requests
+    that go on with a message name none."""
+    if identity is None:
+        return ""
+    return f"{identity.tenant}\0{identity.key_id or identity.owner.hex()}"
 
 
 @dataclass(slots=True)
@@ -30,7 +40,7 @@ class TextBeingTyped:
 
 
 class TypedTexts:
-    """The messages that are being typed over HTTP, by tenant and id. Bounded, for each address
+    """The messages that are being typed over HTTP, by typist and id. Bounded, for each address
     prefix and in all."""
 
     def __init__(
@@ -44,17 +54,17 @@ class TypedTexts:
     def __len__(self) -> int:
         return len(self._texts)
 
-    def find(self, tenant: str, text_id: str) -> TextBeingTyped | None:
+    def find(self, typist: str, text_id: str) -> TextBeingTyped | None:
         """The text of this id, if it still goes on."""
-        found = self._texts.get((tenant, text_id))
+        found = self._texts.get((typist, text_id))
         if found is not None and found.prefill.closed:
-            self._forget((tenant, text_id))
+            self._forget((typist, text_id))
             return None
         return found
 
-    def seed(self, tenant: str, text_id: str) -> int | None:
+    def seed(self, typist: str, text_id: str) -> int | None:
         """The seed of the reply that may have been begun; None: no such text is known."""
-        found = self.find(tenant, text_id)
+        found = self.find(typist, text_id)
         return None if found is None else found.seed
 
     def check_room(self, address: str) -> None:
@@ -70,27 +80,27 @@ class TypedTexts:
                 retry_delay_ms=KEPT_S * 1000,
             )
 
-    def add(self, tenant: str, text_id: str, text: TextBeingTyped) -> None:
+    def add(self, typist: str, text_id: str, text: TextBeingTyped) -> None:
         """One more. Raises OverloadedError."""
         self.check_room(text.address)
-        self._texts[tenant, text_id] = text
+        self._texts[typist, text_id] = text
         self._of_address[text.address] += 1
-        self.heard_of(tenant, text_id)
+        self.heard_of(typist, text_id)
 
-    def heard_of(self, tenant: str, text_id: str) -> None:
+    def heard_of(self, typist: str, text_id: str) -> None:
         """It goes on: from now on it is kept for `KEPT_S`."""
-        text = self._texts[tenant, text_id]
+        text = self._texts[typist, text_id]
         if text.timer is not None:
             text.timer.cancel()
         loop = asyncio.get_running_loop()
-        text.timer = loop.call_later(KEPT_S, self._expired, (tenant, text_id))
+        text.timer = loop.call_later(KEPT_S, self._expired, (typist, text_id))
 
-    def take(self, tenant: str, text_id: str) -> AnswerAhead | None:
+    def take(self, typist: str, text_id: str) -> AnswerAhead | None:
         """The message was sent. Returns the reply that may have been begun to it."""
-        found = self.find(tenant, text_id)
+        found = self.find(typist, text_id)
         if found is None:
             return None
-        self._forget((tenant, text_id))
+        self._forget((typist, text_id))
         return found.prefill.hand_over()
 
     def close(self) -> None:

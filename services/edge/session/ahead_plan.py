@@ -30,8 +30,8 @@ _MAX_KEYS: Final = 400
 """Older keys fade: the user of a chat may change, and his haste does."""
 _LONGEST_INTERVAL_S: Final = 5.0
 """A longer one is no typing."""
-_FINISHED: Final = 0.6
-_OPEN: Final = 2.2
+_FINISHED: Final = 0.3
+_OPEN: Final = 2.6
 _DANGLING: Final = 3.0
 """Deviations above the mean after which a text is begun that looks finished; that ends within a
 sentence; that cannot end here."""
@@ -42,6 +42,12 @@ _FAR_S: Final = 0.5
 """Answers that take less than the first bring a reader nothing; from the second on the plan waits
 `_HASTE` deviations less."""
 _HASTE: Final = 0.7
+_READ_PER_S: Final = 5.0
+"""Tokens: people read 238 words a minute silently (Brysbaert, "How many words do we read per
+minute? A review and meta-analysis of reading rate", Journal of Memory and Language, 2019)."""
+_UNKNOWN_S: Final = 0.3
+"""Assumed from beginning a reply to its first token, while neither that nor the distance is known.
+"""
 _SENTENCE_ENDS: Final = (".", "?", "!", "\u2026", "\u3002", "\uff1f", "\uff01")
 """Latin and East Asian ones."""
 _DANGLING_ENDS: Final = tuple(",;:&/+=")
@@ -55,8 +61,11 @@ class AheadPolicy:
     """How replies are begun before their prompts are sent: table `[edge.ahead]`."""
 
     max_tokens: NonNegativeInt = 12
-    """Tokens of a reply that wait at the edge at most: more than is read in the time that the rest
-    takes to come. 0: no reply is begun before its prompt is sent."""
+    """Tokens of a reply that wait at the edge at most. 0: no reply is begun before its prompt is
+    sent."""
+    min_tokens: PositiveInt = 3
+    """And at least: most first words are whole by then. Between the two are as many as are read
+    while the next ones come."""
     min_chars: PositiveInt = 8
     """Shortest text that is answered ahead."""
     min_pause_ms: PositiveFloat = 120.0
@@ -68,6 +77,9 @@ class AheadPolicy:
     min_wait_ms: Annotated[float, between(0, 60_000)] = 50.0
     """Where the first token takes less than this to come, nothing is begun ahead: nobody would
     notice."""
+    min_prefill_tokens: PositiveInt = 64
+    """While replies are begun ahead, a prompt that is being typed is computed without its reply
+    only if so many of its tokens are new: fewer cost the region less together with the reply."""
 
 
 class TypingRhythm:
@@ -129,6 +141,14 @@ class AheadPlan:
         pause_s = self._rhythm.pause_s(_deviations(text) + self._patience - self._haste)
         pause_s = min(max(pause_s, policy.min_pause_ms / 1e3), policy.max_pause_ms / 1e3)
         return max(self._typed_at + pause_s, self._not_before)
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens of a reply that is begun now are worth having here: what is read while
+        the next ones come. More would have to be thrown away more often."""
+        wait_s = self._answer_s or self._round_trip_s or _UNKNOWN_S
+        read = self._policy.min_tokens + math.ceil(wait_s * _READ_PER_S)
+        return min(self._policy.max_tokens, read)
 
     def typed(self, text: str, now: float) -> bool:
         """The text is this now. Returns whether it differs from the one before: what was begun for

@@ -426,8 +426,9 @@ class Scheduler:
                 self._admission.forecast.observe_service(session.service_ms(now))
         self._queues.end(session)
         usage = session.usage()
-        self._num_prompt_tokens += usage.prompt_tokens
-        self._num_cached_tokens += usage.cached_tokens
+        if not session.is_background:
+            self._num_prompt_tokens += usage.prompt_tokens
+            self._num_cached_tokens += usage.cached_tokens
         return Finished(
             session_id=session.session_id,
             reason=reason,

@@ -18,15 +18,22 @@ from outrider.errors import OverloadedError
 from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
-from outrider.v1 import common_pb2
+from outrider.v1 import common_pb2, inference_pb2
+from services.edge.access.identity import TenantConfig
+from services.edge.access.shared_limits import SharedAsk
+from services.edge.limits.quotas import Rate
 from services.edge.session.ahead_plan import AheadPolicy
+from tests.api_keys import key_of, text_of
 from tests.edge.integration.nat import Nat
 from tests.edge.integration.running import REPLY, Running, running
 
+TENANT = TenantConfig("acme", output_tokens_per_minute=10_000)
 TEXT = "Which of these trains leaves first?"
 BEFORE = [Message("system", "Be brief.")]
 SAMPLED = SamplingParams(temperature=0.8, seed=7)
-AHEAD = AheadPolicy(max_tokens=12, min_pause_ms=1.0, max_pause_ms=20.0, min_wait_ms=0.0)
+AHEAD = AheadPolicy(
+    max_tokens=12, min_tokens=12, min_pause_ms=1.0, max_pause_ms=20.0, min_wait_ms=0.0
+)
 """Of an edge that waits for no long pauses."""
 pytestmark = pytest.mark.edge(ahead=AHEAD)
 
@@ -200,6 +207,33 @@ async def test_a_lost_region_leaves_what_came(mesh: Running, client: Client) -> 
     assert result.speculation_stats.ahead_tokens in (3, 6), "final, whoever was lost"
 
 
+def _inexact(commit: inference_pb2.Commit) -> None:
+    commit.details = inference_pb2.CommitDetails(inexact=True).SerializeToString()
+
+
+def _behind_a_gap(commit: inference_pb2.Commit) -> None:
+    commit.base += 1
+    commit.upto += 1
+
+
+@pytest.mark.parametrize("spoil", [_inexact, _behind_a_gap])
+async def test_tokens_that_cannot_be_used_are_not_kept(
+    mesh: Running, client: Client, spoil: Callable[[inference_pb2.Commit], None]
+) -> None:
+    def mangle(frame: inference_pb2.SessionDown) -> None:
+        if frame.HasField("commit"):
+            spoil(frame.commit)
+
+    mesh.region.mangle = mangle
+    mesh.region.hold(3)
+    client.typing(BEFORE, ahead=True, sampling=SAMPLED).update(TEXT)
+    await eventually(lambda: "its tokens cannot be used" in mesh.region.cancelled)
+    mesh.region.mangle = lambda frame: None
+    mesh.region.gate.set()
+    result = await chat(client)
+    assert result.text == REPLY and result.speculation_stats.ahead_tokens == 0
+
+
 async def test_a_busy_region_refuses_and_the_chat_never_knows(
     mesh: Running, client: Client
 ) -> None:
@@ -221,6 +255,84 @@ async def test_what_is_typed_is_in_no_log(
     assert result.text == REPLY
     out = "".join(capfd.readouterr())
     assert "swordfish" not in out and REPLY[:5] not in out
+
+
+async def test_what_is_typed_teaches_nothing_before_it_is_sent(
+    mesh: Running, client: Client
+) -> None:
+    model = mesh.edge.models.first
+    assert model is not None
+    learning = model.learning.groups
+    await typed(mesh, client)
+    (salt,) = {it.cache_salt for it in mesh.region.opened}
+    assert not learning.version_of(salt), "sealed tokens are no reply"
+    await chat(client, text="Something else?")
+    said = learning.version_of(salt)
+    assert said, "chats do teach"
+    await typed(mesh, client, text=TEXT + " Or last?")
+    assert learning.version_of(salt) == said
+
+
+class Charges:
+    """Counts shared with other edges, which are asked for nothing."""
+
+    def __init__(self) -> None:
+        self.num_asked = self.num_input = self.num_output = 0
+
+    @property
+    def all(self) -> tuple[int, int, int]:
+        return self.num_asked, self.num_input, self.num_output
+
+    def ask(self, ask: SharedAsk, answered: Callable[[Any], None]) -> None:
+        self.num_asked += ask.input_tokens
+        answered(None)
+
+    def charge(self, tenant: str, limits: Any, input_tokens: int, output_tokens: int) -> None:
+        self.num_input += input_tokens
+        self.num_output += output_tokens
+
+    def sessions(self, tenant: str, limits: Any, num_sessions: int) -> None:
+        """Not counted."""
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+@pytest.mark.edge(tenants=(TENANT,), keys=(key_of("acme"),), anonymous=False)
+async def test_what_is_sent_is_charged_and_nothing_that_is_thrown_away(mesh: Running) -> None:
+    charges = Charges()
+    mesh.edge.listener.context.limiter.share(charges)
+    async with mesh.client(key=text_of("acme")) as client:
+        await typed(mesh, client)
+        await typed(mesh, client, text=TEXT + " Or last?")
+        assert charges.all == (0, 0, 0)
+        first = await chat(client, text=TEXT + " Or last?")
+        assert first.speculation_stats.ahead_tokens == AHEAD.max_tokens
+        once = charges.all
+        assert once[2] == len(first.ids) == first.usage.completion_tokens
+        again = await chat(client, text=TEXT + " Or last?")
+        assert again.speculation_stats.ahead_tokens == 0
+        assert charges.all == tuple(2 * num for num in once), "what any chat is charged"
+
+
+@pytest.mark.edge(ahead_tokens_per_s=2.0)
+async def test_of_all_messages_together_only_so_much_is_begun(
+    mesh: Running, client: Client
+) -> None:
+    loop, number = asyncio.get_running_loop(), 0
+    since = loop.time()
+
+    def is_refused() -> bool:
+        return mesh.sample("outrider_edge_refused_total", reason=Rate.AHEAD_TOKENS.value) > 0
+
+    while not is_refused():
+        before = len(begun(mesh))
+        client.typing(BEFORE, ahead=True, sampling=SAMPLED).update(f"Message {number}, it is said?")
+        await eventually(lambda before=before: len(begun(mesh)) > before or is_refused())
+        number += 1
+    most = 2.0 * (20.0 + loop.time() - since)
+    assert AHEAD.max_tokens <= len(begun(mesh)) * AHEAD.max_tokens <= most
+    assert (await chat(client)).text == REPLY
 
 
 class Person:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,13 @@ from services.edge.access.identity import TenantConfig
 from services.edge.http.config import HttpConfig
 from services.edge.http.typed_text_table import TextBeingTyped, TypedTexts
 from services.edge.session.ahead_plan import AheadPolicy
+from tests.api_keys import key_of, text_of
 from tests.edge.integration.http_client import plain, serving_http
 from tests.edge.integration.running import REPLY, Running
 
-AHEAD = AheadPolicy(max_tokens=12, min_pause_ms=1.0, max_pause_ms=20.0, min_wait_ms=0.0)
+AHEAD = AheadPolicy(
+    max_tokens=12, min_tokens=12, min_pause_ms=1.0, max_pause_ms=20.0, min_wait_ms=0.0
+)
 pytestmark = pytest.mark.edge(ahead=AHEAD, http=HttpConfig(port=0))
 TEXT = "Which of these trains leaves first?"
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -128,8 +132,6 @@ async def test_other_requests_have_none_of_it(
 
 
 async def test_another_tenant_has_none_of_it(mesh: Running, caller: AsyncClient) -> None:
-    from tests.api_keys import text_of
-
     await typed(mesh, caller)
     async with plain(mesh, text_of("bolt")) as other:
         answer = (await other.post("/v1/chat/completions", json=CHAT)).json()
@@ -137,6 +139,26 @@ async def test_another_tenant_has_none_of_it(mesh: Running, caller: AsyncClient)
         assert (await tell(other))["status"] == 404, "nor does it know the id"
     answer = (await caller.post("/v1/chat/completions", json=CHAT)).json()
     assert answer["metrics"]["ahead_tokens"] == 12
+
+
+@pytest.mark.edge(tenants=(TenantConfig("acme", trust="user"),), keys=(key_of("acme"),))
+async def test_another_user_of_the_key_has_none_of_it(mesh: Running, caller: AsyncClient) -> None:
+    for user, num_ahead in (("ann", 12), ("bob", None)):
+        await typed(mesh, caller, user="ann")
+        answer = (await caller.post("/v1/chat/completions", json={**CHAT, "user": user})).json()
+        assert answer["metrics"].get("ahead_tokens") == num_ahead
+
+
+async def test_whoever_knows_the_id_alone_changes_and_takes_nothing(mesh: Running) -> None:
+    async with plain(mesh, "") as caller, plain(mesh, "") as stranger:
+        caller.headers["x-outrider-client"] = "aa" * 16
+        stranger.headers["x-outrider-client"] = "bb" * 16
+        await typed(mesh, caller)
+        assert (await tell(stranger, "Something else?", sequence=9))["status"] == 404
+        answer = (await stranger.post("/v1/chat/completions", json=CHAT)).json()
+        assert "ahead_tokens" not in answer["metrics"]
+        answer = (await caller.post("/v1/chat/completions", json=CHAT)).json()
+        assert answer["metrics"]["ahead_tokens"] == 12
 
 
 async def test_an_emptied_text_takes_it_back(mesh: Running, caller: AsyncClient) -> None:
@@ -183,6 +205,30 @@ async def test_an_edge_that_begins_none_says_so(
     async with serving_http(words, tmp_path, **settings) as mesh, plain(mesh) as caller:
         assert (await tell(caller, request=REQUEST))["status"] == 403
         assert not mesh.region.opened
+
+
+DISTANT = {"added_rtt_ms": 250}
+
+
+@pytest.mark.edge(added_distance=True)
+async def test_an_added_distance_holds_before_enter_too(mesh: Running, caller: AsyncClient) -> None:
+    """What is begun takes as long to come as it would from there."""
+    loop = asyncio.get_running_loop()
+    since = loop.time()
+    await typed(mesh, caller, **DISTANT)
+    assert loop.time() - since >= DISTANT["added_rtt_ms"] / 1e3
+    answer = (await caller.post("/v1/chat/completions", json={**CHAT, **DISTANT})).json()
+    assert answer["metrics"]["ahead_tokens"] == 12
+    await typed(mesh, caller)
+    answer = (await caller.post("/v1/chat/completions", json={**CHAT, **DISTANT})).json()
+    assert "ahead_tokens" not in answer["metrics"], "it came from nearby"
+
+
+async def test_where_no_distance_is_added_none_is_typed_over(
+    mesh: Running, caller: AsyncClient
+) -> None:
+    assert (await tell(caller, request={**REQUEST, **DISTANT}))["status"] == 403
+    assert not mesh.region.opened
 
 
 async def test_too_much_is_refused(words: Vocabulary, tmp_path: Path) -> None:

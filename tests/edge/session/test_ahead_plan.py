@@ -86,6 +86,19 @@ def test_where_answers_are_at_once_nothing_is_begun() -> None:
     assert plan.due_at is None
 
 
+def test_as_many_tokens_wait_as_are_read_until_the_next_come() -> None:
+    """At five tokens a second, the first word apart."""
+    plan = AheadPlan(POLICY, round_trip_s=0.19)
+    assert plan.num_tokens == POLICY.min_tokens + 1
+    plan.typed(QUESTION, 1.0)
+    plan.begun(2.0)
+    plan.answered(2.9)
+    assert plan.num_tokens == POLICY.min_tokens + 5
+    assert AheadPlan(POLICY, round_trip_s=60.0).num_tokens == POLICY.max_tokens
+    assert AheadPlan(POLICY).num_tokens == POLICY.min_tokens + 2, "about an ocean away"
+    assert AheadPlan(AheadPolicy(max_tokens=1), round_trip_s=1.0).num_tokens == 1
+
+
 def test_a_refusal_is_heeded_and_a_failure_final() -> None:
     plan = AheadPlan(POLICY)
     plan.typed(QUESTION, 1.0)

@@ -13,12 +13,15 @@ from outrider.engines.fake import FakeOptions
 from outrider.errors import OverloadedError
 from outrider.sampling.params import SamplingParams
 from outrider.session.types import Priority
+from outrider.speculation.learnt import BINDING_BYTES, KeptGroups
 from services.inference.scheduler.background import BackgroundShare
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.types import OpenRequest
 from tests.inference.scheduler.driver import OPTIONS, PROMPT, Driver, reference, request
 from tests.inference.scheduler.workload import Arrivals, poisson
 
+OWN, OTHER = b"m" * 16, b"o" * 16
+"""Trust groups."""
 SHORT = SamplingParams(max_tokens=12, ignore_eos=True)
 
 
@@ -192,6 +195,25 @@ def test_load_reports_leave_them_out() -> None:
     assert load.running_sessions == load.queued_sessions == load.low.sessions == 0
     driver.cancel(900)
     driver.finish()
+
+
+def test_what_they_read_and_say_teaches_nothing_and_is_found_by_their_group_alone() -> None:
+    driver = Driver(OPTIONS, kept=KeptGroups(b"b" * BINDING_BYTES, 4096, 1 << 20))
+    learnt, asked = driver.scheduler._statistics, background(cache_salt=OWN, group_lasts=True)
+    before = driver.scheduler.load()
+    driver.open(asked)
+    driver.finish()
+    assert not learnt.version_of(OWN) and not driver.scheduler.take_learnt()
+    after = driver.scheduler.load()
+    assert after.kv_hits == before.kv_hits and after.service_ms == before.service_ms
+
+    chat = {"sampling": SHORT, "region_drafts": True, "group_lasts": True}
+    for session, salt in enumerate((OTHER, b"", OWN)):
+        opened = driver.open(request(session, cache_salt=salt, **chat)).opened
+        assert opened is not None and (opened.cached_tokens > 0) == (salt == OWN)
+        driver.finish()
+    assert learnt.version_of(OWN) and learnt.version_of(OTHER), "chats do teach"
+    assert driver.scheduler.load().kv_hits.prompt_tokens == 3 * len(PROMPT)
 
 
 @given(
