@@ -6,6 +6,7 @@ import * as conversations from "./conversation.js";
 import * as credentials from "./credentials.js";
 import { addedRttMs, mountDistance } from "./distance.js";
 import { byId, fill, h } from "./dom.js";
+import { bodyOf } from "./fetch-transport.js";
 import { Front } from "./front.js";
 import { ms, showPanel } from "./panel.js";
 import { copyText } from "./render.js";
@@ -46,7 +47,7 @@ let savedAt = 0;
 let isAtEnd = true;
 
 const typing = new Typing(
-  () => bodyBefore(),
+  () => bodyOf(requestFor(current.leaf)),
   () => {
     settings.ahead = false;
     settingsStore.keep(settings);
@@ -225,16 +226,6 @@ function requestFor(leaf) {
   };
 }
 
-function bodyBefore() {
-  const { messages, sampling, model, speculation, thinking, tools } = requestFor(current.leaf);
-  const body = { messages, ...sampling };
-  if (model) body.model = model;
-  if (speculation !== "on") body.speculation = speculation;
-  if (thinking) body.enable_thinking = thinking === "on";
-  if (tools.length) body.tools = tools;
-  return body;
-}
-
 async function send(text) {
   if (!text.trim() || live) return;
   const ahead = typing.sent();
@@ -332,6 +323,7 @@ function take(own, event) {
       break;
     case "interrupted":
       reply.note = "The connection was lost; trying again.";
+      own.waits = false;
       own.isCut = true;
       say(reply.note);
       break;

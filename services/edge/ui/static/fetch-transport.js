@@ -59,7 +59,8 @@ class Lost extends Error {
   }
 }
 
-function bodyOf(request) {
+/** The body of POST v1/chat/completions for a request. */
+export function bodyOf(request) {
   const { model, messages, sampling, speculation, provisional, thinking, tools, typingId } = request;
   const body = {
     messages,

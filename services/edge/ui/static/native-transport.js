@@ -13,7 +13,7 @@ import { SessionWay } from "./webtransport.js";
 const FIRST_RETRY_MS = 200;
 const MAX_RETRY_MS = 3000;
 const GIVE_UP_MS = 120_000;
-const STALL_MS = 4000;
+const STALL_MS = 2000;
 /** After so long without a frame it is tried whether the edge is still reached. */
 const UNAVAILABLE = new Set(["UNAVAILABLE", "VOCABULARY_UNAVAILABLE", "DRAINING", "NO_REPLICA", "REPLICA_LOST"]);
 const FULL = new Set(["DUPLICATE_SESSION", "OVERLOADED"]);
@@ -69,17 +69,23 @@ class Ways {
   /** A stream that begins with this frame. Throws Lost, and then the next edge is tried next. */
   async begin(frame) {
     const { session, fetching } = this.#places[this.#at];
+    let isByFetch = false;
     try {
       if (!session.isOut && (await isReady(session))) {
         const stream = await session.begin(frame);
         this.name = session.name;
         return stream;
       }
+      isByFetch = true;
       const stream = await fetching.begin(frame);
       this.name = fetching.name;
       return stream;
     } catch (error) {
-      if (error instanceof Lost) this.#at = (this.#at + 1) % this.#places.length;
+      if (error instanceof Lost) {
+        // The edge itself is away: nothing is known of UDP.
+        if (isByFetch) session.retry();
+        this.#at = (this.#at + 1) % this.#places.length;
+      }
       throw error;
     }
   }

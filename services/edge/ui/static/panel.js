@@ -38,7 +38,7 @@ function firstWord({ brought, aloneMs, isLive }) {
     h(
       "dl",
       { class: "gains tabular" },
-      gain("Before Enter", beforeEnter, early ? "" : brought.aheadTokens ? `${brought.aheadTokens} tokens ready` : "not used", "early"),
+      gain("Before Enter", beforeEnter, brought.aheadTokens ? `${brought.aheadTokens} tokens ready` : "not used", "early"),
       gain("Provisional text", brought.provisionalMs, isLive ? "…" : "nothing early", "edge"),
     ),
     alone === null || isLive ? null : h("p", { class: "fine" }, "Region alone: the edge’s estimate, of the server’s own time and the way there."),

@@ -23,13 +23,18 @@ export class SessionWay {
   /** `describe`: gets ui/transport.json. */
   constructor(describe) {
     this.#describe = describe;
-    globalThis.addEventListener?.("online", () => (this.#outUntil = 0));
+    globalThis.addEventListener?.("online", () => this.retry());
     globalThis.addEventListener?.("pagehide", () => this.leave());
   }
 
   /** Whether it is not to be tried now, since it failed a moment ago or cannot work here. */
   get isOut() {
     return performance.now() < this.#outUntil;
+  }
+
+  /** Whatever it failed for may be over: try it next time. */
+  retry() {
+    this.#outUntil = 0;
   }
 
   /** Returns once a session is open. Throws Lost, and `why` says the reason. */
