@@ -2,12 +2,7 @@
 
 import { fill, h } from "./dom.js";
 import { pathMap } from "./path-map.js";
-
-export function ms(value) {
-  if (value === null || value === undefined) return "–";
-  if (value >= 10_000) return `${(value / 1000).toFixed(1)} s`;
-  return `${value < 10 ? value.toFixed(1) : Math.round(value)} ms`;
-}
+import { ms } from "./times.js";
 
 export function share(value) {
   return `${Math.round(100 * value)} %`;

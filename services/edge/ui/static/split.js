@@ -4,7 +4,7 @@
 import { addedRttMs, mountDistance } from "./distance.js";
 import { byId, fill, h } from "./dom.js";
 import { Front } from "./front.js";
-import { ms } from "./panel.js";
+import { ms } from "./times.js";
 
 const PLAIN = { speculation: "off", provisional: false };
 const MAX_SEED = 2 ** 32;
