@@ -139,7 +139,7 @@ def draw_split(browser: Browser, edge: Edge) -> None:
 
 def record_kill(browser: Browser, edge: Edge) -> None:
     """A reply whose replica is killed in the middle, as an animated picture."""
-    size: dict[str, Any] = {"viewport": {"width": 820, "height": 560}}
+    size: dict[str, Any] = {"viewport": {"width": 940, "height": 560}}
     with opened(browser, edge.origin, **size) as watched:
         page = watched.page
         _enter(page, edge.key)

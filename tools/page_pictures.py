@@ -103,7 +103,6 @@ def _draw_correction(browser: Browser, origin: str, key: str) -> None:
     with opened(browser, origin, **size) as watched:
         page = watched.page
         _enter(page, key)
-        page.click("#toggle-panel")
         _ask(page, GUESSED)
         page.wait_for_selector(".live .guess", timeout=_PATIENCE_MS)
         box = page.locator("#scroll").bounding_box()

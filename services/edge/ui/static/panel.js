@@ -20,7 +20,7 @@ export function showPanel(panel, reply, { toEdgeMs, edge }) {
 
 function firstWord({ brought, aloneMs, isLive }) {
   const seen = brought.firstLastingMs;
-  const alone = aloneMs ?? brought.firstFinalMs;
+  const alone = isLive ? null : aloneMs ?? brought.firstFinalMs;
   const most = Math.max(seen ?? 0, alone ?? 0, 1);
   const early = brought.aheadTokens > 0 && aloneMs !== null && brought.firstFinalMs !== null;
   const beforeEnter = early ? Math.max(0, aloneMs - brought.firstFinalMs) : null;
@@ -33,7 +33,7 @@ function firstWord({ brought, aloneMs, isLive }) {
     h(
       "dl",
       { class: "gains tabular" },
-      gain("Before Enter", beforeEnter, brought.aheadTokens ? `${brought.aheadTokens} tokens ready` : "not used", "early"),
+      gain("Before Enter", beforeEnter, isLive ? "…" : brought.aheadTokens ? `${brought.aheadTokens} tokens ready` : "not used", "early"),
       gain("Provisional text", brought.provisionalMs, isLive ? "…" : "nothing early", "edge"),
     ),
     alone === null || isLive ? null : h("p", { class: "fine" }, "Region alone: the edge’s estimate, of the server’s own time and the way there."),
