@@ -3,9 +3,10 @@ headless Chromium, with drafts and provisional text and without (plain streaming
 
 The page, the edge, a router and one replica are real processes on this machine. The way between
 edge and region is made longer by the edge itself, for the page's chats (`added_rtt_ms`): both kinds
-of chat come the same way, one at a time, the same prompts by turns, greedy. A time begins with the
-browser's own key event of Enter and ends with the second animation frame after text stood in the
-page: then it was painted. Nothing is sent before Enter.
+of chat come the same way, one at a time, the same prompts by turns, greedy. Chats share no cache
+and nothing that was learnt (`trust = "chat"`), so none gains by what another one asked. A time
+begins with the browser's own key event of Enter and ends with the second animation frame after
+text stood in the page: then it was painted. Nothing is sent before Enter.
 """
 
 from __future__ import annotations
@@ -23,13 +24,16 @@ from playwright.sync_api import Page
 from bench.harness import Run, parser, start
 from bench.harness.local_mesh import local_mesh
 from bench.harness.prompts import interleaved, load_prompts
-from outrider.cli.local import development_key
 from tools.browsing import chromium, opened
 
 RTTS_MS: Final = (0, 50, 150, 250)
 MAX_TOKENS: Final = 48
 MESH: Final = (
     "edge.added_distance=true",
+    # Clients without a key, each of whose chats is alone.
+    "edge.anonymous=true",
+    "edge.access.http_anonymous=true",
+    "edge.trust=chat",
     # Few sizes of calls, so that it starts in seconds; one chat needs no more, and no text changes.
     "inference.max_fixed_rows=4",
     "inference.warm_up_rows=16",
@@ -108,12 +112,11 @@ def chat(page: Page, prompt: str) -> Seen:
 
 
 def measured(pages: Mapping[str, Page], prompts: Sequence[str]) -> Iterator[tuple[int, str, Seen]]:
-    """RTT, kind of chat, and what was seen; kinds by turns."""
-    for rtt_ms in RTTS_MS:
-        for page in pages.values():
-            page.evaluate(_SLIDE, rtt_ms)
-        for turn, prompt in enumerate(prompts):
+    """RTT, kind of chat, and what was seen; distances and kinds by turns."""
+    for turn, prompt in enumerate(prompts):
+        for rtt_ms in RTTS_MS:
             for name in list(pages)[:: 1 if turn % 2 else -1]:
+                pages[name].evaluate(_SLIDE, rtt_ms)
                 yield rtt_ms, name, chat(pages[name], prompt)
 
 
@@ -122,12 +125,11 @@ def main() -> int:
     given = arguments.parse_args()
     run = start("browser", given)
     prompts = [it.text for it in interleaved(load_prompts(split="test"))]
-    prompts = prompts[: 2 if run.quick else 6]
+    prompts = prompts[: 2 if run.quick else 10]
     found: dict[tuple[int, str], list[Seen]] = {}
     with ExitStack() as until_done:
         mesh = until_done.enter_context(local_mesh(settings=MESH, regions="us", http=True))
         origin = f"http://127.0.0.1:{mesh.state.service('edge')['http_port']}"
-        key = development_key.read(mesh.state_dir)
         browser = until_done.enter_context(chromium())
         run.setting("Chromium", version=browser.version)
         pages: dict[str, Page] = {}
@@ -137,7 +139,6 @@ def main() -> int:
             page.evaluate(
                 "it => localStorage.setItem('outrider.settings', it)", json.dumps(settings)
             )
-            page.evaluate("it => sessionStorage.setItem('outrider.key', it)", key)
             page.reload()
             page.wait_for_selector("#model option", state="attached", timeout=_PATIENCE_MS)
             page.wait_for_selector("#distance input", timeout=_PATIENCE_MS)

@@ -1,5 +1,6 @@
 """Draws the mesh page and the comparison with plain streaming into docs/images, and records a reply
-whose replica is killed, all in Chromium before a mesh of real processes:
+whose replica is killed and one that was begun before Enter, all in Chromium before a mesh of real
+processes:
 `python -m tools.mesh_pictures`. With `--only NAME` one of them (PICTURES).
 """
 
@@ -15,6 +16,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +26,8 @@ from playwright.sync_api import Browser, Page
 from bench.harness.local_mesh import LocalMesh, local_mesh
 from outrider.cli.local import development_key
 from outrider.cli.local.state import running_mesh
+from services.edge.session.ahead_plan import AheadPolicy
+from services.edge.telemetry.edge import SEALED_TOKENS
 from tools.browsing import PHONE, chromium, opened
 
 PLACE: Final = Path(__file__).parents[1] / "docs" / "images"
@@ -35,7 +39,13 @@ SETTINGS: Final = (
 LONG: Final = "Tell me all that you know about the history of bread."
 SHORT: Final = "What is photosynthesis?"
 _PATIENCE_MS: Final = 300_000
-_FRAME_MS: Final = 200
+_FRAME_MS: Final = 100
+"""Pause between two frames of a recording; taking one takes as long again."""
+_KEY_MS: Final = 60
+_LOOK_MS: Final = 500
+"""A pause before something is done that is to be seen."""
+_LAST_MS: Final = 4000
+"""How long the last frame of a recording is shown."""
 _MAX_BYTES: Final = 1_500_000
 _WATCHED_MS: Final = 12_000
 """How long the mesh page is watched before it is drawn: its lines are to have a length."""
@@ -129,7 +139,7 @@ def draw_split(browser: Browser, edge: Edge) -> None:
 
 def record_kill(browser: Browser, edge: Edge) -> None:
     """A reply whose replica is killed in the middle, as an animated picture."""
-    size: dict[str, Any] = {"viewport": {"width": 820, "height": 560}}
+    size: dict[str, Any] = {"viewport": {"width": 940, "height": 560}}
     with opened(browser, edge.origin, **size) as watched:
         page = watched.page
         _enter(page, edge.key)
@@ -139,27 +149,69 @@ def record_kill(browser: Browser, edge: Edge) -> None:
         page.fill("#temperature", "0")
         page.keyboard.press("Enter")
         page.fill("#draft", LONG)
-        frames = [page.screenshot()]
+        frames = [_frame(page)]
         page.press("#draft", "Enter")
         killer = threading.Timer(2.0, edge.kill_busy_replica)
         killer.start()
-        while page.locator("#stop").is_visible() or len(frames) < 4:
-            frames.append(page.screenshot())
-            page.wait_for_timeout(_FRAME_MS)
+        _record_reply(page, frames)
         killer.join()
-        frames.append(page.screenshot())
         _animate(frames, "chat-page-kill")
 
 
-def _animate(frames: Sequence[bytes], name: str) -> None:
-    """Write frames as one WebP that repeats. Raises RuntimeError if it gets too large."""
-    images = [Image.open(io.BytesIO(it)).convert("RGB") for it in frames]
+def record_ahead(browser: Browser, edge: Edge) -> None:
+    """A question that is typed, and its reply, which was begun before Enter, as an animated
+    picture; 150 ms farther from the region."""
+    size: dict[str, Any] = {"viewport": {"width": 1000, "height": 600}}
+    with opened(browser, edge.origin, **size) as watched:
+        page = watched.page
+        _enter(page, edge.key)
+        page.wait_for_selector("#distance input", timeout=_PATIENCE_MS)
+        page.fill("#distance input", "150")
+        page.click("#open-settings")
+        page.fill("#max_tokens", "60")
+        page.fill("#temperature", "0")
+        page.keyboard.press("Enter")
+        page.check("#ahead")
+        page.focus("#draft")
+        frames = [_frame(page)]
+        for key in SHORT:
+            page.keyboard.type(key, delay=_KEY_MS)
+            frames.append(_frame(page))
+        while edge.mesh.metric("edge", SEALED_TOKENS) < AheadPolicy().max_tokens:
+            page.wait_for_timeout(_FRAME_MS)
+            frames.append(_frame(page))
+        page.wait_for_timeout(_LOOK_MS)
+        page.press("#draft", "Enter")
+        _record_reply(page, frames)
+        _animate(frames, "chat-page-ahead")
+
+
+def _frame(page: Page) -> tuple[float, bytes]:
+    """A picture, and when it was asked for, in seconds."""
+    return time.monotonic(), page.screenshot()
+
+
+def _record_reply(page: Page, frames: list[tuple[float, bytes]]) -> None:
+    """Frames until the reply is over, and the last look of it."""
+    frames.append(_frame(page))
+    while page.locator("#stop").is_visible():
+        page.wait_for_timeout(_FRAME_MS)
+        frames.append(_frame(page))
+    page.wait_for_timeout(_LOOK_MS)
+    frames.append(_frame(page))
+
+
+def _animate(frames: Sequence[tuple[float, bytes]], name: str) -> None:
+    """Write frames as one WebP that repeats, in the time that they took. Raises RuntimeError if it
+    gets too large."""
+    images = [Image.open(io.BytesIO(it)).convert("RGB") for _, it in frames]
+    shown_ms = [round((after[0] - before[0]) * 1e3) for before, after in pairwise(frames)]
     path = PLACE / f"{name}.webp"
     images[0].save(
         path,
         save_all=True,
         append_images=images[1:],
-        duration=[800, *(_FRAME_MS for _ in images[2:]), 4000],
+        duration=[*shown_ms, _LAST_MS],
         loop=0,
         quality=60,
         method=4,
@@ -172,6 +224,7 @@ def _animate(frames: Sequence[bytes], name: str) -> None:
 PICTURES: Final[dict[str, Callable[[Browser, Edge], None]]] = {
     "split": draw_split,
     "kill": record_kill,
+    "ahead": record_ahead,
     "mesh": draw_mesh,
 }
 

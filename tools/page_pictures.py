@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from PIL import Image
 from playwright.sync_api import Browser, Page
 
 from bench.harness.local_mesh import local_mesh
@@ -35,6 +37,9 @@ QUESTIONS: Final = (
 GUESSED: Final = "Tell me all that you know about the history of bread."
 _LEAST_CHARS: Final = 300
 """Of a reply, before its guesses are drawn."""
+_LEAST_REPLACED_CHARS: Final = 8
+"""Of a correction that is drawn."""
+_GAP_PX: Final = 4
 _PATIENCE_MS: Final = 300_000
 
 
@@ -68,7 +73,6 @@ def _converse(page: Page) -> None:
 
 
 def _draw(page: Page, name: str) -> None:
-    PLACE.mkdir(exist_ok=True)
     page.wait_for_timeout(200)  # the caret and colours have settled
     page.screenshot(path=PLACE / f"{name}.png", animations="allow")
     print(f"docs/images/{name}.png")
@@ -87,16 +91,45 @@ def _draw_guess(browser: Browser, origin: str, key: str) -> None:
             arg=_LEAST_CHARS,
             timeout=_PATIENCE_MS,
         )
-        PLACE.mkdir(exist_ok=True)
         page.screenshot(path=PLACE / "chat-page-guess.png")
         print("docs/images/chat-page-guess.png")
         page.keyboard.press("Escape")
         watched.check()
 
 
+def _draw_correction(browser: Browser, origin: str, key: str) -> None:
+    """A wrong guess, and below it the same place the moment after final words replaced it."""
+    size: dict[str, Any] = {"viewport": {"width": 760, "height": 460}, "device_scale_factor": 2}
+    with opened(browser, origin, **size) as watched:
+        page = watched.page
+        _enter(page, key)
+        _ask(page, GUESSED)
+        page.wait_for_selector(".live .guess", timeout=_PATIENCE_MS)
+        box = page.locator("#scroll").bounding_box()
+        assert box is not None
+        guessed = b""
+        while True:
+            shot = page.screenshot(clip=box)
+            replaced = "".join(page.locator(".live .fixed").all_text_contents())
+            if guessed and len(replaced) >= _LEAST_REPLACED_CHARS:
+                break
+            guessed = b"" if replaced else shot
+        corrected = page.screenshot(clip=box)
+        page.keyboard.press("Escape")
+        watched.check()
+    above, below = (Image.open(io.BytesIO(it)) for it in (guessed, corrected))
+    both = Image.new("RGB", (above.width, above.height + below.height + _GAP_PX), "#b9bec4")
+    both.paste(above, (0, 0))
+    both.paste(below, (0, above.height + _GAP_PX))
+    both.save(PLACE / "chat-page-correction.png", optimize=True)
+    print("docs/images/chat-page-correction.png")
+
+
 def draw(browser: Browser, origin: str, key: str) -> None:
     """All pictures."""
+    PLACE.mkdir(exist_ok=True)
     _draw_guess(browser, origin, key)
+    _draw_correction(browser, origin, key)
     with opened(browser, origin, **(DESKTOP | {"device_scale_factor": 1.5})) as watched:
         page = watched.page
         _enter(page, key)

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from bench.harness.run_folder import run_folder
+from outrider.cli.local.admin_page import read_page
 from outrider.cli.local.certificates import of_process
 from outrider.cli.local.state import RunningMesh, running_mesh
 from outrider.models.catalog import DEFAULT_MODEL
@@ -37,6 +40,12 @@ class LocalMesh:
     def address(self, name: str) -> str:
         """gRPC address of a service."""
         return f"{self.state.host}:{self.state.service(name)['port']}"
+
+    def metric(self, name: str, metric: str) -> float:
+        """Sum of a metric of a service now, over all its labels. Raises UnavailableError."""
+        page = read_page(self.state.host, self.state.service(name)["admin_port"])
+        samples = (it for family in text_string_to_metric_families(page) for it in family.samples)
+        return sum(it.value for it in samples if it.name == metric)
 
     def tls(self, name: str) -> Tls:
         """The certificates of that process of the mesh, to call others in its name."""

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ from playwright.sync_api import Browser, Page, Request, expect
 from bench.harness.local_mesh import LocalMesh, local_mesh
 from outrider.cli.local import development_key
 from outrider.cli.local.state import running_mesh
+from outrider.client.protocol import HTTP_PATH
+from services.edge.session.ahead_plan import AheadPolicy
+from services.edge.telemetry.edge import SEALED_TOKENS
 from tools.browsing import PATIENCE_MS, PHONE, Watched, axe, chromium, opened
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(1200)]
@@ -34,6 +38,16 @@ SETTINGS = (
     "edge.display.caution=0",
 )
 LONG = "Tell me all that you know about the history of bread."
+MAX_AHEAD_TOKENS = AheadPolicy().max_tokens
+SHOWN = """
+window.shown = [];
+new MutationObserver(() => {
+  const text = [...document.querySelectorAll(".reply.live .prose")].at(-1)?.textContent;
+  if (text?.trim()) window.shown.push(text);
+}).observe(document, { subtree: true, childList: true, characterData: true });
+"""
+"""Notes each text that stands in the newest reply."""
+WHY = "Why is the sky blue?"
 SHORT = "What is the capital of France?"
 
 
@@ -45,10 +59,20 @@ class Edge:
 
     def kill(self, role: str, name: str = "") -> None:
         """Kill a service, by now perhaps another process than at first."""
-        state = running_mesh(self.mesh.state_dir)
-        assert state is not None
-        (row,) = [it for it in state.services if it["role"] == role and it["name"].startswith(name)]
-        os.kill(row["pid"], signal.SIGKILL)
+        os.kill(self._up(role, name)["pid"], signal.SIGKILL)
+
+    def _up(self, role: str, name: str = "") -> dict[str, Any]:
+        """What the mesh records of a service, once that is up."""
+        deadline = time.monotonic() + PATIENCE_MS / 1000
+        while True:
+            state = running_mesh(self.mesh.state_dir)
+            assert state is not None
+            rows = [it for it in state.services if it["role"] == role]
+            (row,) = [it for it in rows if it["name"].startswith(name)]
+            if row["is_up"]:
+                return row
+            assert time.monotonic() < deadline, f"{role} {name} does not come back"
+            time.sleep(0.1)
 
     def text_of(self, messages: list[dict[str, str]], seed: int, max_tokens: int) -> str:
         """What the API says without drafts, to the same seed."""
@@ -260,6 +284,93 @@ def test_a_killed_replica_costs_a_line_and_no_word(chat: Watched, edge: Edge) ->
     reply = check_exact(edge, page, LONG, 60)
     if reply["brought"]["moves"]:
         expect(page.locator(".note-line")).to_contain_text("A server was lost")
+
+
+@pytest.mark.parametrize("transport", ["webtransport", "fetch"])
+def test_a_killed_edge_costs_a_line_and_no_word(transport: str, chat: Watched, edge: Edge) -> None:
+    chat.may_lose = True
+    page = chat.page
+    if transport == "fetch":
+        page.add_init_script("delete globalThis.WebTransport")
+        page.reload()
+        page.wait_for_selector("#model option", state="attached")
+    by_fetch: list[str] = []
+    page.on("request", lambda it: by_fetch.append(it.url) if it.url.endswith(HTTP_PATH) else None)
+    limit(page, 90)
+    send(page, LONG)
+    begun(page)
+    assert bool(by_fetch) == (transport == "fetch")
+    edge.kill("edge")
+    expect(page.locator(".note-line")).to_contain_text("The connection was lost; trying again.")
+    ended(page)
+    expect(page.locator(".note-line")).to_contain_text("Nothing is missing.")
+    check_exact(edge, page, LONG, 90)
+
+
+def answered_ahead(page: Page, edge: Edge, text: str) -> None:
+    """Type it, and wait until the beginning of its reply is at the edge."""
+    page.locator("#draft").press_sequentially(text, delay=40)
+    deadline = time.monotonic() + PATIENCE_MS / 1000
+    while edge.mesh.metric("edge", SEALED_TOKENS) < MAX_AHEAD_TOKENS:
+        assert time.monotonic() < deadline, "nothing is begun before Enter"
+        page.wait_for_timeout(50)
+
+
+def letters(text: str) -> str:
+    """Without what Markdown and a page do to spaces."""
+    return "".join(text.split())
+
+
+def test_what_was_begun_before_enter_is_the_first_that_is_shown(chat: Watched, edge: Edge) -> None:
+    page = chat.page
+    limit(page, 40)
+    page.check("#ahead")
+    answered_ahead(page, edge, WHY)
+    assert page.locator(".turn").count() == 0, "nothing of it is shown"
+    page.evaluate(SHOWN)
+    page.press("#draft", "Enter")
+    ended(page)
+    reply = check_exact(edge, page, WHY, 40)
+    assert reply["brought"]["aheadTokens"] == MAX_AHEAD_TOKENS
+    begun_with = edge.text_of([{"role": "user", "content": WHY}], reply["seed"], MAX_AHEAD_TOKENS)
+    first = page.evaluate("window.shown")[0]
+    assert letters(first).startswith(letters(begun_with)), "all that was ready came at once"
+    expect(page.locator("#panel .gains")).to_contain_text(
+        re.compile(r"Before Enter\s*(\d.* sooner|12 tokens ready)")
+    )
+
+
+def test_nothing_that_was_begun_is_shown_for_an_edited_text(chat: Watched, edge: Edge) -> None:
+    page = chat.page
+    limit(page, 24)
+    page.click("#open-settings")
+    page.uncheck("#provisional")
+    page.get_by_role("button", name="Done").click()
+    page.check("#ahead")
+    answered_ahead(page, edge, WHY)
+    page.evaluate(SHOWN)
+    other = WHY.replace("sky", "sea")
+    page.fill("#draft", other)
+    page.press("#draft", "Enter")
+    ended(page)
+    reply = check_exact(edge, page, other, 24)
+    final = letters(page.locator(".reply .prose").inner_text())
+    shown = [letters(it) for it in page.evaluate("window.shown")]
+    assert shown and all(final.startswith(it) for it in shown)
+    assert letters(reply["content"])[:8] in final
+
+    # What was typed and not sent is thrown away with the switch, and nothing more is told.
+    answered_ahead(page, edge, LONG)
+    page.uncheck("#ahead")
+    deadline = time.monotonic() + PATIENCE_MS / 1000
+    while edge.mesh.metric("edge", SEALED_TOKENS):
+        assert time.monotonic() < deadline, "what nobody asked for is kept"
+        page.wait_for_timeout(50)
+    told: list[Request] = []
+    page.on("request", lambda it: told.append(it))
+    page.locator("#draft").press_sequentially(" And of salt?", delay=5)
+    page.wait_for_timeout(500)
+    assert told == []
 
 
 def test_everything_is_done_by_the_keyboard(browser: Browser, edge: Edge) -> None:

@@ -6,8 +6,9 @@ import * as conversations from "./conversation.js";
 import * as credentials from "./credentials.js";
 import { addedRttMs, mountDistance } from "./distance.js";
 import { byId, fill, h } from "./dom.js";
-import { Front } from "./front.js";
-import { ms, showPanel } from "./panel.js";
+import { bodyOf } from "./fetch-transport.js";
+import { LiveReply } from "./live-reply.js";
+import { showPanel } from "./panel.js";
 import { copyText } from "./render.js";
 import * as settingsStore from "./settings.js";
 import { openSplit } from "./split.js";
@@ -19,7 +20,7 @@ import { Typing } from "./typing.js";
 
 const SAVE_MS = 1000;
 const PENDING_MS = 10 * 60_000;
-const SILENCE_MS = 1200;
+const WATCH_MS = 250;
 const NARROW = matchMedia("(max-width: 900px)");
 const KEYS = [
   ["Enter", "Send"],
@@ -46,7 +47,7 @@ let savedAt = 0;
 let isAtEnd = true;
 
 const typing = new Typing(
-  () => bodyBefore(),
+  () => bodyOf(requestFor(current.leaf)),
   () => {
     settings.ahead = false;
     settingsStore.keep(settings);
@@ -225,16 +226,6 @@ function requestFor(leaf) {
   };
 }
 
-function bodyBefore() {
-  const { messages, sampling, model, speculation, thinking, tools } = requestFor(current.leaf);
-  const body = { messages, ...sampling };
-  if (model) body.model = model;
-  if (speculation !== "on") body.speculation = speculation;
-  if (thinking) body.enable_thinking = thinking === "on";
-  if (tools.length) body.tools = tools;
-  return body;
-}
-
 async function send(text) {
   if (!text.trim() || live) return;
   const ahead = typing.sent();
@@ -273,149 +264,36 @@ function message(role, parent, rest) {
 }
 
 async function run(reply, request) {
-  const controller = new AbortController();
-  const front = new Front();
-  front.final = reply.content;
-  front.marks = reply.marks ?? [];
-  const own = { message: reply, front, controller, sentAt: performance.now(), usage: null, done: null, lost: [], pauses: 0 };
+  const own = new LiveReply(reply, performance.now());
   live = own;
   say("Waiting for the reply.");
   draw();
   save();
-  own.watch = setInterval(() => watch(own), 250);
+  const watch = setInterval(() => own.isSilent(performance.now()) && redraw(), WATCH_MS);
   try {
     transport ??= await connect();
     own.lastAt = performance.now();
-    for await (const event of transport.chat(request, { signal: controller.signal })) {
-      take(own, event);
+    for await (const event of transport.chat(request, { signal: own.controller.signal })) {
+      const told = own.take(event);
+      if (told) say(told);
       redraw();
       if (performance.now() - savedAt > SAVE_MS) save();
     }
-    ended(own);
+    own.end(performance.now());
+    measure();
+    say(own.done?.finishReason === "cancelled" ? "Stopped." : `Reply: ${reply.content.slice(0, 2000)}`);
   } catch (error) {
-    failed(own, error);
+    const isOurs = error instanceof ChatError;
+    if (!isOurs) console.error(error);
+    own.fail(isOurs ? error.message : "The page failed here. Reload it; the conversation is kept.");
+    say(reply.error);
+    if (isOurs && error.status === 401) askKey(credentials.key() ? error.message : "");
   } finally {
-    clearInterval(own.watch);
+    clearInterval(watch);
     if (live === own) live = null;
     draw();
     save();
   }
-}
-
-function take(own, event) {
-  const { message: reply, front } = own;
-  if (event.type === "committed" || event.type === "reasoning" || event.type === "tool") {
-    if (own.waits) reply.note = "";
-    own.waits = false;
-    own.lastAt = event.at;
-  }
-  switch (event.type) {
-    case "opened":
-      reply.model = event.model;
-      if (event.seed !== undefined) reply.seed = event.seed;
-      break;
-    case "provisional":
-      front.provisional(event);
-      break;
-    case "committed":
-      if (reply.reasoning && !reply.thoughtMs) reply.thoughtMs = event.at - own.thinksSince;
-      front.commit(event);
-      reply.content = front.final;
-      reply.marks = front.marks;
-      break;
-    case "reasoning":
-      own.thinksSince ??= event.at;
-      reply.reasoning = (reply.reasoning ?? "") + event.text;
-      break;
-    case "tool":
-      takeCall(reply, event);
-      break;
-    case "interrupted":
-      reply.note = "The connection was lost; trying again.";
-      own.isCut = true;
-      say(reply.note);
-      break;
-    case "resumed":
-      own.isCut = false;
-      own.interruptedMs = (own.interruptedMs ?? 0) + event.afterMs;
-      reply.note = `The connection was lost for ${ms(event.afterMs)}. Nothing is missing.`;
-      say(reply.note);
-      break;
-    case "moved":
-      own.moved = event;
-      reply.note = moveNote(1, event.region);
-      break;
-    case "usage":
-      own.usage = event;
-      break;
-    case "done":
-      own.done = event;
-      break;
-    default:
-  }
-  if (event.eventId && reply.pending) reply.pending.lastId = event.eventId;
-}
-
-function takeCall(reply, { index, id, name, arguments: more }) {
-  reply.calls ??= [];
-  let call = reply.calls.find((it) => it.index === index);
-  if (!call) reply.calls.push((call = { index, id: "", name: "", arguments: "" }));
-  call.id ||= id ?? "";
-  call.name ||= name ?? "";
-  call.arguments += more;
-}
-
-/** While nothing comes: say so once, quietly. */
-function watch(own) {
-  const { message: reply, front } = own;
-  if (!front.final || own.waits || reply.note) return;
-  if (performance.now() - own.lastAt > SILENCE_MS) {
-    own.waits = true;
-    reply.note = "No word for a moment; the text so far is safe.";
-    redraw();
-  }
-}
-
-function moveNote(moves, region) {
-  const lost = moves === 1 ? "A server was lost" : `${moves} servers were lost`;
-  return `${lost} while this was written. Another${region ? ` in ${region}` : ""} continued; no word is missing.`;
-}
-
-function ended(own) {
-  const { message: reply, front, done } = own;
-  delete reply.pending;
-  front.end();
-  reply.content = front.final;
-  reply.marks = front.marks;
-  if (own.waits) reply.note = "";
-  if (done?.moves) {
-    reply.note = moveNote(done.moves, done.region);
-    if (done.inexact) reply.note += " It computes otherwise, so the rest may differ from what one would have written.";
-  }
-  if (done?.finishReason === "length") reply.note = joined(reply.note, "The reply reached its limit of tokens.");
-  if (done?.finishReason === "deadline") reply.note = joined(reply.note, "The reply reached its deadline.");
-  if (done?.finishReason === "cancelled") reply.note = joined(reply.note, "You stopped it here.");
-  reply.brought = broughtBy(front, { sentAt: own.sentAt, endedAt: done?.at ?? performance.now(), done, usage: own.usage });
-  if (done?.seed !== undefined) reply.seed = done.seed;
-  measure();
-  say(done?.finishReason === "cancelled" ? "Stopped." : `Reply: ${front.final.slice(0, 2000)}`);
-}
-
-function joined(note, more) {
-  return note ? `${note} ${more}` : more;
-}
-
-function failed(own, error) {
-  const { message: reply, front } = own;
-  delete reply.pending;
-  if (own.isCut) reply.note = "";
-  front.end();
-  reply.content = front.final;
-  const isOurs = error instanceof ChatError;
-  if (!isOurs) console.error(error);
-  reply.error = isOurs ? error.message : "The page failed here. Reload it; the conversation is kept.";
-  say(reply.error);
-  if (isOurs && error.status === 401) askKey(credentials.key() ? error.message : "");
 }
 
 async function stop() {

@@ -1,14 +1,14 @@
 // Chats by POST v1/chat/completions, streamed. A lost connection is tried again with the same
 // Idempotency-Key and the id of the last event, so nothing is lost or repeated.
 
-import { ChatError } from "./chat-error.js";
+import { ChatError, refusal } from "./chat-error.js";
 import { headers } from "./credentials.js";
+import { Attempts, Lost, pause } from "./lost.js";
 import { EventReader } from "./sse.js";
 
 const PATH = "v1/chat/completions";
-const FIRST_RETRY_MS = 200;
-const MAX_RETRY_MS = 3000;
-const GIVE_UP_MS = 120_000;
+const MAX_STATED_MS = 3000;
+/** What an edge asks to wait is waited for so long at most. */
 const RETRIED = new Set([502, 503, 504]);
 
 export const fetchTransport = { name: "fetch", chat };
@@ -17,16 +17,12 @@ export const fetchTransport = { name: "fetch", chat };
 export async function* chat(request, { signal }) {
   const body = JSON.stringify(bodyOf(request));
   const reply = { lastId: request.lastEventId ?? "", opened: false, finish: null, usage: null, at: 0 };
-  let lostAt = 0;
-  let delay = FIRST_RETRY_MS;
+  const attempts = new Attempts();
   for (;;) {
     try {
       for await (const event of attempt(request.idempotencyKey, body, reply, signal)) {
-        if (lostAt) {
-          yield { type: "resumed", at: event.at, afterMs: event.at - lostAt };
-          lostAt = 0;
-        }
-        delay = FIRST_RETRY_MS;
+        if (attempts.lostAt) yield { type: "resumed", at: event.at, afterMs: event.at - attempts.lostAt };
+        attempts.worked();
         yield event;
       }
       yield ending(reply);
@@ -38,28 +34,20 @@ export async function* chat(request, { signal }) {
         return;
       }
       if (!(error instanceof Lost)) throw error;
-      if (!lostAt) {
-        lostAt = performance.now();
-        yield { type: "interrupted", at: lostAt, why: error.message };
-      }
-      if (performance.now() - lostAt > GIVE_UP_MS) {
-        throw new ChatError("The edge cannot be reached. Retry once it is back.", { code: "LOST" });
-      }
-      await pause(Math.max(delay * (0.5 + Math.random() / 2), error.retryAfterMs), signal);
-      delay = Math.min(2 * delay, MAX_RETRY_MS);
+      const waitMs = attempts.failed(error);
+      if (attempts.isNew) yield { type: "interrupted", at: attempts.lostAt, why: error.message };
+      await aborted(signal, pause(waitMs));
     }
   }
 }
 
-/** The connection is lost, or the edge has no room or no region just now. */
-class Lost extends Error {
-  constructor(message, retryAfterMs = 0) {
-    super(message);
-    this.retryAfterMs = retryAfterMs;
-  }
+/** Once the promise is kept, or the signal given. */
+function aborted(signal, promise) {
+  return Promise.race([promise, new Promise((resolve) => signal.addEventListener("abort", resolve, { once: true }))]);
 }
 
-function bodyOf(request) {
+/** The body of POST v1/chat/completions for a request. */
+export function bodyOf(request) {
   const { model, messages, sampling, speculation, provisional, thinking, tools, typingId } = request;
   const body = {
     messages,
@@ -123,19 +111,11 @@ async function readPiece(bytes, signal) {
 }
 
 async function refuse(answer, hadBegun) {
-  let told = {};
-  try {
-    told = (await answer.json()).error ?? {};
-  } catch {
-    // A proxy's own answer.
+  const error = await refusal(answer);
+  if (RETRIED.has(error.status) && (hadBegun || error.status !== 503)) {
+    throw new Lost(error.message, { retryAfterMs: Math.min(error.retryAfterMs, MAX_STATED_MS) });
   }
-  const stated = Number(answer.headers.get("retry-after-ms"));
-  const retryAfterMs = stated || 1000 * Number(answer.headers.get("retry-after")) || 0;
-  const message = told.message ?? `The edge answered with status ${answer.status}.`;
-  if (RETRIED.has(answer.status) && (hadBegun || answer.status !== 503)) {
-    throw new Lost(message, Math.min(retryAfterMs, MAX_RETRY_MS));
-  }
-  throw new ChatError(message, { code: told.code ?? "", status: answer.status, retryAfterMs });
+  throw error;
 }
 
 /** Our events for one of the stream. */
@@ -207,11 +187,4 @@ function ending({ finish, metrics }) {
 function cancel(idempotencyKey) {
   const sent = { "idempotency-key": idempotencyKey, ...headers() };
   fetch(PATH, { method: "DELETE", headers: sent, keepalive: true }).catch(() => {});
-}
-
-function pause(ms, signal) {
-  return new Promise((resolve) => {
-    const timer = setTimeout(resolve, ms);
-    signal.addEventListener("abort", () => (clearTimeout(timer), resolve()), { once: true });
-  });
 }

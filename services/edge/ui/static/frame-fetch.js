@@ -1,7 +1,7 @@
 // Streams of the native protocol by fetch: a request's body is the client's frames, its answer the
 // edge's. It works over every version of HTTP, through every proxy.
 
-import { ChatError } from "./chat-error.js";
+import { refusal } from "./chat-error.js";
 import { CANCEL, FrameReader } from "./frames.js";
 import { join } from "./protobuf.js";
 import { Lost } from "./lost.js";
@@ -43,7 +43,10 @@ export class FetchWay {
     } catch {
       throw new Lost("the edge does not answer");
     }
-    if (!answer.ok) await refuse(answer);
+    if (!answer.ok) {
+      const error = await refusal(answer);
+      throw error.status >= 502 ? new Lost(error.message) : error;
+    }
     return new FetchStream(this, answer.body.getReader(), stopping);
   }
 
@@ -99,16 +102,4 @@ class FetchStream {
   close() {
     this.#stopping.abort();
   }
-}
-
-async function refuse(answer) {
-  let told = {};
-  try {
-    told = (await answer.json()).error ?? {};
-  } catch {
-    // A proxy's own answer.
-  }
-  const message = told.message ?? `The edge answered with status ${answer.status}.`;
-  if (answer.status >= 502) throw new Lost(message);
-  throw new ChatError(message, { code: told.code ?? "", status: answer.status });
 }

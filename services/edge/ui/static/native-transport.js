@@ -6,14 +6,11 @@ import { ChatError } from "./chat-error.js";
 import { clientSecret, headers, key } from "./credentials.js";
 import { FetchWay } from "./frame-fetch.js";
 import { chatFrame, readEvent } from "./frames.js";
-import { Lost } from "./lost.js";
+import { Attempts, Lost, pause } from "./lost.js";
 import { ReasoningSplitter } from "./reasoning.js";
 import { SessionWay } from "./webtransport.js";
 
-const FIRST_RETRY_MS = 200;
-const MAX_RETRY_MS = 3000;
-const GIVE_UP_MS = 120_000;
-const STALL_MS = 4000;
+const STALL_MS = 2000;
 /** After so long without a frame it is tried whether the edge is still reached. */
 const UNAVAILABLE = new Set(["UNAVAILABLE", "VOCABULARY_UNAVAILABLE", "DRAINING", "NO_REPLICA", "REPLICA_LOST"]);
 const FULL = new Set(["DUPLICATE_SESSION", "OVERLOADED"]);
@@ -69,17 +66,23 @@ class Ways {
   /** A stream that begins with this frame. Throws Lost, and then the next edge is tried next. */
   async begin(frame) {
     const { session, fetching } = this.#places[this.#at];
+    let isByFetch = false;
     try {
       if (!session.isOut && (await isReady(session))) {
         const stream = await session.begin(frame);
         this.name = session.name;
         return stream;
       }
+      isByFetch = true;
       const stream = await fetching.begin(frame);
       this.name = fetching.name;
       return stream;
     } catch (error) {
-      if (error instanceof Lost) this.#at = (this.#at + 1) % this.#places.length;
+      if (error instanceof Lost) {
+        // The edge itself is away: nothing is known of UDP.
+        if (isByFetch) session.retry();
+        this.#at = (this.#at + 1) % this.#places.length;
+      }
       throw error;
     }
   }
@@ -175,8 +178,8 @@ async function* chat(request, ways, signal) {
         return;
       }
       stream?.close();
-      waitMs = attempts.waitMs(error, progress);
-      if (waitMs === null) throw told(error);
+      if (!isRetried(error, attempts, progress)) throw error;
+      waitMs = attempts.failed(error);
       if (progress.front.length) {
         progress.front = [];
         yield { type: "provisional", at: attempts.lostAt, eraseTo: 0, text: "", stability: 0 };
@@ -186,32 +189,11 @@ async function* chat(request, ways, signal) {
   }
 }
 
-/** When to try again what was cut off; the same rules as outrider/client/recovery.py. */
-class Attempts {
-  lostAt = 0;
-  isNew = false;
-  #delay = FIRST_RETRY_MS;
-
-  /** Milliseconds until the next try; null: give up. */
-  waitMs(error, progress) {
-    if (!(error instanceof Lost) && !this.#isRetried(error, progress)) return null;
-    const now = performance.now();
-    this.isNew = this.lostAt === 0;
-    if (this.isNew) this.lostAt = now;
-    const waitMs = Math.max(this.#delay * (0.5 + Math.random() / 2), error.retryAfterMs ?? 0);
-    this.#delay = Math.min(2 * this.#delay, MAX_RETRY_MS);
-    return now + waitMs < this.lostAt + GIVE_UP_MS ? waitMs : null;
-  }
-
-  worked() {
-    this.lostAt = 0;
-    this.#delay = FIRST_RETRY_MS;
-  }
-
-  #isRetried({ code }, progress) {
-    if (this.lostAt) return UNAVAILABLE.has(code) || FULL.has(code);
-    return progress.upto ? UNAVAILABLE.has(code) : code === "DRAINING";
-  }
+/** Whether an error passes: the same rules as outrider/client/recovery.py. */
+function isRetried(error, attempts, progress) {
+  if (error instanceof Lost) return true;
+  if (attempts.lostAt) return UNAVAILABLE.has(error.code) || FULL.has(error.code);
+  return progress.upto ? UNAVAILABLE.has(error.code) : error.code === "DRAINING";
 }
 
 /** The events of one stream; returns after the last one. Throws Lost, ChatError and STOPPED. */
@@ -332,21 +314,6 @@ function abortedBy(signal) {
   });
   stop.catch(() => {});
   return stop;
-}
-
-function pause(ms) {
-  let timer;
-  const passed = new Promise((resolve) => (timer = setTimeout(resolve, ms)));
-  passed.cancel = () => clearTimeout(timer);
-  return passed;
-}
-
-function told(error) {
-  if (error instanceof ChatError) return error;
-  if (error instanceof Lost) {
-    return new ChatError("The edge cannot be reached. Retry once it is back.", { code: "LOST" });
-  }
-  return error;
 }
 
 function bytesOf(hex) {

@@ -2,12 +2,7 @@
 
 import { fill, h } from "./dom.js";
 import { pathMap } from "./path-map.js";
-
-export function ms(value) {
-  if (value === null || value === undefined) return "–";
-  if (value >= 10_000) return `${(value / 1000).toFixed(1)} s`;
-  return `${value < 10 ? value.toFixed(1) : Math.round(value)} ms`;
-}
+import { ms } from "./times.js";
 
 export function share(value) {
   return `${Math.round(100 * value)} %`;
@@ -25,7 +20,7 @@ export function showPanel(panel, reply, { toEdgeMs, edge }) {
 
 function firstWord({ brought, aloneMs, isLive }) {
   const seen = brought.firstLastingMs;
-  const alone = aloneMs ?? brought.firstFinalMs;
+  const alone = isLive ? null : aloneMs ?? brought.firstFinalMs;
   const most = Math.max(seen ?? 0, alone ?? 0, 1);
   const early = brought.aheadTokens > 0 && aloneMs !== null && brought.firstFinalMs !== null;
   const beforeEnter = early ? Math.max(0, aloneMs - brought.firstFinalMs) : null;
@@ -38,7 +33,7 @@ function firstWord({ brought, aloneMs, isLive }) {
     h(
       "dl",
       { class: "gains tabular" },
-      gain("Before Enter", beforeEnter, early ? "" : brought.aheadTokens ? `${brought.aheadTokens} tokens ready` : "not used", "early"),
+      gain("Before Enter", beforeEnter, isLive ? "…" : brought.aheadTokens ? `${brought.aheadTokens} tokens ready` : "not used", "early"),
       gain("Provisional text", brought.provisionalMs, isLive ? "…" : "nothing early", "edge"),
     ),
     alone === null || isLive ? null : h("p", { class: "fine" }, "Region alone: the edge’s estimate, of the server’s own time and the way there."),

@@ -1,10 +1,10 @@
 // One prompt, answered twice at the same moment: by Outrider, and by plain streaming, without drafts
 // and provisional text. Times are by this browser's clock.
 
-import { mountDistance } from "./distance.js";
+import { addedRttMs, mountDistance } from "./distance.js";
 import { byId, fill, h } from "./dom.js";
 import { Front } from "./front.js";
-import { ms } from "./panel.js";
+import { ms } from "./times.js";
 
 const PLAIN = { speculation: "off", provisional: false };
 const MAX_SEED = 2 ** 32;
@@ -27,7 +27,9 @@ export function openSplit(transport, request, prompt) {
   const own = { controller: new AbortController(), sides: [new Side(), new Side()], prompt, frame: 0 };
   running = own;
   dialog.onclose = stop;
-  byId("split-again").onclick = () => openSplit(transport, request, prompt);
+  byId("split-again").onclick = () => {
+    openSplit(transport, { ...request, addedRttMs: addedRttMs() || undefined }, prompt);
+  };
   if (!dialog.open) dialog.showModal();
   mountDistance(byId("split-distance"));
   draw(own);

@@ -1,8 +1,8 @@
 // The messages of a conversation as elements.
 
 import { h } from "./dom.js";
-import { ms } from "./panel.js";
 import { Rendering } from "./render.js";
+import { ms } from "./times.js";
 
 const renderings = new Map();
 

@@ -97,7 +97,7 @@ export class Typing {
       message.known = false;
       // An edge without this route answers so as well.
       const told = await answer.json().catch(() => ({}));
-      if (told.error?.code !== "unknown_typing") this.#refuse();
+      if (told.error?.code !== "unknown_chat") this.#refuse();
       else if (this.#message === message) this.#next ??= text;
     } else if (answer.status === 429) {
       const stated = Number(answer.headers.get("retry-after")) * 1000;

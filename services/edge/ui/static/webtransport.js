@@ -23,13 +23,18 @@ export class SessionWay {
   /** `describe`: gets ui/transport.json. */
   constructor(describe) {
     this.#describe = describe;
-    globalThis.addEventListener?.("online", () => (this.#outUntil = 0));
+    globalThis.addEventListener?.("online", () => this.retry());
     globalThis.addEventListener?.("pagehide", () => this.leave());
   }
 
   /** Whether it is not to be tried now, since it failed a moment ago or cannot work here. */
   get isOut() {
     return performance.now() < this.#outUntil;
+  }
+
+  /** Whatever it failed for may be over: try it next time. */
+  retry() {
+    this.#outUntil = 0;
   }
 
   /** Returns once a session is open. Throws Lost, and `why` says the reason. */
@@ -127,6 +132,7 @@ class SessionStream {
   #reader;
   #frames = new FrameReader();
   #waiting = [];
+  #numPieces = 0;
 
   constructor(way, reader) {
     this.#way = way;
@@ -144,6 +150,7 @@ class SessionStream {
         throw new Lost(`the session was lost (${error.message})`);
       }
       if (piece.done) throw new Lost("the stream ended before the reply did");
+      this.#numPieces += 1;
       this.#waiting.push(...this.#frames.read(piece.value));
     }
     return this.#waiting.shift();
@@ -151,11 +158,13 @@ class SessionStream {
 
   /** Throws Lost if nothing gets through. */
   async probe() {
+    const numPieces = this.#numPieces;
     try {
       const question = await this.#way.begin(DESCRIBE);
       await within(question.read(), PROBE_MS);
       question.close();
     } catch {
+      if (this.#numPieces > numPieces) return; // the edge was busy, and answered the chat first
       this.#way.drop("UDP no longer gets through");
       throw new Lost("nothing gets through any more");
     }
