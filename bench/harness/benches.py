@@ -83,6 +83,7 @@ _ALL = (
     Bench("structured", "bench.structured", minutes=12.0),
     Bench("tick", "bench.tick", data=COMPOSED_PROMPTS, minutes=6.0),
     Bench("engine", "bench.engine", minutes=5.0),
+    Bench("contract", "bench.contract", data=("tests/engines",), minutes=10.0),
     Bench("calls", "bench.scale.calls", minutes=3.0),
     Bench(
         "scale", "bench.scale", minutes=300.0, core_minutes=10.0,
