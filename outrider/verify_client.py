@@ -317,19 +317,26 @@ class Verification:
             if room <= 0:
                 continue
             text = [*self._prompt, *self._ids, *self._ahead]
-            drafts = await asyncio.to_thread(self._drafter.draft, text, room)
-            drafts = list(drafts)[:room]
+            drafts = list(await asyncio.to_thread(self._drafter.draft, text, room))[:room]
             if epoch != self._epoch:
+                # What became final meanwhile may be what was drafted: the rest is of use then.
                 self._news.set()
-                continue
+                drafts = _behind([*self._prompt, *self._ids], [*text, *drafts])
+                base = len(self._ids)
             if not drafts:
                 continue
             self._ahead += drafts
-            draft = verify_pb2.DraftTokens(epoch=epoch, base=base, ids=drafts)
+            draft = verify_pb2.DraftTokens(epoch=self._epoch, base=base, ids=drafts)
             try:
                 await call.write(verify_pb2.VerifyRequest(draft=draft))
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 return  # whoever reads is told why
+
+
+def _behind(final: Sequence[int], guessed: Sequence[int]) -> list[int]:
+    """What a guess says behind the final tokens; nothing if it says something else before."""
+    is_right = common_prefix_length(guessed, final) == len(final)
+    return list(guessed[len(final) :]) if is_right else []
 
 
 def _error_of(status: grpc.aio.AioRpcError) -> OutriderError:

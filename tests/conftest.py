@@ -58,6 +58,7 @@ _TOGETHER = {
         "tests/e2e/test_official_clients.py",
         "tests/e2e/test_own_model.py",
         "tests/e2e/test_several_models.py",
+        "tests/e2e/test_stock_engine_clients.py",
     ),
 }
 """What takes long to make, or is not for two at once, and the tests that share it."""

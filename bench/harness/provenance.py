@@ -26,6 +26,7 @@ _PACKAGES = (
     "tokenizers",
     "openvino",
     "openvino-genai",
+    "torch",
     "aioquic",
 )
 

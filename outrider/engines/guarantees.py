@@ -1,7 +1,7 @@
 """What a replica promises of its replies, by its engine: declared once, told to operators (pure).
 
-The engines' own tests show that it holds. `python -m tools.engine_table` writes the table of
-docs/guides/engines.md from it.
+The engines' own tests show that it holds. `python -m tools.engine_table` writes the tables of
+README.md and docs/guides/engines.md from it.
 """
 
 from __future__ import annotations

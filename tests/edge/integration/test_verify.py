@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -70,6 +71,20 @@ class Knows:
     def draft(self, ids: Sequence[int], max_tokens: int) -> Sequence[int]:
         at = len(ids) - self.num_prompt
         return self.reply[at : at + max_tokens]
+
+
+class Slow(Knows):
+    """Takes until it is let go for its first drafts, and makes no others."""
+
+    def __init__(self, reply: Sequence[int], num_prompt: int) -> None:
+        super().__init__(reply, num_prompt)
+        self.go = threading.Event()
+
+    def draft(self, ids: Sequence[int], max_tokens: int) -> Sequence[int]:
+        if self.go.is_set():
+            return ()
+        assert self.go.wait(30)
+        return super().draft(ids, max_tokens)
 
 
 class Guesses:
@@ -203,6 +218,28 @@ async def test_drafts_are_verified(mesh: Running, words: Vocabulary) -> None:
         for fate in ("taken", "accepted")
     )
     assert taken is not None and accepted is not None and taken >= accepted > 0
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+async def test_drafts_that_took_long_count_behind_what_is_final(
+    is_right: bool, mesh: Running, words: Vocabulary
+) -> None:
+    mesh.region.hold(3)
+    reply = list(words.encode(REPLY))
+    if not is_right:
+        reply[1] ^= 1
+    drafter = Slow(reply, len("hello"))
+    async with client(mesh) as edge:
+        session = edge.verify(words.encode("hello"), drafter, vocabulary_digest=words.digest)
+        async for _ in session:
+            drafter.go.set()
+            if is_right and not mesh.region.gate.is_set():
+                (live,) = mesh.region.live.values()
+                await eventually(partial(has_drafts_behind, live, 3))
+            mesh.region.gate.set()
+    assert session.reply.text == REPLY
+    (known,) = mesh.region.finished
+    assert (known.num_accepted > 0) is is_right
 
 
 @pytest.mark.parametrize("drafter", [Guesses(), NOTHING])
@@ -491,7 +528,7 @@ async def test_a_cancel_ends_the_session(mesh: Running) -> None:
         await call.send(cancel)
         (last,) = await call.rest()
     assert last.done.finish_reason == common_pb2.FINISH_REASON_CANCELLED
-    assert mesh.region.cancelled == ["the client cancelled"]
+    await eventually(lambda: mesh.region.cancelled == ["the client cancelled"])
 
 
 async def test_a_client_that_leaves_ends_the_session(mesh: Running) -> None:

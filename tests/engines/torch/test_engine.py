@@ -79,8 +79,9 @@ class TestTorchEngine(EngineContract):
         return two
 
     @pytest.fixture
-    def spare(self, shallow_model: ShallowModel) -> Engine:
-        return TorchEngine(DecoderFile(shallow_model.file), EngineConfig(num_blocks=4))
+    def spare(self, shallow_model: ShallowModel, arithmetic: Arithmetic) -> Engine:
+        config = EngineConfig(num_blocks=4, **arithmetic._asdict())
+        return TorchEngine(DecoderFile(shallow_model.file), config)
 
 
 def test_equal_engines_have_one_fingerprint_and_others_another(
