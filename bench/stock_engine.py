@@ -284,8 +284,18 @@ def main() -> int:
     )
     for chats, row in figures["speed"].items():
         speed.add(chats, row["direct_tokens_s"], row["mesh_tokens_s"], row["mesh_share"])
-    run.finish()
     died = figures["kills"]
+    deaths = run.table(
+        "Replicas killed (SIGKILL) while four chats run",
+        *("kills", "chats", "moved and labelled", "wrong labels", "tokens"),
+        *("lost", "committed twice", "other ids than alone", "pause p50, ms"),
+    )
+    deaths.add(
+        *(str(died["count"]), died["chats"], died["moved_and_labelled"], died["wrong_labels"]),
+        *(died["tokens"], died["tokens_lost"], died["tokens_doubled"]),
+        *(died["differ_from_alone"], died["pause_p50_ms"]),
+    )
+    run.finish()
     wrong = figures["chats_failed"] or died["failed"] or died["tokens_lost"]
     return int(bool(wrong or died["tokens_doubled"] or died["wrong_labels"]))
 
