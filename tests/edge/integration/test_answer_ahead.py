@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -325,10 +326,13 @@ async def test_of_all_messages_together_only_so_much_is_begun(
     def is_refused() -> bool:
         return mesh.sample("outrider_edge_refused_total", reason=Rate.AHEAD_TOKENS.value) > 0
 
+    def is_judged(num_before: int) -> bool:
+        return len(begun(mesh)) > num_before or is_refused()
+
     while not is_refused():
         before = len(begun(mesh))
         client.typing(BEFORE, ahead=True, sampling=SAMPLED).update(f"Message {number}, it is said?")
-        await eventually(lambda before=before: len(begun(mesh)) > before or is_refused())
+        await eventually(partial(is_judged, before))
         number += 1
     most = 2.0 * (20.0 + loop.time() - since)
     assert AHEAD.max_tokens <= len(begun(mesh)) * AHEAD.max_tokens <= most
