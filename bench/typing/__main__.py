@@ -62,8 +62,9 @@ class Size:
     num_typists: int = 8
 
 
-FULL: Final = Size({0: 1, 50: 1, 150: 1, 250: 5}, {0: 1, 50: 1, 150: 1, 250: 3}, 48, 9)
-"""Typing takes as long as people take: a round of eight typists gives most sends by the minute."""
+FULL: Final = Size({0: 1, 50: 1, 150: 1, 250: 2}, {50: 1, 150: 1, 250: 2}, 48, 9)
+"""Typing takes as long as people take. Nothing is gained beside the region, so eight do not type
+there."""
 CORE: Final = Size({0: 1, 50: 1, 150: 1, 250: 4}, {250: 1}, 48, 5, num_typists=5)
 QUICK: Final = Size({250: 4}, {250: 1}, 24, 2, num_typists=2)
 
@@ -163,7 +164,6 @@ async def _measured(size: Size, prompts: Sequence[Prompt], rng: Random, replies:
         for rtt_ms in sorted({*size.alone, *size.at_once}):
             await bed.set_distance([_SCHEME], rtt_ms)
             await _at(bed, control, rtt_ms, size, prompts, rng, measured)
-            print(f"RTT {rtt_ms} ms", file=sys.stderr)
     return measured
 
 
@@ -186,12 +186,25 @@ async def _at(
             for is_ahead in (number % 2 == 0, number % 2 == 1):
                 part = measured.parts.setdefault((rtt_ms, 1, is_ahead), Part())
                 await _typists(bed, control, [(prompt, trace)], is_ahead, part, size)
+                _tell(rtt_ms, is_ahead, part)
         for turn in range(size.at_once.get(rtt_ms, 0)):
             chosen = [prompts[(n + 8 * turn) % len(prompts)] for n in range(size.num_typists)]
             typed = [(prompt, trace_of(prompt.text, rng)) for prompt in chosen]
             for is_ahead in (turn % 2 == 0, turn % 2 == 1):
                 part = measured.parts.setdefault((rtt_ms, size.num_typists, is_ahead), Part())
                 await _typists(bed, control, typed, is_ahead, part, size, other)
+                _tell(rtt_ms, is_ahead, part)
+
+
+def _tell(rtt_ms: int, is_ahead: bool, part: Part) -> None:
+    words = " ".join(f"{it:.0f}" for it in sorted(_words(part.sent)))
+    way = "ahead" if is_ahead else "plain"
+    cost_ms = 1e3 * _cost(part)
+    print(
+        f"RTT {rtt_ms} ms, {way}: first words after {words} ms; {cost_ms:.1f} ms of the engine "
+        "for each token",
+        file=sys.stderr,
+    )
 
 
 async def _typists(

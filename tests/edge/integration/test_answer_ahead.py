@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ def asked(mesh: Running) -> list[Any]:
 
 async def typed(mesh: Running, client: Client, text: str = TEXT, **options: Any) -> Typing:
     """Type a text; returns when what is begun for it has all its tokens here."""
+    before = len(mesh.region.finished)
     typing = client.typing(BEFORE, **{"ahead": True, "sampling": SAMPLED, **options})
     for num_chars in range(1, len(text) + 1):
         typing.update(text[:num_chars])
@@ -56,7 +58,7 @@ async def typed(mesh: Running, client: Client, text: str = TEXT, **options: Any)
     def is_begun() -> bool:
         return any(
             whole in b"".join(map(mesh.region.vocabulary.token_bytes, mesh.region.prompt(it.open)))
-            for it in mesh.region.finished
+            for it in mesh.region.finished[before:]
             if it.open.background
         )
 
@@ -179,8 +181,10 @@ async def test_a_changed_text_ends_what_was_begun(mesh: Running, client: Client)
     typing.update(TEXT)
     await eventually(lambda: len(begun(mesh)) == 1)
     typing.update(TEXT + " W")
-    await eventually(lambda: "the prompt has changed" in mesh.region.cancelled)
-    mesh.region.gate.set()
+    try:
+        await eventually(lambda: "the prompt has changed" in mesh.region.cancelled)
+    finally:
+        mesh.region.gate.set()
     assert (await chat(client)).speculation_stats.ahead_tokens == 0
 
 
@@ -227,9 +231,11 @@ async def test_tokens_that_cannot_be_used_are_not_kept(
     mesh.region.mangle = mangle
     mesh.region.hold(3)
     client.typing(BEFORE, ahead=True, sampling=SAMPLED).update(TEXT)
-    await eventually(lambda: "its tokens cannot be used" in mesh.region.cancelled)
-    mesh.region.mangle = lambda frame: None
-    mesh.region.gate.set()
+    try:
+        await eventually(lambda: "its tokens cannot be used" in mesh.region.cancelled)
+    finally:
+        mesh.region.mangle = lambda frame: None
+        mesh.region.gate.set()
     result = await chat(client)
     assert result.text == REPLY and result.speculation_stats.ahead_tokens == 0
 
@@ -325,10 +331,13 @@ async def test_of_all_messages_together_only_so_much_is_begun(
     def is_refused() -> bool:
         return mesh.sample("outrider_edge_refused_total", reason=Rate.AHEAD_TOKENS.value) > 0
 
+    def is_judged(num_before: int) -> bool:
+        return len(begun(mesh)) > num_before or is_refused()
+
     while not is_refused():
         before = len(begun(mesh))
         client.typing(BEFORE, ahead=True, sampling=SAMPLED).update(f"Message {number}, it is said?")
-        await eventually(lambda before=before: len(begun(mesh)) > before or is_refused())
+        await eventually(partial(is_judged, before))
         number += 1
     most = 2.0 * (20.0 + loop.time() - since)
     assert AHEAD.max_tokens <= len(begun(mesh)) * AHEAD.max_tokens <= most

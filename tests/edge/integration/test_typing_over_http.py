@@ -52,6 +52,7 @@ async def tell(
 
 async def typed(mesh: Running, caller: AsyncClient, **request: Any) -> int:
     """Type the text; returns the seed once the beginning of a reply is here."""
+    before = len(begun(mesh))
     told = await tell(caller, TEXT[:9], request={**REQUEST, **request})
     assert told["status"] == 200 and told["expires_in_s"] > 0
     await tell(caller, sequence=1)
@@ -61,7 +62,7 @@ async def typed(mesh: Running, caller: AsyncClient, **request: Any) -> int:
         lambda: (
             any(
                 whole in b"".join(map(token_bytes, mesh.region.prompt(it.open)))
-                for it in begun(mesh)
+                for it in begun(mesh)[before:]
             )
             and not mesh.num_region_sessions
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -207,7 +208,7 @@ def test_what_they_read_and_say_teaches_nothing_and_is_found_by_their_group_alon
     after = driver.scheduler.load()
     assert after.kv_hits == before.kv_hits and after.service_ms == before.service_ms
 
-    chat = {"sampling": SHORT, "region_drafts": True, "group_lasts": True}
+    chat: dict[str, Any] = {"sampling": SHORT, "region_drafts": True, "group_lasts": True}
     for session, salt in enumerate((OTHER, b"", OWN)):
         opened = driver.open(request(session, cache_salt=salt, **chat)).opened
         assert opened is not None and (opened.cached_tokens > 0) == (salt == OWN)
