@@ -184,8 +184,17 @@ def test_a_reply_is_the_models_own_and_its_guesses_are_corrected_in_place(
     expect(page.locator(".user .said")).to_have_text(LONG)
     ended(page)
     reply = check_exact(edge, page, LONG, 80)
+    for _ in range(10):
+        # It is chance which guesses are wrong.
+        if reply["brought"]["earlyShare"] > 0 and reply["brought"]["erasedShare"] > 0:
+            break
+        page.get_by_role("button", name="Retry").click()
+        page.wait_for_selector("#stop:not([hidden])")
+        ended(page)
+        reply = check_exact(edge, page, LONG, 80)
+    else:
+        raise AssertionError("no guess was right, or none was wrong")
     assert page.evaluate("window.guesses.length") > 0, "some of it was shown before it was final"
-    assert reply["brought"]["earlyShare"] > 0 and reply["brought"]["erasedShare"] > 0
     assert page.locator(".guess").count() == 0, "nothing is left of what was wrong"
     early = "".join(page.locator(".prose .early").all_text_contents())
     assert early

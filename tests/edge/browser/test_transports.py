@@ -4,8 +4,10 @@ what carries them, what becomes of them when that is lost, and that no text ever
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import json
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,17 @@ from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
 from services.edge.http.config import HttpConfig
 from services.edge.quic import certificate
-from tests.edge.browser.browsing import address, ask, begin, browsing, chat_page, kinds, load, told
+from tests.edge.browser.browsing import (
+    ASK,
+    address,
+    ask,
+    begin,
+    browsing,
+    chat_page,
+    kinds,
+    load,
+    told,
+)
 from tests.edge.integration.nat import Nat
 from tests.mesh import EdgeUnderTest, Mesh
 
@@ -140,6 +152,38 @@ async def test_an_edge_that_dies_is_replaced_by_another(words: Vocabulary, tmp_p
             sampling = SamplingParams(**LONG["sampling"])
             async with client.chat([Message("user", "Say it.")], sampling=sampling) as again:
                 assert chat["text"] == (await again.result()).text
+
+
+@contextmanager
+def silent_edge() -> Iterator[str]:
+    """Address of a machine that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/"
+
+
+async def test_an_edge_that_says_nothing_is_replaced_by_another(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    http = HttpConfig(port=0, allowed_origins=("*",))
+    with silent_edge() as silent:
+        async with browsing(words, tmp_path, http=http) as (mesh, browser):
+            (edge,) = mesh.edges
+            page = await chat_page(browser, edge, may_ask_anybody=True)
+            await begin(page, "chat", silent, address(edge), **SHORT)
+            chat = await told(page, "chat")
+            assert (chat["text"], chat["error"]) == (await reference(mesh, SHORT), None)
+
+
+async def test_a_chat_is_stopped_while_nobody_answers(words: Vocabulary, tmp_path: Path) -> None:
+    with silent_edge() as silent:
+        async with browsing(words, tmp_path) as (mesh, browser):
+            page = await chat_page(browser, mesh.edges[0], may_ask_anybody=True)
+            await page.evaluate(f"void ask('chat', {json.dumps({**ASK, **SHORT})}, ['{silent}'])")
+            await page.until("running.chat?.opened")
+            await page.evaluate("running.chat.stop()")
+            chat = await told(page, "chat")
+            assert [it["type"] for it in chat["events"]] == ["done"]
+            assert chat["events"][0]["finishReason"] == "cancelled"
 
 
 async def test_a_chat_that_is_stopped_ends_at_the_edge(words: Vocabulary, tmp_path: Path) -> None:

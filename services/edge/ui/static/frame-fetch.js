@@ -4,7 +4,7 @@
 import { refusal } from "./chat-error.js";
 import { CANCEL, FrameReader } from "./frames.js";
 import { join } from "./protobuf.js";
-import { Lost } from "./lost.js";
+import { Lost, STALL_MS, pause } from "./lost.js";
 
 const TYPE = "application/vnd.outrider.frames";
 const PATH = "outrider/v1/stream";
@@ -37,12 +37,7 @@ export class FetchWay {
   /** A stream that begins with this frame. Throws Lost and ChatError. */
   async begin(first) {
     const stopping = new AbortController();
-    let answer;
-    try {
-      answer = await this.#post(first, { signal: stopping.signal });
-    } catch {
-      throw new Lost("the edge does not answer");
-    }
+    const answer = await this.#answered(this.#post(first, { signal: stopping.signal }), stopping);
     if (!answer.ok) {
       const error = await refusal(answer);
       throw error.status >= 502 ? new Lost(error.message) : error;
@@ -53,6 +48,23 @@ export class FetchWay {
   /** Cancel a chat, which `resume` names. */
   cancel(resume) {
     this.#post(join([resume, CANCEL]), { keepalive: true }).catch(() => {});
+  }
+
+  /** What a request is answered; while nothing comes, whether the edge is there is tried. */
+  async #answered(posted, stopping) {
+    try {
+      for (;;) {
+        const stalled = pause(STALL_MS);
+        const answer = await Promise.race([posted, stalled]);
+        stalled.cancel();
+        if (answer) return answer;
+        await this.describe();
+      }
+    } catch {
+      stopping.abort();
+      posted.catch(() => {});
+      throw new Lost("the edge does not answer");
+    }
   }
 
   #post(body, options) {

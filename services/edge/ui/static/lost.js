@@ -2,6 +2,8 @@
 
 import { ChatError } from "./chat-error.js";
 
+/** After so long without anything it is tried whether the edge is still reached. */
+export const STALL_MS = 2000;
 const FIRST_RETRY_MS = 200;
 const MAX_RETRY_MS = 3000;
 const GIVE_UP_MS = 120_000;

@@ -6,14 +6,15 @@ import { ChatError } from "./chat-error.js";
 import { clientSecret, headers, key } from "./credentials.js";
 import { FetchWay } from "./frame-fetch.js";
 import { chatFrame, readEvent } from "./frames.js";
-import { Attempts, Lost, pause } from "./lost.js";
+import { Attempts, Lost, STALL_MS, pause } from "./lost.js";
 import { ReasoningSplitter } from "./reasoning.js";
 import { SessionWay } from "./webtransport.js";
 
-const STALL_MS = 2000;
-/** After so long without a frame it is tried whether the edge is still reached. */
 const UNAVAILABLE = new Set(["UNAVAILABLE", "VOCABULARY_UNAVAILABLE", "DRAINING", "NO_REPLICA", "REPLICA_LOST"]);
 const FULL = new Set(["DUPLICATE_SESSION", "OVERLOADED"]);
+const MODELS_MS = 10_000;
+const OWN_KEPT_MS = 60_000;
+/** So long a model's own sampling is taken as known: no chat waits for it twice in a row. */
 const DEFAULT_MAX_TOKENS = 2048;
 const POSITION = "native";
 /** How the id of an event begins after which a chat continues when the page was loaded again. */
@@ -55,8 +56,9 @@ class Ways {
     });
   }
 
-  get base() {
-    return this.#places[this.#at].base;
+  /** Addresses of the edges, the one to be tried next first. */
+  get bases() {
+    return [...this.#places.slice(this.#at), ...this.#places.slice(0, this.#at)].map((it) => it.base);
   }
 
   get session() {
@@ -142,20 +144,18 @@ class Progress {
 
 async function* chat(request, ways, signal) {
   const credential = { key: key(), clientSecret: bytesOf(clientSecret()) };
-  const asked = { ...request, sampling: { ...(await modelsOwn(ways.base, request.model)), ...request.sampling } };
-  asked.sampling.max_tokens ??= DEFAULT_MAX_TOKENS;
-  asked.sampling.temperature ??= 1;
-  asked.sampling.seed ??= seedOf(request.idempotencyKey);
   const progress = Progress.at(request.lastEventId);
   const attempts = new Attempts();
   const stop = abortedBy(signal);
+  let asked = null;
   let stream = null;
   let isOpened = false;
   let waitMs = 0;
   for (;;) {
     try {
       if (waitMs) await Promise.race([pause(waitMs), stop]);
-      stream = await ways.begin(frameOf(asked, credential, progress));
+      asked ??= await Promise.race([completed(request, ways.bases), stop]);
+      stream = await unlessStopped(ways.begin(frameOf(asked, credential, progress)), stop);
       for await (const event of read(stream, progress, stop)) {
         if (event.type === "opened") {
           Object.assign(event, { seed: asked.sampling.seed, transport: ways.name, why: ways.session.why });
@@ -172,7 +172,7 @@ async function* chat(request, ways, signal) {
       return;
     } catch (error) {
       if (error === STOPPED) {
-        if (progress.hasBegun) stream.cancel(frameOf(asked, credential, progress));
+        if (stream && progress.hasBegun) stream.cancel(frameOf(asked, credential, progress));
         else stream?.close();
         yield { type: "done", at: performance.now(), finishReason: "cancelled" };
         return;
@@ -186,6 +186,16 @@ async function* chat(request, ways, signal) {
       }
       if (attempts.isNew) yield { type: "interrupted", at: attempts.lostAt, why: error.message };
     }
+  }
+}
+
+/** The stream that is begun; one that comes too late is closed. */
+async function unlessStopped(beginning, stop) {
+  try {
+    return await Promise.race([beginning, stop]);
+  } catch (error) {
+    beginning.then((late) => late.close(), () => {});
+    throw error;
   }
 }
 
@@ -292,16 +302,33 @@ function seedOf(idempotencyKey) {
   return parseInt(idempotencyKey.replaceAll("-", "").slice(0, 13), 16) || 1;
 }
 
-/** The sampling that the model's own settings suggest, for what a request does not say. */
-async function modelsOwn(base, model) {
-  try {
-    const answer = await fetch(new URL("v1/models", base), { headers: headers() });
-    const listed = (await answer.json()).data;
-    const found = listed.find((it) => it.id === model) ?? listed[0];
-    return { ...found.default_sampling_params, max_tokens: found.default_max_tokens };
-  } catch {
-    return {};
+/** The request with the sampling that it does not say: what the model's own settings suggest. */
+async function completed(request, bases) {
+  const sampling = { ...(await modelsOwn(bases, request.model)), ...request.sampling };
+  sampling.max_tokens ??= DEFAULT_MAX_TOKENS;
+  sampling.temperature ??= 1;
+  sampling.seed ??= seedOf(request.idempotencyKey);
+  return { ...request, sampling };
+}
+
+let lastOwn = { model: null, at: -Infinity, sampling: {} };
+
+async function modelsOwn(bases, model) {
+  if (lastOwn.model === model && performance.now() - lastOwn.at < OWN_KEPT_MS) return lastOwn.sampling;
+  for (const base of bases) {
+    try {
+      const signal = AbortSignal.timeout(MODELS_MS);
+      const answer = await fetch(new URL("v1/models", base), { headers: headers(), signal });
+      const listed = (await answer.json()).data;
+      const found = listed.find((it) => it.id === model) ?? listed[0];
+      const sampling = { ...found.default_sampling_params, max_tokens: found.default_max_tokens };
+      lastOwn = { model, at: performance.now(), sampling };
+      return sampling;
+    } catch {
+      // The next one may know.
+    }
   }
+  return {};
 }
 
 const STOPPED = new Error("stopped");
