@@ -75,8 +75,9 @@ class InferenceConfig:
     """Weights of the fake engine: replicas of different seeds are different models behind one
     name."""
     fake_crash_id: int = -1
-    """An engine call with this token id ends the process, where the engine is the fake one: a
-    request that crashes replicas, to see what becomes of it. Below 0: none does."""
+    """An engine call with this token id ends the process, where the engine is the fake one; with
+    fake-turns, a prompt with it loses the engine: a request that crashes replicas, to see what
+    becomes of it. Below 0: none does."""
     fake_call_ms: NonNegativeFloat = 0.0
     """How long each call of the fake engine waits, in addition to computing."""
     device: str = "auto"
@@ -219,6 +220,7 @@ class InferenceConfig:
             fake_turns=FakeTurnOptions(
                 seed=self.fake_seed,
                 token_ms=self.fake_token_ms,
+                crash_id=self.fake_crash_id,
                 max_context_tokens=chosen.get("max_context_tokens", 2048),
             ),
             **chosen,

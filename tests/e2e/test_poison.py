@@ -27,6 +27,9 @@ POISON = " Quetzalcoatl"
 PATIENT = ReconnectPolicy(give_up_after_s=300)
 
 
+MOVES_INEXACT = 'router.tenants=[{name="*", allow_inexact=true}]'
+
+
 def settings(vocabulary: Vocabulary) -> tuple[str, ...]:
     (crash_id, *_) = vocabulary.encode(POISON)
     # The machine may be slow: nobody is given up for that.
@@ -41,10 +44,10 @@ def settings(vocabulary: Vocabulary) -> tuple[str, ...]:
     )
 
 
-def num_crashes(mesh: LocalMesh) -> int:
+def num_crashes(mesh: LocalMesh, event: str = "earlier_process_crashed") -> int:
     """Engine calls that ended a process, as the next process of each replica logs it."""
     logs = [Path(row["log"]) for row in mesh.services("inference")]
-    return sum(log.read_text("utf-8").count("earlier_process_crashed") for log in logs)
+    return sum(log.read_text("utf-8").count(event) for log in logs)
 
 
 async def harmless(client: Client, reference: ReferenceChat) -> None:
@@ -97,3 +100,26 @@ async def test_a_poisonous_request_ends_and_no_other_does(
         # A second death of its router or edge may hide a crash that was not reported yet.
         num_deaths = sum(name in ("router", "edge") for name in killed)
         assert 2 <= num_crashes(mesh) <= 3 + max(0, num_deaths - 1)
+
+
+async def test_a_request_that_loses_one_stock_engine_after_the_other_ends(
+    vocabulary: Vocabulary,
+) -> None:
+    """The engines write whole replies, and are lost with the request before its first token."""
+    chosen = (*settings(vocabulary), "inference.fake_token_ms=5", MOVES_INEXACT)
+    sampling = SamplingParams(max_tokens=400, ignore_eos=True)
+
+    async def ask(client: Client, text: str) -> tuple[int, ...]:
+        async with client.chat([Message("user", text)], sampling=sampling) as asked:
+            return (await asked.result()).ids
+
+    with local_mesh(engine="fake-turns", settings=chosen) as mesh:
+        host, port = mesh.edge
+        async with connect(f"quic://{host}:{port}", ca=mesh.ca, reconnect=PATIENT) as client:
+            texts = ["What is a river?", "What is a lake?", "What is a sea?"]
+            alone = [await ask(client, it) for it in texts]
+            chats = [asyncio.create_task(ask(client, it)) for it in texts]
+            await poisonous(client)
+            assert await asyncio.gather(*chats) == alone, "no token is lost, none comes twice"
+        await eventually(lambda: is_whole(mesh), timeout_s=300.0)
+        assert 2 <= num_crashes(mesh, "engine_lost") <= 3

@@ -193,7 +193,7 @@ def test_a_forced_call_needs_a_grammar_and_is_refused_by_name(
 ) -> None:
     num_asked = len(door.server.asked)
     for ask in (door.create, door.pieces):
-        with pytest.raises(openai.BadRequestError, match="openai-server.* does not know lark"):
+        with pytest.raises(openai.BadRequestError, match=r"openai-server .*does not know lark"):
             ask(tools=TOOLS, **fields)
     assert len(door.server.asked) == num_asked, "the server was not asked"
 

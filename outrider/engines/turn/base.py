@@ -8,7 +8,8 @@ promises (tests/engines/turn/contract.py):
 - the last piece says why the reply ended, and ends the iterator;
 - closing the iterator ends the request in the engine, whose room is then free again;
 - requests of different salts never share a cached prefix;
-- once the engine is lost, running and new replies raise ReplicaLostError.
+- once the engine is lost, running and new replies raise ReplicaLostError; one that the engine was
+  never given says so (NOT_GIVEN), as it cannot be what the engine was lost by.
 
 All of it is used in one event loop.
 """
@@ -18,10 +19,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from outrider.sampling.params import SamplingParams
 from outrider.session.types import FinishReason, Priority, TokenLogprobs
+
+NOT_GIVEN: Final = "not_given"
+"""Metadata key of a ReplicaLostError: the engine was gone before it was given the request."""
 
 
 class Ability(StrEnum):

@@ -49,6 +49,8 @@ class FakeTurnOptions:
     """Tokens of a piece."""
     seed: int = 0
     """Another seed is another model."""
+    crash_id: int = -1
+    """A prompt with this id loses the engine before its first token. Below 0: none does."""
 
 
 class FakeTurnEngine:
@@ -86,6 +88,8 @@ class FakeTurnEngine:
             ids, left = list(request.ids), request.max_tokens
             cached: int | None = self._store(request)
             while True:
+                if self.options.crash_id in request.ids:
+                    self.lose()
                 await self._pause()
                 new, finish = self._next(ids, left, request.end_ids)
                 ids += new

@@ -146,6 +146,8 @@ class TurnRunner(ModelThread):
                     self._prefixes.given(turn.ids, turn.salt)
                 async for piece in pieces:
                     self._add(self._sessions.take(turn.number, piece, self._clock()))
+                    if self._sessions.is_held:
+                        self._begin()
         except ReplicaLostError as lost:
             self._lose(lost)
             return

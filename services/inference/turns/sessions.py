@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from outrider.engines.turn.base import TurnEngineInfo, TurnLoad, TurnPiece, TurnRequest
+from outrider.engine_calls import SESSIONS_IN_CALL
+from outrider.engines.turn.base import NOT_GIVEN, TurnEngineInfo, TurnLoad, TurnPiece, TurnRequest
 from outrider.engines.turn.refusals import check_sampling
 from outrider.errors import (
     DeadlineError,
@@ -84,6 +85,11 @@ class TurnSession:
     def is_running(self) -> bool:
         """Whether the engine has it."""
         return self.begun_at < math.inf
+
+    @property
+    def is_unproven(self) -> bool:
+        """Whether the engine has it and wrote no token for it yet."""
+        return self.is_running and self.first_at == math.inf
 
     def turn(self, end_ids: frozenset[int]) -> TurnRequest:
         """What the engine is asked for; `end_ids` are the model's own."""
@@ -183,6 +189,9 @@ class TurnSessions:
         self._limits = limits
         self._new_reply = new_reply
         self._end_ids = end_ids
+        self.is_held = False
+        """Whether the first that waits does so until the engine has written a token for each that
+        it has."""
         self._waiting: list[TurnSession] = []
         self._running: dict[int, TurnSession] = {}
         self._interval_ms = _GUESSED_INTERVAL_MS
@@ -223,11 +232,16 @@ class TurnSessions:
         return [opened]
 
     def begin(self, now: float) -> tuple[list[TurnRequest], list[Event]]:
-        """The replies that the engine is to begin now, as many as it has room for."""
+        """The replies that the engine is to begin now, as many as it has room for. A session that a
+        replica was lost with is the only one in the engine without a token, until it has one."""
         turns: list[TurnRequest] = []
         events: list[Event] = []
+        self.is_held = False
         while self._waiting and len(self._running) < self._limits.max_sessions:
             session = min(self._waiting, key=lambda it: it.rank)
+            if self._has_to_wait(session):
+                self.is_held = True
+                break
             self._waiting.remove(session)
             session.begun_at = now
             self._running[session.number] = session
@@ -277,11 +291,17 @@ class TurnSessions:
         return min((it.request.deadline or math.inf for it in self._all()), default=math.inf)
 
     def fail_all(self, error: OutriderError) -> list[Event]:
-        """The engine is lost."""
+        """The engine is lost. The sessions that it had written no token for may be what it was lost
+        by, and are reported as those of a call that failed (outrider.engine_calls)."""
         sessions = list(self._all())
+        suspects = {
+            it.number for it in sessions if it.is_unproven and NOT_GIVEN not in error.metadata
+        }
+        counted = {SESSIONS_IN_CALL: str(len(suspects))}
+        failed = EngineError(error.message, metadata=counted)
         for session in sessions:
             self._forget(session)
-        return [Failed(session.number, error) for session in sessions]
+        return [Failed(it.number, failed if it.number in suspects else error) for it in sessions]
 
     def load(self, engine: TurnLoad | None) -> SchedulerLoad:
         """A snapshot for routers. What others gave the engine counts, as far as it says."""
@@ -308,6 +328,10 @@ class TurnSessions:
             service_ms=self._service_ms,
             kv_hits=KvHits(self._num_prompt_tokens, self._num_cached_tokens),
         )
+
+    def _has_to_wait(self, session: TurnSession) -> bool:
+        unproven = [it for it in self._running.values() if it.is_unproven]
+        return bool(unproven) and any(it.request.goes_alone for it in (session, *unproven))
 
     def _class_load(self, priority: Priority) -> ClassLoad:
         found = [it for it in self._all() if it.request.priority is priority]

@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from outrider.engine_calls import sessions_in_call
 from outrider.engines.turn.fake import FakeTurnEngine, FakeTurnOptions
-from outrider.errors import InvalidSamplingError, OverloadedError, ReplicaLostError
+from outrider.errors import EngineError, InvalidSamplingError, OverloadedError, ReplicaLostError
 from outrider.rpc import make_channel
 from outrider.sampling.params import SamplingParams
 from outrider.telemetry.metrics import Metrics
@@ -173,6 +174,32 @@ async def test_a_lost_engine_ends_sessions_so_that_routers_move_them() -> None:
         for number in (1, 2):
             assert isinstance((await peer.finish(number)).error, ReplicaLostError)
         assert it.replica.broken.is_set() and not it.replica.readiness()[0]
+        await peer.call.done_writing()
+
+
+async def test_the_request_that_loses_the_engine_is_reported_and_no_other() -> None:
+    options = FakeTurnOptions(token_ms=2, crash_id=50)
+    async with running(options) as it:
+        peer = it.peer()
+        await peer.open(1, PROMPT, greedy(1500))
+        while not peer.replies[1].commits:
+            await peer.next(1)
+        await peer.open(2, [*PROMPT, 50], greedy(9))
+        assert isinstance((await peer.finish(1)).error, ReplicaLostError)
+        error = (await peer.finish(2)).error
+        assert isinstance(error, EngineError) and sessions_in_call(error) == 1
+        assert it.replica.broken.is_set()
+        await peer.call.done_writing()
+
+
+async def test_a_session_that_goes_alone_begins_behind_the_first_tokens_of_others() -> None:
+    async with running(FakeTurnOptions(token_ms=2)) as it:
+        peer = it.peer()
+        await peer.open(1, PROMPT, greedy(40))
+        await peer.open(2, PROMPT, greedy(40), alone=True)
+        await peer.open(3, PROMPT, greedy(40))
+        for number in (1, 2, 3):
+            assert (await peer.finish(number)).ids == expected(it.engine, 40)
         await peer.call.done_writing()
 
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.engines.turn.base import Ability, TurnEngineInfo, TurnLoad, TurnPiece
+from outrider.engine_calls import sessions_in_call
+from outrider.engines.turn.base import NOT_GIVEN, Ability, TurnEngineInfo, TurnLoad, TurnPiece
 from outrider.errors import (
     DeadlineError,
     EngineError,
@@ -44,7 +45,7 @@ def sessions(**limits: int) -> TurnSessions:
 
 
 def request(number: int, **fields: Any) -> OpenRequest:
-    names = ("priority", "deadline", "resume", "epoch", "cache_salt")
+    names = ("priority", "deadline", "resume", "epoch", "cache_salt", "goes_alone")
     own = {name: fields.pop(name) for name in names if name in fields}
     return OpenRequest(number, PROMPT, SamplingParams(**{"max_tokens": 20, **fields}), **own)
 
@@ -194,7 +195,77 @@ def test_a_lost_engine_ends_all_sessions() -> None:
         opened(table, number)
     lost = table.fail_all(ReplicaLostError("gone"))
     assert {it.session_id for it in lost if isinstance(it, Failed)} == {1, 2, 3}
-    assert len(table) == 0
+    assert len(table) == 0 and table.begin(1.0) == ([], [])
+
+
+def lost_with(table: TurnSessions, **metadata: str) -> dict[int, int | None]:
+    """By session, how many sessions were in the call that failed; None: it is not to blame."""
+    failed = table.fail_all(ReplicaLostError("gone", metadata=metadata))
+    found: dict[int, int | None] = {}
+    for event in failed:
+        assert isinstance(event, Failed)
+        is_suspect = isinstance(event.error, EngineError)
+        assert is_suspect or isinstance(event.error, ReplicaLostError)
+        found[event.session_id] = sessions_in_call(event.error) if is_suspect else None
+    return found
+
+
+def test_those_without_a_token_may_be_what_the_engine_was_lost_by() -> None:
+    table = sessions(max_sessions=3)
+    for number in (1, 2, 3, 4):
+        opened(table, number)
+    table.take(2, TurnPiece((30,)), 1.0)
+    assert lost_with(table) == {1: 2, 2: None, 3: 2, 4: None}
+
+
+def test_nobody_is_to_blame_for_an_engine_that_was_gone_before() -> None:
+    table = sessions()
+    opened(table, 1)
+    assert lost_with(table, **{NOT_GIVEN: "1"}) == {1: None}
+
+
+def begun(table: TurnSessions) -> list[int]:
+    return [it.number for it in table.begin(1.0)[0]]
+
+
+def test_who_goes_alone_is_the_only_one_without_a_token() -> None:
+    table = sessions(max_sessions=8, max_queue=8)
+    opened(table, 1)
+    table.open(request(2, goes_alone=True), 0.0)
+    table.open(request(3), 0.0)
+    assert begun(table) == [] and table.is_held
+    table.take(1, TurnPiece((30,)), 1.0)
+    assert begun(table) == [2] and table.is_held
+    table.take(2, TurnPiece((30,)), 1.0)
+    assert begun(table) == [3] and not table.is_held
+
+
+@given(st.lists(st.tuples(st.sampled_from(["open", "alone", "token", "end"]), st.integers(0, 9))))
+def test_nobody_waits_for_ever_for_who_goes_alone(steps: list[tuple[str, int]]) -> None:
+    table = sessions(max_sessions=4, max_queue=100)
+    running: dict[int, bool] = {}
+    """Whether it has a token."""
+    alone: set[int] = set()
+    waiting: set[int] = set()
+    for number, (what, which) in enumerate(steps):
+        if what in ("open", "alone"):
+            table.open(request(number, goes_alone=what == "alone"), 0.0)
+            waiting.add(number)
+            alone |= {number} if what == "alone" else set()
+        elif running:
+            chosen = sorted(running)[which % len(running)]
+            if what == "token":
+                running[chosen] = True
+                table.take(chosen, TurnPiece((30,)), 1.0)
+            else:
+                del running[chosen]
+                table.cancel(chosen, 1.0)
+        for new in begun(table):
+            running[new] = False
+            waiting.remove(new)
+        unproven = {it for it, has_token in running.items() if not has_token}
+        assert not alone & unproven or len(unproven) == 1
+        assert not waiting or unproven or len(running) == 4
 
 
 def test_load_counts_what_others_gave_the_engine() -> None:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import h11
 
+from outrider.engines.turn.base import NOT_GIVEN
 from outrider.errors import ConfigError, EngineError, ReplicaLostError
 
 _READ_BYTES: Final = 1 << 16
@@ -124,7 +125,9 @@ class HttpServer:
                     self._host, self._port, ssl=self._tls, limit=MAX_LINE_BYTES
                 )
         except (OSError, TimeoutError) as error:
-            raise self._lost(f"no connection: {error or 'timed out'}") from error
+            lost = self._lost(f"no connection: {error or 'timed out'}")
+            lost.metadata[NOT_GIVEN] = "1"
+            raise lost from error
 
     def _lost(self, why: str) -> ReplicaLostError:
         return ReplicaLostError(
