@@ -17,7 +17,7 @@ from outrider.extras import install_command
 from outrider.models.catalog import ModelSpec, lookup
 from outrider.models.disk.files import file_sha256
 from outrider.models.store import ModelStore
-from outrider.models.vocabulary import load_vocabulary
+from outrider.models.vocabulary import load_digest, load_vocabulary
 
 SHIPPED: Final = ""
 """The draft in this package that was made for the target."""
@@ -116,7 +116,7 @@ def _check_ids(spec: ModelSpec, target: ModelSpec, store: ModelStore) -> None:
 
 
 def _check_digest(name: str, digest: bytes, target: ModelSpec, store: ModelStore) -> None:
-    wanted = load_vocabulary(target.as_in_file(), store).digest
+    wanted = load_digest(target.as_in_file(), store)
     if digest != wanted:
         raise VocabularyMismatchError(
             f"the draft model {name} has the vocabulary {digest.hex()}, its target {target.name} "

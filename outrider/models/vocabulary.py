@@ -494,8 +494,7 @@ def load_vocabulary(
     folders of their own. Blocks: call it before an event loop runs, or in a thread. Raises what
     ModelStore.ensure, ModelStore.derived, Vocabulary.from_gguf and folder.unpacked raise.
     """
-    name = "-".join(filter(None, (_DERIVED_NAME, spec.vocabulary_key())))
-    kept = store.intact(spec.source, name, sha256=spec.sha256)
+    kept = _kept(spec, store)
     if kept is not None:
         return Vocabulary.load(kept)
     artifact = store.ensure(spec.source, progress=progress, sha256=spec.sha256)
@@ -518,4 +517,22 @@ def load_vocabulary(
         except ConfigError as error:
             raise ConfigError(f"model {spec.name}: {error.message}") from error
 
-    return Vocabulary.load(store.derived(artifact, name, build))
+    return Vocabulary.load(store.derived(artifact, _kept_name(spec), build))
+
+
+def load_digest(spec: ModelSpec, store: ModelStore) -> bytes:
+    """`load_vocabulary(spec, store).digest`, without building the tokenizer if it is kept. Raises
+    what load_vocabulary raises."""
+    kept = _kept(spec, store)
+    if kept is None:
+        return load_vocabulary(spec, store).digest
+    facts = VocabularyFacts.from_json((kept / _FACTS_FILE).read_text("utf-8"))
+    return bytes.fromhex(facts.digest_hex)
+
+
+def _kept(spec: ModelSpec, store: ModelStore) -> Path | None:
+    return store.intact(spec.source, _kept_name(spec), sha256=spec.sha256)
+
+
+def _kept_name(spec: ModelSpec) -> str:
+    return "-".join(filter(None, (_DERIVED_NAME, spec.vocabulary_key())))

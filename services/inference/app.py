@@ -27,7 +27,6 @@ from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import inference_pb2, inference_pb2_grpc, kv_pb2_grpc
 from services.inference.call_record import CallRecord, Preparations
 from services.inference.config import InferenceConfig
-from services.inference.embedding.app import EmbeddingReplica, load_embedder
 from services.inference.kv_peers.fetching import KvPeers
 from services.inference.kv_peers.service import KvTransferService
 from services.inference.kv_tiers.blocks import BlockLoader, KvIdentity, kv_identity
@@ -46,11 +45,12 @@ from services.inference.static_prefixes.warming import StaticPrefixTier
 from services.inference.streaming.block_feed import BlockFeed
 from services.inference.streaming.sessions import SessionTable
 from services.inference.streaming.wire import Contract
-from services.inference.turn_replica import TurnReplica
 
 if TYPE_CHECKING:
+    from services.inference.embedding.app import EmbeddingReplica
     from services.inference.grammars.service import Grammars
     from services.inference.grammars.token_table import TokenTable
+    from services.inference.turn_replica import TurnReplica
 
 AnyReplica: TypeAlias = "Replica | EmbeddingReplica | TurnReplica"
 
@@ -251,8 +251,13 @@ async def _load_replica(
     passing_on = asyncio.create_task(pass_on())
     try:
         if (spec := lookup(config.model)).embeds:
-            embedder = await asyncio.to_thread(load_embedder, config, spec, tls, progress)
-            return None if stop.is_set() else EmbeddingReplica(config, embedder, metrics, tls)
+            # Imported here, as below: what other replicas are made of lengthens this one's start.
+            from services.inference.embedding import app as embedding
+
+            embedder = await asyncio.to_thread(embedding.load_embedder, config, spec, tls, progress)
+            if stop.is_set():
+                return None
+            return embedding.EmbeddingReplica(config, embedder, metrics, tls)
         if config.engine in TURN_ENGINES:
             return await _load_turn_replica(config, metrics, stop, tls, progress, record)
         model = await asyncio.to_thread(load_model, config, tls, progress, progress.enter)
@@ -279,6 +284,8 @@ async def _load_turn_replica(
     record: CallRecord,
 ) -> TurnReplica | None:
     """None if `stop` was set before the engine was there."""
+    from services.inference.turn_replica import TurnReplica
+
     loading = asyncio.create_task(load_turn_model(config, tls, progress, progress.enter))
     try:
         await _first_of(asyncio.shield(loading), stop.wait())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -17,7 +18,6 @@ from outrider.engines.base import Engine, EngineInfo
 from outrider.engines.config import EngineConfig
 from outrider.engines.factory import create_engine, warm_up
 from outrider.engines.load_stage import LoadStage, ReportStage, ignore_stage
-from outrider.engines.page_collapse import collapse_pages
 from outrider.engines.turn.base import TurnEngine
 from outrider.engines.turn.factory import open_turn_engine
 from outrider.errors import ConfigError, EngineError
@@ -146,7 +146,10 @@ def load_model(
     spec = replace(spec, sha256=spec.sha256 or store.recorded(spec.source))
     how = config.engine_config(vocabulary.size, spec)
     prefixes = rendered(config.prefixes, spec.name, vocabulary)
-    engine = _load_engine(how, config.warm_up_rows, report_stage)
+    # Beside the engine: most of its work is outside Python's lock.
+    with ThreadPoolExecutor(1, "token-table") as beside:
+        table = beside.submit(_token_table, vocabulary) if _scores_all_ids(how) else None
+        engine = _load_engine(how, config.warm_up_rows, report_stage)
     if engine.info.vocabulary_size != vocabulary.size:
         engine.close()
         raise EngineError(
@@ -163,7 +166,7 @@ def load_model(
         replies_in(vocabulary),
         _identity(spec, digest, engine.info),
         vocabulary.tokens_digest,
-        _token_table(vocabulary, engine.info),
+        table.result() if table is not None else None,
         prefixes,
     )
 
@@ -178,12 +181,13 @@ def replies_in(vocabulary: Vocabulary) -> Callable[[SamplingParams], Reply]:
     return new_reply
 
 
-def _token_table(vocabulary: Vocabulary, info: EngineInfo) -> TokenTable | None:
-    """Table of the vocabulary for grammars; None if the engine cannot score all ids that a grammar
-    may allow."""
-    if info.num_candidates:
-        return None
-    # Imported here: images for such engines do without the package.
+def _scores_all_ids(how: EngineConfig) -> bool:
+    """Whether the engine scores every id, as following a grammar requires."""
+    return how.engine != "fake" or not how.fake.num_candidates
+
+
+def _token_table(vocabulary: Vocabulary) -> TokenTable:
+    # Imported here: images for engines that follow no grammars do without the package.
     from services.inference.grammars.token_table import TokenTable
 
     return TokenTable(vocabulary)
@@ -232,5 +236,4 @@ def _load_engine(how: EngineConfig, warm_up_rows: int, report: ReportStage) -> E
     except BaseException:
         engine.close()  # some have threads and memory outside Python
         raise
-    collapse_pages()
     return engine

@@ -90,6 +90,7 @@ class PagedModel:
         self.kv = KvTensors(free, self.num_blocks + len(spare))
         self._requests = {_ANY: Request(free, self.kv)}
         self._failure = ""
+        self._preparation: Preparation | None = None
         self.busy_s = 0.0
         """See base.Engine."""
         self._vocabulary_size = model.facts.vocabulary_size
@@ -104,9 +105,9 @@ class PagedModel:
         """See EngineInfo."""
         prepare = partial(self._prepare, compiler, reference)
         fixed = self._fixed_sizes(config)
-        self._preparation = Preparation(fixed, prepare, compiler.finish)
+        self._preparation = preparation = Preparation(fixed, prepare, compiler.finish)
         if config.prepare_first:
-            self._preparation.wait()
+            preparation.wait()
 
     def infer(
         self,
@@ -129,11 +130,14 @@ class PagedModel:
         finally:
             with self._failing():
                 logits = self._finish(request, last_slot, num_rows)
+        if self._preparation is not None:
+            self._preparation.called()
         return logits
 
     def release(self) -> None:
         """Give the memory back; no call may follow."""
-        self._preparation.stop()
+        if self._preparation is not None:
+            self._preparation.stop()
         self._requests.clear()
         self.kv.release()
 

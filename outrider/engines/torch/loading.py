@@ -10,6 +10,7 @@ from outrider.engines.config import EngineConfig
 from outrider.engines.footprint import footprint
 from outrider.engines.free_memory import known_free_memory
 from outrider.engines.load_stage import LoadStage, ReportStage, ignore_stage
+from outrider.engines.page_collapse import collapse_pages
 from outrider.engines.torch.decoder_file import DecoderFile
 from outrider.engines.torch.engine import TorchEngine, device_of, free_memory_of, precision_of
 from outrider.engines.torch.matrices import GROUP_VALUES
@@ -39,7 +40,9 @@ def load_engine(
     num_bytes = round(sum(file.num_values.values()) * _bytes_each(config, device))
     needed = footprint(num_bytes, file.shape.vocabulary_size, config.kv_bytes)
     needed.check(known_free_memory() if device.type == "cpu" else free_memory_of(device))
-    return TorchEngine(file, config)
+    engine = TorchEngine(file, config)
+    collapse_pages()
+    return engine
 
 
 def _bytes_each(config: EngineConfig, device: torch.device) -> float:

@@ -52,6 +52,8 @@ def test_stopping_ends_it_after_the_size_in_work() -> None:
         done.append(size)
 
     preparation = Preparation([1, 2], prepare, lambda: done.append(0))
+    waiter = threading.Thread(target=preparation.wait)
+    waiter.start()
     begun.wait()
     stopper = threading.Thread(target=preparation.stop)
     stopper.start()
@@ -59,4 +61,13 @@ def test_stopping_ends_it_after_the_size_in_work() -> None:
         begun.wait()
     go_on.set()
     stopper.join()
+    waiter.join()
     assert done == [1, 0]
+
+
+def test_nothing_is_prepared_while_calls_come_and_stopping_waits_for_nothing() -> None:
+    done: list[int] = []
+    preparation = Preparation([1, 2], done.append, lambda: done.append(0))
+    preparation.called()
+    preparation.stop()
+    assert done == [0]
