@@ -1,7 +1,8 @@
 """A turn engine in the place of the model thread: its tasks, timers and reports (a shell).
 
 Everything runs in the event loop. What the engine writes within one turn of the loop is reported as
-one tick, so that the frames of all its sessions travel together.
+one tick, so that the frames of all its sessions travel together. Tokens wait a little for those of
+other sessions: an engine makes them in one step, but says them one after another.
 """
 
 from __future__ import annotations
@@ -29,7 +30,13 @@ from outrider.speculation.learnt import Learnt
 from services.inference.kv.pool import NamedBlock
 from services.inference.kv_transfer import ExportedBlock, LoadBlocks
 from services.inference.model_thread import ModelThread, ModelTick
-from services.inference.scheduler.types import Event, Failed, Finished, OpenRequest
+from services.inference.scheduler.types import (
+    Event,
+    Failed,
+    Finished,
+    OpenRequest,
+    SessionCommit,
+)
 from services.inference.turns.prefixes import CachedPrefixes
 from services.inference.turns.sessions import TurnSessions
 
@@ -64,7 +71,9 @@ class TurnRunner(ModelThread):
         self._events: list[Event] = []
         self._engine_load: TurnLoad | None = None
         self._is_due = False
-        """Whether a report is scheduled."""
+        """Whether a report follows in this turn of the loop."""
+        self._gathering: asyncio.TimerHandle | None = None
+        """Reports what waits for more."""
         self._timer: asyncio.TimerHandle | None = None
         self._problem = "the engine has not started"
 
@@ -161,16 +170,23 @@ class TurnRunner(ModelThread):
 
     def _add(self, events: list[Event]) -> None:
         """Report these events with all others of this turn of the loop; end the replies of sessions
-        that are over."""
+        that are over. Tokens behind a session's first may wait for those of others."""
         if not events:
             return
         self._events += events
+        may_wait = True
         for event in events:
+            may_wait &= isinstance(event, SessionCommit) and event.interval_ms > 0.0
             if isinstance(event, Finished | Failed):
                 task = self._replies.get(event.session_id)
                 if task is not None and task is not asyncio.current_task():
                     task.cancel()
-        self._report_soon()
+        gather_s = self._sessions.gather_s if may_wait else 0.0
+        if not gather_s:
+            self._report_soon()
+        elif self._gathering is None:
+            loop = asyncio.get_running_loop()
+            self._gathering = loop.call_later(gather_s, self._report_soon)
 
     def _lose(self, error: ReplicaLostError) -> None:
         """The engine is gone, and with it all replies: the router moves their sessions."""
@@ -187,6 +203,9 @@ class TurnRunner(ModelThread):
 
     def _report(self, *, is_over: bool = False) -> None:
         self._is_due = False
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
         events, self._events = tuple(self._events), []
         load = self._sessions.load(self._engine_load)
         self._on_tick(

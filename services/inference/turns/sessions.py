@@ -45,6 +45,11 @@ _SMOOTHING: Final = 0.1
 _GUESSED_INTERVAL_MS: Final = 20.0
 _GUESSED_TOKEN_MS: Final = 1.0
 """First guesses of the time between tokens, and of a prompt's token; then measured."""
+_GATHERED_SHARE: Final = 0.05
+"""Of the time between tokens: so long a token may wait for those of other sessions. Tokens that
+travel together cost a router and an edge little more than one."""
+_MAX_GATHER_S: Final = 0.02
+"""And no longer than that."""
 _MAX_RETRY_DELAY_MS: Final = 10_000
 
 
@@ -230,6 +235,13 @@ class TurnSessions:
             return [opened, session.end(session.finished, now)]
         self._waiting.append(session)
         return [opened]
+
+    @property
+    def gather_s(self) -> float:
+        """Seconds that a token may wait for those of other sessions; 0: there is no other."""
+        if len(self._running) < 2:
+            return 0.0
+        return min(_MAX_GATHER_S, _GATHERED_SHARE * self._interval_ms / 1e3)
 
     def begin(self, now: float) -> tuple[list[TurnRequest], list[Event]]:
         """The replies that the engine is to begin now, as many as it has room for. A session that a
