@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import structlog
 
-from outrider.engines.turn.base import TurnEngine, TurnLoad, TurnRequest
+from outrider.engines.turn.base import TurnEngine, TurnRequest
 from outrider.errors import (
     EngineError,
     OutriderError,
@@ -42,6 +42,8 @@ from services.inference.turns.sessions import TurnSessions
 
 LOAD_INTERVAL_S: Final = 1.0
 """Between two questions for the engine's load, which also find out that it is gone."""
+_SOONER: Final = 5
+"""So many times as often while others leave no room: whoever waits goes on when they end."""
 
 _log = structlog.get_logger()
 
@@ -69,7 +71,6 @@ class TurnRunner(ModelThread):
         self._replies: dict[int, asyncio.Task[None]] = {}
         self._watching: list[asyncio.Task[None]] = []
         self._events: list[Event] = []
-        self._engine_load: TurnLoad | None = None
         self._is_due = False
         """Whether a report follows in this turn of the loop."""
         self._gathering: asyncio.TimerHandle | None = None
@@ -207,7 +208,7 @@ class TurnRunner(ModelThread):
             self._gathering.cancel()
             self._gathering = None
         events, self._events = tuple(self._events), []
-        load = self._sessions.load(self._engine_load)
+        load = self._sessions.load()
         self._on_tick(
             ModelTick(
                 events,
@@ -225,7 +226,7 @@ class TurnRunner(ModelThread):
     async def _ask_load(self) -> None:
         while not self._problem:
             try:
-                self._engine_load = await self._engine.load()
+                self._sessions.engine_said(await self._engine.load())
             except ReplicaLostError as lost:
                 self._lose(lost)
                 return
@@ -234,7 +235,8 @@ class TurnRunner(ModelThread):
             except Exception:
                 _log.exception("engine_load_failed")
             self._report_soon()
-            await asyncio.sleep(self._load_interval_s)
+            is_full = self._sessions.is_full_of_others
+            await asyncio.sleep(self._load_interval_s / (_SOONER if is_full else 1))
 
     async def _follow_prefixes(self) -> None:
         try:

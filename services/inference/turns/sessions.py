@@ -205,6 +205,9 @@ class TurnSessions:
         self._service_ms = 0.0
         self._num_prompt_tokens = self._num_cached_tokens = 0
         """Of sessions that have ended."""
+        self._num_others = self._num_others_waiting = 0
+        """Replies that others gave the engine; those of them that it has not begun."""
+        self._free_blocks: int | None = None
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._running)
@@ -315,18 +318,31 @@ class TurnSessions:
             self._forget(session)
         return [Failed(it.number, failed if it.number in suspects else error) for it in sessions]
 
-    def load(self, engine: TurnLoad | None) -> SchedulerLoad:
+    def engine_said(self, load: TurnLoad | None) -> None:
+        """The engine's own count has come; None: it says nothing. What it has beside the replies
+        of this moment, others gave it: their number holds until it is asked again, whatever begins
+        and ends here."""
+        if load is None:
+            self._num_others = self._num_others_waiting = 0
+            self._free_blocks = None
+            return
+        self._num_others = max(0, load.running + load.waiting - len(self._running))
+        self._num_others_waiting = min(self._num_others, load.waiting)
+        self._free_blocks = load.free_blocks
+
+    @property
+    def is_full_of_others(self) -> bool:
+        """Whether there would be room without the replies that others gave the engine."""
+        num_own = len(self._running)
+        return num_own < self._limits.max_sessions <= num_own + self._num_others
+
+    def load(self) -> SchedulerLoad:
         """A snapshot for routers. What others gave the engine counts, as far as it says."""
-        others = foreign = 0
-        if engine is not None:
-            others = max(0, engine.running + engine.waiting - len(self._running))
-            foreign = min(others, engine.waiting)
         prompts = [it for it in self._all() if it.first_at == math.inf]
-        num_blocks = self._info.num_blocks
-        free = num_blocks if engine is None else engine.free_blocks
+        num_blocks, free = self._info.num_blocks, self._free_blocks
         return SchedulerLoad(
-            running_sessions=len(self._running) + others - foreign,
-            queued_sessions=len(self._waiting) + foreign,
+            running_sessions=len(self._running) + self._num_others - self._num_others_waiting,
+            queued_sessions=len(self._waiting) + self._num_others_waiting,
             queued_prompt_tokens=sum(len(it.request.prompt) for it in prompts),
             kv_blocks_total=num_blocks,
             kv_blocks_free=num_blocks if free is None else min(free, num_blocks),

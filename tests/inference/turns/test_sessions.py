@@ -272,24 +272,43 @@ def test_load_counts_what_others_gave_the_engine() -> None:
     table = sessions()
     for number in (1, 2, 3):
         opened(table, number)
-    load = table.load(TurnLoad(running=6, waiting=1, free_blocks=7))
+    table.engine_said(TurnLoad(running=6, waiting=1, free_blocks=7))
+    load = table.load()
     assert (load.running_sessions, load.queued_sessions) == (6, 2)
     assert (load.kv_blocks_total, load.kv_blocks_free, load.max_sessions) == (50, 7, 2)
     assert load.queued_prompt_tokens == 30 and load.is_cost_guessed
     assert load.medium.sessions == 3
-    alone = table.load(None)
+    table.engine_said(None)
+    alone = table.load()
     assert (alone.running_sessions, alone.queued_sessions, alone.kv_blocks_free) == (2, 1, 50)
+
+
+def test_replies_that_have_ended_are_not_taken_for_those_of_others() -> None:
+    table = sessions()
+    for number in (1, 2):
+        opened(table, number)
+    table.engine_said(TurnLoad(running=2, waiting=0, free_blocks=None))
+    assert not table.is_full_of_others
+    for number in (1, 2):
+        table.cancel(number, 1.0)
+    assert table.load().running_sessions == 0
+    table.engine_said(TurnLoad(running=2, waiting=0, free_blocks=None))
+    assert table.load().running_sessions == 2 and table.is_full_of_others
+    opened(table, 3)
+    assert table.load().running_sessions == 3
+    table.engine_said(TurnLoad(running=2, waiting=0, free_blocks=None))
+    assert table.load().running_sessions == 2
 
 
 def test_costs_are_learnt_from_replies() -> None:
     table = sessions()
     opened(table)
     table.take(1, TurnPiece((30,)), 0.12)
-    assert not table.load(None).is_cost_guessed
-    assert table.load(None).row_ms == pytest.approx(10.0)
+    assert not table.load().is_cost_guessed
+    assert table.load().row_ms == pytest.approx(10.0)
     for count in range(1, 19):
         table.take(1, TurnPiece((30,)), 0.12 + count * 0.05)
-    assert 35.0 < table.load(None).fixed_ms <= 50.0
+    assert 35.0 < table.load().fixed_ms <= 50.0
 
 
 @given(
