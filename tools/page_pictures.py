@@ -116,6 +116,8 @@ def _draw_correction(browser: Browser, origin: str, key: str) -> None:
             if guessed and len(replaced) >= _LEAST_REPLACED_CHARS:
                 break
             guessed = b"" if replaced else shot
+            if page.locator("#send").is_visible():
+                page.get_by_role("button", name="Retry").click()
         corrected = page.screenshot(clip=box)
         page.keyboard.press("Escape")
         watched.check()
