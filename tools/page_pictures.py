@@ -40,6 +40,7 @@ _LEAST_CHARS: Final = 300
 _LEAST_REPLACED_CHARS: Final = 8
 """Of a correction that is drawn."""
 _GAP_PX: Final = 4
+_MARGIN_PX: Final = 8
 _PATIENCE_MS: Final = 300_000
 
 
@@ -107,6 +108,7 @@ def _draw_correction(browser: Browser, origin: str, key: str) -> None:
         page.wait_for_selector(".live .guess", timeout=_PATIENCE_MS)
         box = page.locator("#scroll").bounding_box()
         assert box is not None
+        box["height"] -= _MARGIN_PX
         guessed = b""
         while True:
             shot = page.screenshot(clip=box)
@@ -114,6 +116,8 @@ def _draw_correction(browser: Browser, origin: str, key: str) -> None:
             if guessed and len(replaced) >= _LEAST_REPLACED_CHARS:
                 break
             guessed = b"" if replaced else shot
+            if page.locator("#send").is_visible():
+                page.get_by_role("button", name="Retry").click()
         corrected = page.screenshot(clip=box)
         page.keyboard.press("Escape")
         watched.check()

@@ -21,6 +21,16 @@ test("a guess is shown, confirmed, and marked as early", () => {
   assert.deepEqual([front.firstShownAt, front.firstLastingAt, front.firstFinalAt], [10, 10, 30]);
 });
 
+test("a word that stays is not marked when what follows it is replaced", () => {
+  const front = new Front();
+  front.provisional({ eraseTo: 0, text: "Bread. The", at: 0 });
+  front.commit({ text: "Bread.", at: 5 });
+  front.commit({ text: "\n\n", at: 6 });
+  assert.deepEqual(front.fixes, []);
+  front.commit({ text: "In Rome", at: 7 });
+  assert.deepEqual(front.fixes, [{ begin: 8, end: 12, at: 7 }]);
+});
+
 test("what replaces a wrong guess is marked from the beginning of its word", () => {
   const front = new Front();
   front.provisional({ eraseTo: 0, text: "It was blue", at: 0 });

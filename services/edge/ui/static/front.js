@@ -64,7 +64,7 @@ export class Front {
     this.guess = this.guess.slice(text.length);
     this.#shownAt.splice(0, Math.min(this.#shownAt.length, text.length));
     this.#shownAt.length = this.guess.length;
-    if (same < text.length && this.#wrong) {
+    if (this.#wrong && text.slice(same).trim()) {
       const from = wordBegin(this.final, begin + same);
       const to = Math.min(this.final.length, begin + same + this.#wrong);
       this.fixes.push({ begin: from, end: to, at });
@@ -138,6 +138,7 @@ function isHigh(code) {
 }
 
 function wordBegin(text, at) {
+  if (/\s/.test(text[at])) return at;
   while (at > 0 && !/\s/.test(text[at - 1])) at--;
   return at;
 }
