@@ -25,7 +25,7 @@ ENGINES = ("openvino", "torch", "llguidance")
                 "opentelemetry.sdk.trace.export",
             ),
         ),
-        ("services.router.app", (*ENGINES, "aioquic", "tokenizers", "jinja2", "gguf")),
+        ("services.router.app", (*ENGINES, "aioquic", "tokenizers", "jinja2")),
         ("services.tokenizer.app", (*ENGINES, "aioquic")),
         ("services.edge.app", ENGINES),
     ],
