@@ -67,7 +67,7 @@ class Size:
     rtts_ms: tuple[int, ...]
 
 
-FULL: Final = Size(8, RTTS_MS)
+FULL: Final = Size(5, RTTS_MS)
 QUICK: Final = Size(2, (0, 150))
 
 

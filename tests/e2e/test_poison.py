@@ -27,7 +27,7 @@ POISON = " Quetzalcoatl"
 PATIENT = ReconnectPolicy(give_up_after_s=300)
 
 
-MOVES_INEXACT = 'router.tenants=[{name="*", allow_inexact=true}]'
+MOVES_INEXACT = '[[router.tenants]]\nname = "*"\nallow_inexact = true\n'
 
 
 def settings(vocabulary: Vocabulary) -> tuple[str, ...]:
@@ -103,17 +103,19 @@ async def test_a_poisonous_request_ends_and_no_other_does(
 
 
 async def test_a_request_that_loses_one_stock_engine_after_the_other_ends(
-    vocabulary: Vocabulary,
+    vocabulary: Vocabulary, tmp_path: Path
 ) -> None:
     """The engines write whole replies, and are lost with the request before its first token."""
-    chosen = (*settings(vocabulary), "inference.fake_token_ms=5", MOVES_INEXACT)
+    config = tmp_path / "mesh.toml"
+    config.write_text(MOVES_INEXACT, "utf-8")
+    chosen = (*settings(vocabulary), "inference.fake_token_ms=5")
     sampling = SamplingParams(max_tokens=400, ignore_eos=True)
 
     async def ask(client: Client, text: str) -> tuple[int, ...]:
         async with client.chat([Message("user", text)], sampling=sampling) as asked:
             return (await asked.result()).ids
 
-    with local_mesh(engine="fake-turns", settings=chosen) as mesh:
+    with local_mesh(engine="fake-turns", settings=chosen, config=config) as mesh:
         host, port = mesh.edge
         async with connect(f"quic://{host}:{port}", ca=mesh.ca, reconnect=PATIENT) as client:
             texts = ["What is a river?", "What is a lake?", "What is a sea?"]
