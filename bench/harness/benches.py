@@ -98,7 +98,7 @@ _ALL = (
     Bench("router", "bench.router", minutes=6.0),
     Bench("cost", "bench.cost", minutes=25.0, peers=("smg", "vllm_router")),
     Bench("routing", "bench.peers.routing", minutes=30.0, peers=("smg", "dynamo")),
-    Bench("stock_engine", "bench.stock_engine", minutes=20.0, peers=("vllm",)),
+    Bench("stock_engine", "bench.stock_engine", minutes=10.0, peers=("vllm",)),
     Bench("faults", "bench.faults", minutes=40.0, core_minutes=4.0),
     Bench("hostile", "bench.hostile", minutes=28.0),
     Bench("hostile_http", "bench.hostile", ("--http",), minutes=30.0),
