@@ -152,7 +152,7 @@ def main() -> int:
     run.setting("outrider", prompts=[it.id for it in prompts], max_tokens=MAX_TOKENS)
     expected = references(vocabulary, prompts)
     with contextlib.closing(draft_model()) as model:
-        makers = {
+        makers: dict[str, Callable[[], Drafter]] = {
             NOTHING: Nothing,
             "prompt lookup": _example("verify_ngrams").PromptLookup,
             "draft model": lambda: _example("verify_model").GreedyDrafter(model, list),
