@@ -224,7 +224,7 @@ async def kills(made: StockMesh, count: int, num_chats: int, num_tokens: int) ->
 
 async def measure(*, quick: bool) -> dict[str, Any]:
     """The figures."""
-    num_rounds, num_tokens, num_kills = (1, 16, 2) if quick else (4, 32, 20)
+    num_rounds, num_tokens, num_kills = (1, 16, 2) if quick else (3, 32, 20)
     shares: dict[int, list[float]] = {}
     speeds: dict[int, list[tuple[float, float]]] = {}
     errors: list[str] = []
