@@ -167,7 +167,7 @@ def _device(case: Case) -> str:
         import torch
 
         if torch.cuda.is_available():
-            return torch.cuda.get_device_name()
+            return str(torch.cuda.get_device_name())
     return "CPU" if case.package and _is_installed(case) else NOTHING_COMPUTES
 
 

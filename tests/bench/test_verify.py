@@ -20,7 +20,7 @@ IDS = st.lists(st.integers(0, OPTIONS.vocabulary_size - 1), min_size=1, max_size
 
 def scores(ids: list[int]) -> list[float]:
     with closing(EngineModel(FakeEngine(OPTIONS))) as fresh:
-        return np.asarray(fresh(ids).logits[0][-1]).tolist()
+        return list(np.asarray(fresh(ids).logits[0][-1], np.float64))
 
 
 @given(IDS, st.lists(st.tuples(st.integers(0, 40), IDS), max_size=4))
@@ -30,7 +30,7 @@ def test_what_is_kept_of_earlier_texts_changes_no_score(
     with closing(EngineModel(FakeEngine(OPTIONS))) as model:
         for kept, more in [(40, []), *steps]:
             ids = [*ids[:kept], *more][:64] or [1]
-            assert np.asarray(model(ids).logits[0][-1]).tolist() == scores(ids)
+            assert list(np.asarray(model(ids).logits[0][-1], np.float64)) == scores(ids)
 
 
 def test_drafts_are_counted() -> None:
@@ -47,8 +47,15 @@ def test_drafts_are_counted() -> None:
 
 def chat(num_tokens: int, num_commits: int, kept: int, num_drafts: int, seconds: float) -> Chat:
     reply = VerifiedReply(
-        *(tuple(range(num_tokens)), "", FinishReason.LENGTH),
-        *(Usage(accepted_edge_tokens=kept), num_commits, kept, 1, 0, False),
+        ids=tuple(range(num_tokens)),
+        text="",
+        finish_reason=FinishReason.LENGTH,
+        usage=Usage(accepted_edge_tokens=kept),
+        num_commits=num_commits,
+        num_accepted=kept,
+        num_calls=1,
+        num_moves=0,
+        inexact=False,
     )
     return Chat(reply, num_drafts, 4, seconds, seconds - 0.5, is_right=num_tokens == 44)
 
