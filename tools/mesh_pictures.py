@@ -32,6 +32,8 @@ from tools.browsing import PHONE, chromium, opened
 
 PLACE: Final = Path(__file__).parents[1] / "docs" / "images"
 SETTINGS: Final = (
+    # All that may be begun before Enter is, so that it can be seen.
+    f"edge.ahead.min_tokens={AheadPolicy().max_tokens}",
     "edge.added_distance=true",
     "inference.max_fixed_rows=4",
     "inference.warm_up_rows=16",

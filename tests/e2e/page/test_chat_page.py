@@ -26,7 +26,10 @@ from tools.browsing import PATIENCE_MS, PHONE, Watched, axe, chromium, opened
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(1200)]
 
+MAX_AHEAD_TOKENS = AheadPolicy().max_tokens
 SETTINGS = (
+    # So that it is known how many are begun.
+    f"edge.ahead.min_tokens={MAX_AHEAD_TOKENS}",
     # Few sizes of calls, so that it starts in seconds; they change no text.
     "inference.max_fixed_rows=4",
     "inference.warm_up_rows=16",
@@ -38,7 +41,6 @@ SETTINGS = (
     "edge.display.caution=0",
 )
 LONG = "Tell me all that you know about the history of bread."
-MAX_AHEAD_TOKENS = AheadPolicy().max_tokens
 SHOWN = """
 window.shown = [];
 new MutationObserver(() => {
