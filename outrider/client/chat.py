@@ -99,10 +99,13 @@ class Chat(AsyncIterator[Event]):
         try:
             wire.request_frame(self._messages, self._options, span.context)  # fails here, if at all
             self._stopwatch.sent_at = self._now()
-            self._send(await self._link.usable())
+            connection = await self._link.usable()
         except OutriderError as error:
             self._end(error)
             raise
+        self._send_or_retry(connection)
+        if self._error is not None:
+            raise self._error
         return self
 
     async def __aexit__(
@@ -257,15 +260,15 @@ class Chat(AsyncIterator[Event]):
             # Whoever reads would wait for ever.
             self._over(OutriderError(f"the client failed to reconnect: {defect!r}"))
         else:
-            self._send_again(connection)
+            self._send_or_retry(connection)
         finally:
             self._limit = None
 
-    def _send_again(self, connection: Connection) -> None:
+    def _send_or_retry(self, connection: Connection) -> None:
         try:
             self._send(connection)
         except OutriderError as error:
-            # Lost again since it was handed out: another try, while there is time.
+            # Lost since it was handed out: another try, while there is time.
             self._failed(error, cut_off=True)
 
     def _due(self) -> float | None:

@@ -6,8 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from outrider.client import Client, Committed, Done, Message, SamplingParams, Timings
+from outrider.client import (
+    Client,
+    Committed,
+    Done,
+    Message,
+    ReconnectPolicy,
+    SamplingParams,
+    Timings,
+)
 from outrider.client import chat as client_chat
+from outrider.client.client import DEFAULT_RECONNECT
+from outrider.client.link import Link
+from outrider.client.streams import Connection
 from outrider.errors import (
     EmptyPromptError,
     InvalidRequestError,
@@ -76,6 +87,32 @@ async def test_a_chat_is_entered_once_before_anything_else(client: Client) -> No
         with pytest.raises(InvalidRequestError, match="another"):
             await chat.__aenter__()
         assert (await chat.result()).text == REPLY
+
+
+@pytest.mark.parametrize("reconnect", [DEFAULT_RECONNECT, None])
+async def test_a_connection_that_is_lost_as_the_chat_is_to_be_sent_on_it(
+    monkeypatch: pytest.MonkeyPatch, mesh: Running, reconnect: ReconnectPolicy | None
+) -> None:
+    """One in 0-RTT, whose edge turns out to be gone."""
+    usable = Link.usable
+    lost: list[Connection] = []
+
+    async def lost_once(link: Link) -> Connection:
+        connection = await usable(link)
+        if not lost:
+            lost.append(connection)
+            connection.shut(error=UnavailableError("nothing answers"))
+        return connection
+
+    monkeypatch.setattr(Link, "usable", lost_once)
+    async with mesh.client(reconnect=reconnect) as client:
+        if reconnect is not None:
+            assert await said(client.chat(ASK)) == REPLY
+        else:
+            with pytest.raises(UnavailableError, match="nothing answers"):
+                async with client.chat(ASK):
+                    raise AssertionError("sent on a lost connection")
+    assert len(lost) == 1
 
 
 async def test_leaving_early_cancels(mesh: Running, client: Client) -> None:

@@ -77,6 +77,7 @@ class TurnRunner(ModelThread):
         """Reports what waits for more."""
         self._timer: asyncio.TimerHandle | None = None
         self._problem = "the engine has not started"
+        self._is_lost = False
 
     @property
     def problem(self) -> str:
@@ -108,7 +109,8 @@ class TurnRunner(ModelThread):
 
     def open(self, request: OpenRequest) -> None:
         if self._problem:
-            raise UnavailableError(f"this replica takes no sessions: {self._problem}")
+            error = ReplicaLostError if self._is_lost else UnavailableError
+            raise error(f"this replica takes no sessions: {self._problem}")
         self._add(self._sessions.open(request, self._clock()))
         self._begin()
         self._set_timer()
@@ -194,6 +196,7 @@ class TurnRunner(ModelThread):
         if not self._problem:
             _log.error("engine_lost", engine=self._engine.info.name, error=error.message)
             self._problem = error.message
+            self._is_lost = True
         self._add(self._sessions.fail_all(error))
         self._report_soon()
 

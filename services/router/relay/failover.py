@@ -149,9 +149,10 @@ class Failover:
         """A replica did not take it, or serves others alone, which says nothing of the session."""
         self._poison_of(session).left_replica(session.losses)
 
-    def replica_silent(self, session: RelayedSession) -> None:
-        """Its replica fell silent with all it had, which says nothing of the session. It counts as
-        moved, so that admission control does not refuse it any more."""
+    def left_unblamed(self, session: RelayedSession) -> None:
+        """Its replica fell silent, or lost its engine, with all it had, which says nothing of the
+        session. It counts as moved, so that admission control does not refuse it any more, and it
+        is tried as long as it takes."""
         self._poison_of(session).left_replica(session.losses)
         session.num_moves += 1
 

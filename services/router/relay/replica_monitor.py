@@ -221,7 +221,7 @@ class ReplicaMonitor:
     def _leave(self, sessions: list[RelayedSession], why: OutriderError) -> list[Departure]:
         """They leave a replica that may be well: nothing speaks against any of them."""
         for session in sessions:
-            self._failover.replica_silent(session)
+            self._failover.left_unblamed(session)
         return [_departure(session, why) for session in sessions]
 
 

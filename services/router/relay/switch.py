@@ -18,6 +18,7 @@ from outrider.errors import (
     MalformedFrameError,
     OutriderError,
     OverloadedError,
+    ReplicaLostError,
     UnavailableError,
     VocabularyMismatchError,
 )
@@ -414,6 +415,9 @@ class Switch:
         elif isinstance(error, EngineError):
             _, event, why = self._monitor.engine_failed(session, error, now)
             self._advance(session, event, now, error=why)
+        elif isinstance(error, ReplicaLostError) and session.replay is not None:
+            self._failover.left_unblamed(session)
+            self._advance(session, SessionInput.LEFT, now, error=error)
         elif self._may_try_another(session, detail.grpc_code, error):
             self._failover.refused(session)
             self._advance(session, SessionInput.LEFT, now, error=error)

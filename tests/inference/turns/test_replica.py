@@ -174,6 +174,8 @@ async def test_a_lost_engine_ends_sessions_so_that_routers_move_them() -> None:
         for number in (1, 2):
             assert isinstance((await peer.finish(number)).error, ReplicaLostError)
         assert it.replica.broken.is_set() and not it.replica.readiness()[0]
+        await peer.open(3, PROMPT, greedy(9))
+        assert isinstance((await peer.finish(3)).error, ReplicaLostError), "to be moved too"
         await peer.call.done_writing()
 
 

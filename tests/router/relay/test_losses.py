@@ -12,6 +12,7 @@ from outrider.errors import (
     InvalidSamplingError,
     OutriderError,
     OverloadedError,
+    ReplicaLostError,
     UnavailableError,
     VocabularyMismatchError,
 )
@@ -82,6 +83,25 @@ async def test_without_another_replica_the_refusal_is_the_edges(mesh: Mesh) -> N
     mesh.reply("near", failed(sent, OverloadedError("near is full")))
     (frame,) = await mesh.at_edge(edge)
     assert frame.error.message == "near is full"
+
+
+async def test_a_session_whose_replicas_lose_their_engines_is_tried_as_long_as_it_takes(
+    mesh: Mesh,
+) -> None:
+    """It has no token yet, and no replica took it alone: nothing speaks against it."""
+    edge = mesh.edge()
+    mesh.send(edge, opening())
+    for name in ("near", "far"):
+        (sent,) = await mesh.at_replica(name)
+        mesh.reply(name, failed(sent.session, ReplicaLostError("the engine is gone")))
+        mesh.lose(name)
+    assert await mesh.at_edge(edge) == [], "it waits"
+    mesh.connect("near")
+    mesh.switch.expire(mesh.clock())
+    (again,) = await mesh.at_replica("near")
+    assert not again.open.alone
+    mesh.reply("near", done(again.session))
+    assert [f.WhichOneof("kind") for f in await mesh.at_edge(edge)] == ["done"]
 
 
 async def test_an_error_of_the_request_is_not_tried_elsewhere(mesh: Mesh) -> None:
