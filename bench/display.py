@@ -1,25 +1,34 @@
-"""What drafting for display costs an edge and brings a reader, where the drafter is good and where
-it is poor: chats in virtual time through the edge's own session, with and without the judgement of
-services/edge/session/display_worth.py.
+"""What text drafted for display alone costs an edge and brings a reader.
 
-    python -m bench.display [--chats 60]
+Two parts. Chats in virtual time through the edge's own session, with and without the judgement of
+services/edge/session/display_worth.py: the region commits a token every 40 ms and takes no drafts.
+A good drafter is right nine times in ten; a poor one is right one time in twenty; a random one, of
+a model that shares the vocabulary and nothing else, is never right. All three claim 0.9. Each
+drafts for its own trust group, chat after chat.
 
-The region commits a token every 40 ms and takes no drafts. A good drafter is right nine times in
-ten and says so; a poor one is right one time in twenty; a random one, of a model that shares the
-vocabulary and nothing else, is never right. All three claim 0.9. Each drafts for its own trust
-group, chat after chat. The last line is JSON.
+Then real chats through a mesh whose edge sends no drafts, one at a time: each prompt is asked with
+provisional text and without. The drafter computes for the first alone; its processor time is the
+price of what is shown. Region and edge have a core each.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
+import asyncio
+import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
 
+from bench.harness import Run, parser, start
+from bench.harness.prompts import Prompt, interleaved, load_prompts
+from bench.peers.lineup import rotated
+from bench.wan.measure import connected, cpu_s, own_cpu_s
+from bench.wan.plan import NO_UPLOAD, Scheme
+from bench.wan.samples import Sample, ask
+from bench.wan.testbed import RegionEngine, Testbed, running_testbed
+from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.chat import Message
 from outrider.models.detokenizer import Detokenizer
 from outrider.sampling.params import SamplingParams
@@ -131,7 +140,7 @@ def _chat(averages: GroupAverages, accuracy: float, rng: Random) -> tuple[ReplyF
     return session.reply, took_s
 
 
-def run(drafter: str, num_chats: int, *, judged: bool) -> Sums:
+def chats_of(drafter: str, num_chats: int, *, judged: bool) -> Sums:
     """So many chats of one group; `judged`: drafting may end."""
     averages, rng, sums = GroupAverages(), Random(7), Sums()
     if not judged:
@@ -149,23 +158,108 @@ def run(drafter: str, num_chats: int, *, judged: bool) -> Sums:
     return sums
 
 
+SHOWN: Final = replace(NO_UPLOAD, name="shown")
+NOT_SHOWN: Final = replace(NO_UPLOAD, name="not asked for", provisional=False)
+RTTS_MS: Final = (0, 150)
+MAX_TOKENS: Final = 96
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A real one."""
+
+    sample: Sample
+    drafter_s: float
+    """Processor time of the drafter's process."""
+    edge_s: float
+    """That of the edge's own."""
+
+
+async def measure(prompts: Sequence[Prompt]) -> dict[tuple[int, Scheme], list[Chat]]:
+    """Real chats by RTT to the region and by whether text is shown; the two take turns."""
+    found: dict[tuple[int, Scheme], list[Chat]] = {}
+    async with running_testbed(RegionEngine(), (SHOWN,)) as bed:
+        for rtt_ms in RTTS_MS:
+            await bed.set_distance((SHOWN,), rtt_ms)
+            async with connected(bed, (SHOWN,)) as clients:
+                client = clients[SHOWN.gateway]
+                await ask(client, SHOWN, prompts[0], 0.0, 0, MAX_TOKENS)
+                for turn, prompt in enumerate(prompts):
+                    for scheme in rotated((SHOWN, NOT_SHOWN), turn):
+                        all_s, edge_s = _spent(bed)
+                        sample = await ask(client, scheme, prompt, 0.0, turn, MAX_TOKENS)
+                        after_s, edge_after_s = _spent(bed)
+                        edge_s = edge_after_s - edge_s
+                        chat = Chat(sample, after_s - all_s - edge_s, edge_s)
+                        found.setdefault((rtt_ms, scheme), []).append(chat)
+            print(f"RTT {rtt_ms} ms", file=sys.stderr)
+    return found
+
+
+def _spent(bed: Testbed) -> tuple[float, float]:
+    """Processor time so far of the edge and its drafter, and of the edge alone."""
+    pid = bed.edges[SHOWN.gateway].pid
+    return cpu_s(pid), own_cpu_s(pid)
+
+
+def report_virtual(run: Run, num_chats: int) -> None:
+    """The table of the chats in virtual time."""
+    table = run.table(
+        f"Chats in virtual time, {num_chats} of {_NUM_TOKENS} tokens at an RTT of 100 ms",
+        *("drafter", "drafting", "chats drafted for", "drafts per token"),
+        "tokens shown before they were final",
+        "of shown ones stayed",
+        "sooner, per final token, ms",
+        "session's CPU per final token, us",
+    )
+    table.note("Judged: drafting ends where it brings nothing. The drafter itself costs nothing.")
+    for drafter in _ACCURACY:
+        for judged in (False, True):
+            row = chats_of(drafter, num_chats, judged=judged).row()
+            table.add(drafter, "judged" if judged else "without end", *row.values())
+
+
+def report_real(run: Run, found: dict[tuple[int, Scheme], list[Chat]]) -> None:
+    """The table of the real chats."""
+    table = run.table(
+        "Real chats whose drafts are for display alone: processor time of the edge",
+        *("RTT to the region, ms", "provisional text", "chats", "final tokens"),
+        "drafter's CPU per final token, ms",
+        "edge's CPU per final token, ms",
+        "characters shown before they were final, %",
+        "first final token, over not asked for",
+        "whole reply, over not asked for",
+    )
+    for (rtt_ms, scheme), chats in found.items():
+        without = found[rtt_ms, NOT_SHOWN]
+        num_tokens = sum(len(it.sample.ids) for it in chats)
+        num_chars = sum(it.sample.num_chars for it in chats)
+        early = sum(it.sample.early_chars for it in chats)
+        pairs = list(zip(chats, without, strict=True))
+        is_base = scheme is NOT_SHOWN
+        first = [a.sample.committed_ms / b.sample.committed_ms for a, b in pairs]
+        whole = [a.sample.whole_ms / b.sample.whole_ms for a, b in pairs]
+        table.add(
+            *(rtt_ms, scheme.name, len(chats), num_tokens),
+            1e3 * sum(it.drafter_s for it in chats) / num_tokens,
+            1e3 * sum(it.edge_s for it in chats) / num_tokens,
+            100 * early / num_chars,
+            1.0 if is_base else table.mean_ratio(first),
+            1.0 if is_base else table.mean_ratio(whole),
+        )
+
+
 def main() -> int:
-    """Print a table and one line of JSON."""
-    arguments = argparse.ArgumentParser(prog="python -m bench.display", description=__doc__)
-    arguments.add_argument("--chats", type=int, default=60, help="of each run")
-    num_chats = arguments.parse_args().chats
-    found = {
-        f"{drafter}, {'judged' if judged else 'always'}": run(
-            drafter, num_chats, judged=judged
-        ).row()
-        for drafter in _ACCURACY
-        for judged in (False, True)
-    }
-    for name, row in found.items():
-        print(name.ljust(16), "  ".join(f"{key} {value}" for key, value in row.items()))
-    print(json.dumps({"chats": num_chats, "tokens_per_chat": _NUM_TOKENS, "runs": found}))
+    run = start("display", parser("display", __doc__ or "").parse_args())
+    prompts = interleaved(load_prompts(split="test"))[: 2 if run.quick else 12]
+    run.setting(
+        "outrider", model=DEFAULT_MODEL.name, max_tokens=MAX_TOKENS, prompts=[p.id for p in prompts]
+    )
+    report_virtual(run, 10 if run.quick else 60)
+    report_real(run, asyncio.run(measure(prompts)))
+    run.finish()
     return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

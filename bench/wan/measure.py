@@ -143,7 +143,7 @@ def _spent(bed: Testbed, scheme: Scheme) -> CpuSpent:
     """CPU time so far of what the scheme needs."""
     edge = bed.edges[scheme.gateway]
     region_s = cpu_s(edge.region.replica.pid) + cpu_s(edge.region.router.pid)
-    own_s, all_s = _own_cpu_s(edge.pid), cpu_s(edge.pid)
+    own_s, all_s = own_cpu_s(edge.pid), cpu_s(edge.pid)
     if scheme.drafts_in_region:
         return CpuSpent(region_s + all_s - own_s, all_s - own_s, own_s)
     return CpuSpent(region_s, 0.0, all_s)
@@ -160,10 +160,10 @@ def tree(pid: int) -> Iterator[int]:
 
 def cpu_s(pid: int) -> float:
     """CPU time of a process and its descendants so far (proc(5): utime and stime)."""
-    return sum(_own_cpu_s(process) for process in list(tree(pid)))
+    return sum(own_cpu_s(process) for process in list(tree(pid)))
 
 
-def _own_cpu_s(pid: int) -> float:
+def own_cpu_s(pid: int) -> float:
     """The same without descendants; 0 if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
