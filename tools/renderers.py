@@ -1,4 +1,4 @@
-"""Programs that draw pages, Chromium and rsvg-convert: the machine's own, or those that
+"""Programs that draw pages, Chromium, Firefox and rsvg-convert: the machine's own, or those that
 `tools/setup.sh dev` unpacked into .tools/renderers."""
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Final
 
 _UNPACKED: Final = Path(__file__).parents[1] / ".tools" / "renderers"
+_BROWSERS: Final = ("chromium", "firefox-esr")
+"""Their scripts in /usr/bin expect them to be installed."""
 
 
 def renderer(name: str) -> Path | None:
     """The program of this name, None if the machine has none."""
-    unpacked = _UNPACKED / ("usr/lib/chromium" if name == "chromium" else "usr/bin") / name
+    folder = f"usr/lib/{name}" if name in _BROWSERS else "usr/bin"
+    unpacked = _UNPACKED / folder / name
     found = shutil.which(name) or (unpacked if unpacked.exists() else None)
     return None if found is None else Path(found)
 

@@ -88,23 +88,24 @@ unpack_promtool() {
     )
 }
 
-# The tests look at pictures of the documents as Chromium and librsvg draw them: 120 MB to fetch, with
-# the libraries that the machine lacks, 410 MB on the disk.
+# The tests look at pictures of the documents as Chromium and librsvg draw them, and at the edge's pages
+# in Chromium and Firefox: 200 MB to fetch, with the libraries that the machine lacks, 690 MB on the disk.
 get_renderers() {
-    command -v chromium >/dev/null 2>&1 && command -v rsvg-convert >/dev/null 2>&1 && return
+    command -v chromium >/dev/null 2>&1 && command -v firefox-esr >/dev/null 2>&1 &&
+        command -v rsvg-convert >/dev/null 2>&1 && return
     [ ! -e .tools/renderers/complete ] || return 0
     rm -rf .tools/renderers
     mkdir -p .tools/renderers
     if ! command -v apt-get >/dev/null 2>&1 || ! unpack_renderers; then
-        echo 'setup: no Chromium was fetched: its tests fail until it is there (sudo apt-get install chromium librsvg2-bin)'
+        echo 'setup: no browsers were fetched: their tests fail until they are there (sudo apt-get install chromium firefox-esr librsvg2-bin)'
     fi
 }
 
 unpack_renderers() {
-    echo 'setup: fetching Chromium and rsvg-convert into .tools'
+    echo 'setup: fetching Chromium, Firefox and rsvg-convert into .tools'
     (
         cd .tools/renderers
-        wanted='chromium librsvg2-bin fonts-dejavu-core fonts-roboto-unhinted'
+        wanted='chromium firefox-esr librsvg2-bin fonts-dejavu-core fonts-roboto-unhinted'
         mkdir -p apt/lists/partial apt/cache
         beside="-o Dir::State::lists=$PWD/apt/lists -o Dir::Cache=$PWD/apt/cache"
         # What is installed already is in no list of what would be.

@@ -6,11 +6,10 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives import hashes
@@ -23,6 +22,10 @@ from services.edge.http.config import HttpConfig
 from services.edge.quic import certificate
 from tests.edge.browser.browsing import (
     ASK,
+    LONG,
+    SAMPLING,
+    SHORT,
+    SLOW_MS,
     address,
     ask,
     begin,
@@ -30,40 +33,13 @@ from tests.edge.browser.browsing import (
     chat_page,
     kinds,
     load,
+    reference,
+    relayed,
     told,
 )
-from tests.edge.integration.nat import Nat
-from tests.mesh import EdgeUnderTest, Mesh
+from tests.mesh import EdgeUnderTest
 
 pytestmark = pytest.mark.timeout(300)
-
-SLOW_MS = 30.0
-SAMPLING: dict[str, Any] = {"temperature": 0.8, "seed": 9007199254740991 - 7}
-SHORT = {"sampling": {**SAMPLING, "max_tokens": 24}}
-LONG = {"sampling": {**SAMPLING, "max_tokens": 150}}
-
-
-async def reference(mesh: Mesh, request: dict[str, Any]) -> str:
-    """What the native client gets for it."""
-    async with mesh.client() as client:
-        sampling = SamplingParams(**request["sampling"])
-        chat = client.chat([Message("user", "Say it.")], sampling=sampling)
-        async with chat:
-            return (await chat.result()).text
-
-
-@asynccontextmanager
-async def relayed(edge: EdgeUnderTest) -> AsyncIterator[Nat]:
-    """Pages are led to the edge's sessions by way of a relay that can be cut."""
-    relay = Nat(edge.ports.main)
-    await relay.start()
-    http = edge.edge.http
-    assert http is not None
-    http.frontend.sessions.quic_port = relay.port
-    try:
-        yield relay
-    finally:
-        relay.close()
 
 
 async def test_a_chat_in_a_session_and_one_by_fetch_are_the_same(
