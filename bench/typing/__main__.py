@@ -62,7 +62,7 @@ class Size:
     num_typists: int = 8
 
 
-FULL: Final = Size({0: 2, 50: 2, 150: 2, 250: 8}, {50: 1, 150: 1, 250: 4}, 48, 12)
+FULL: Final = Size({0: 1, 50: 1, 150: 1, 250: 4}, {50: 1, 150: 1, 250: 4}, 48, 12)
 """Typing takes as long as people take. Nothing is gained beside the region, so eight do not type
 there."""
 CORE: Final = Size({0: 1, 50: 1, 150: 1, 250: 4}, {250: 1}, 48, 5, num_typists=5)
