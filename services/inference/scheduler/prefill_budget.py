@@ -174,8 +174,8 @@ class PrefillBudget:
         return self._limits.tick_ms(self._cost.decode_ms([0], self._min_rows))
 
     def _goes_first(self, session: Session, decode_ms: float) -> bool:
-        """Whether replies may wait for it, up to the latency budget or once for a longer call: a HIGH
-        prompt, or one that is short enough for one such call."""
+        """Whether replies may wait for it, up to the latency budget or once for a longer call: a
+        HIGH prompt, or one that is short enough for one such call."""
         spare_ms = self._short_prompt_ms(decode_ms) - decode_ms
         tokens = self._tokens_within(spare_ms, session.cached_tokens)
         uncached = len(session.ids) - session.cached_tokens
