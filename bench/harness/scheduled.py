@@ -47,9 +47,11 @@ def answer(
     concurrency: int,
     first_seed: int = 0,
     predictions: Sequence[str] = (),
+    drafts: bool = True,
 ) -> Outcome:
     """Answer all prompts, `concurrency` at a time, on a scheduler of their own, which knows no
-    others; seeds count from the first. Raises the error of a session that fails."""
+    others; seeds count from the first. `drafts`: the region drafts for itself. Raises the error of
+    a session that fails."""
 
     def new_reply(params: SamplingParams) -> ReplyText:
         return ReplyText(params, vocabulary.stop_ids, vocabulary.detokenizer())
@@ -64,6 +66,7 @@ def answer(
             tuple(ids),
             replace(sampling, seed=first_seed + number),
             prediction=tuple(vocabulary.encode(text)),
+            region_drafts=drafts,
         )
         for number, (ids, text) in enumerate(zip(prompts, texts, strict=True))
     ]

@@ -1474,8 +1474,9 @@ Global___GetModelResponse: _TypeAlias = GetModelResponse  # noqa: Y015
 @_typing.final
 class PrefillLimits(_message.Message):
     """How many prompt tokens an engine call takes: at most max_chunk_tokens. In a call with decoding
-    sessions, as many as keep its predicted duration within max_call_ms, and within max_stretch times
-    that of the call without them; but always those within min_stretch times it, and min_chunk_tokens.
+    sessions, as many as keep its predicted duration within max_call_ms, or that of max_reply_calls
+    calls for one session if it is longer, and within max_stretch times that of the call without them;
+    but always those within min_stretch times it, and min_chunk_tokens.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1485,11 +1486,13 @@ class PrefillLimits(_message.Message):
     MAX_CALL_MS_FIELD_NUMBER: _builtins.int
     MAX_STRETCH_FIELD_NUMBER: _builtins.int
     MIN_STRETCH_FIELD_NUMBER: _builtins.int
+    MAX_REPLY_CALLS_FIELD_NUMBER: _builtins.int
     max_chunk_tokens: _builtins.int
     min_chunk_tokens: _builtins.int
     max_call_ms: _builtins.float
     max_stretch: _builtins.float
     min_stretch: _builtins.float
+    max_reply_calls: _builtins.float
     def __init__(
         self,
         *,
@@ -1498,10 +1501,11 @@ class PrefillLimits(_message.Message):
         max_call_ms: _builtins.float = ...,
         max_stretch: _builtins.float = ...,
         min_stretch: _builtins.float = ...,
+        max_reply_calls: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_call_ms", b"max_call_ms", "max_chunk_tokens", b"max_chunk_tokens", "max_stretch", b"max_stretch", "min_chunk_tokens", b"min_chunk_tokens", "min_stretch", b"min_stretch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_call_ms", b"max_call_ms", "max_chunk_tokens", b"max_chunk_tokens", "max_reply_calls", b"max_reply_calls", "max_stretch", b"max_stretch", "min_chunk_tokens", b"min_chunk_tokens", "min_stretch", b"min_stretch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -32,7 +32,10 @@ class SchedulerLimits:
     """Prompt tokens of one engine call, over all sessions."""
     max_tick_ms: PositiveFloat = 40.0
     """Latency budget: a call with decoding sessions takes prompt tokens and drafts only up to this
-    predicted duration."""
+    predicted duration, or that of `max_tick_calls` calls if it is longer."""
+    max_tick_calls: NonNegativeFloat = 5.0
+    """The budget in calls for one reply: where these take long, the milliseconds above would cut
+    every prompt into small pieces."""
     prefill_stretch: Annotated[float, at_least(1)] = 1.8
     """How many times longer than without prompt tokens a call with decoding sessions may take."""
     low_tick_ms: PositiveFloat = 20.0
@@ -67,6 +70,10 @@ class SchedulerLimits:
     """The same for MEDIUM ones."""
     slo_ttft_high_ms: NonNegativeFloat = 0.0
     """The same for HIGH ones."""
+
+    def tick_ms(self, reply_ms: float) -> float:
+        """The latency budget, where a call for one reply takes `reply_ms`."""
+        return max(self.max_tick_ms, self.max_tick_calls * reply_ms)
 
     def slo_ttft_ms(self, priority: Priority) -> float:
         """The time-to-first-token objective of a class; 0: none."""

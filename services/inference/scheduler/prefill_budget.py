@@ -21,7 +21,7 @@ _ABOVE_LOW_MEMORY_S = 60.0
 """After a session above LOW was opened, another one is expected for this long."""
 LEAST_STRETCH = 1.25
 """Prompts may always lengthen a call by this factor, even if decoding already exceeds
-max_tick_ms."""
+the latency budget."""
 _SMALL_CHUNKS_STRETCH = 1.3
 """The same at OverloadLevel.SMALL_CHUNKS, at most."""
 _SHORT_PROMPT_STRETCH = 2.5
@@ -164,15 +164,18 @@ class PrefillBudget:
             return backlog_stretch * self._short_prompt_ms(decode_ms)
         else:
             backlog_stretch = max(backlog_stretch, 1.0 + _num_as_old(prompts, replies))
-        bound_ms = min(self._limits.max_tick_ms, stretch * decode_ms)
+        bound_ms = min(self._tick_ms(), stretch * decode_ms)
         return backlog_stretch * max(bound_ms, LEAST_STRETCH * decode_ms)
 
     def _short_prompt_ms(self, decode_ms: float) -> float:
-        return max(self._limits.max_tick_ms, _SHORT_PROMPT_STRETCH * decode_ms)
+        return max(self._tick_ms(), _SHORT_PROMPT_STRETCH * decode_ms)
+
+    def _tick_ms(self) -> float:
+        return self._limits.tick_ms(self._cost.decode_ms([0], self._min_rows))
 
     def _goes_first(self, session: Session, decode_ms: float) -> bool:
-        """Whether replies may wait for it, up to max_tick_ms or once for a longer call: a HIGH
-        prompt, or one that is short enough for one such call."""
+        """Whether replies may wait for it, up to the latency budget or once for a longer call: a
+        HIGH prompt, or one that is short enough for one such call."""
         spare_ms = self._short_prompt_ms(decode_ms) - decode_ms
         tokens = self._tokens_within(spare_ms, session.cached_tokens)
         uncached = len(session.ids) - session.cached_tokens

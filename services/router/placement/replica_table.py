@@ -293,6 +293,7 @@ class ReplicaTable:
         fixed_ms, row_ms = self._call_costs.cost(self.names[row], (load.fixed_ms, load.row_ms))
         num_running = min(num_sessions[0], limit)
         call_ms = fixed_ms + row_ms * ROWS_PER_SESSION * num_running
+        reply_ms = fixed_ms + row_ms * ROWS_PER_SESSION
         max_chunk = self._max_chunk_tokens[row]
         limits = self._prefill_limits[row]
         may_grow = limits is None or not num_running
@@ -302,7 +303,9 @@ class ReplicaTable:
             call_ms,
             # One slot comes free in a `limit`-th of the time that serving a session takes.
             (load.service_ms or REPLY_TOKENS * call_ms) / limit,
-            max_chunk if may_grow or limits is None else limits.chunk_tokens(call_ms, row_ms),
+            max_chunk
+            if may_grow or limits is None
+            else limits.chunk_tokens(call_ms, reply_ms, row_ms),
             *(count * row_ms + -(-count // max_chunk) * call_ms for count in reported.num_tokens),
             *(at * 1000.0 for at in unreported.drained_at),
         )

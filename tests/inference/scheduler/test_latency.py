@@ -28,6 +28,8 @@ DOCUMENT = OpenRequest(
     SamplingParams(max_tokens=4, ignore_eos=True),
     region_drafts=False,
 )
+TICK_MS = LIMITS.tick_ms(OPTIONS.fixed_ms + OPTIONS.row_ms)
+"""The latency budget."""
 
 
 @pytest.mark.parametrize("num_chats", [1, 4, 12])
@@ -45,7 +47,7 @@ def test_tokens_come_at_most_twice_as_far_apart_while_long_prompts_keep_arriving
     busy.play(chats + documents)
     alone, mixed = quiet.intervals_ms(numbers), busy.intervals_ms(numbers)
     assert quantile(mixed, 0.99) <= 2.0 * quantile(alone, 0.99)
-    assert mixed[-1] <= LIMITS.max_tick_ms + 5.0
+    assert mixed[-1] <= TICK_MS + 5.0
     for _, request in chats + documents:
         assert is_exact(busy.peers[request.session_id], request, OPTIONS)
 
@@ -55,9 +57,9 @@ def test_a_short_prompt_is_computed_at_once_and_overtakes_a_long_one() -> None:
     short = replace(CHAT, session_id=2, sampling=replace(CHAT.sampling, max_tokens=2))
     late = replace(short, session_id=3, prompt=(9, *CHAT.prompt))
     driver.play([(100.0, CHAT), (100.3, short), (100.5, DOCUMENT), (100.7, late)])
-    assert driver.ttfts_ms([2])[0] <= LIMITS.max_tick_ms + 10.0
-    assert driver.ttfts_ms([3])[0] <= 3 * LIMITS.max_tick_ms
-    assert driver.intervals_ms([1])[-1] <= LIMITS.max_tick_ms + 5.0
+    assert driver.ttfts_ms([2])[0] <= TICK_MS + 10.0
+    assert driver.ttfts_ms([3])[0] <= 3 * TICK_MS
+    assert driver.intervals_ms([1])[-1] <= TICK_MS + 5.0
 
 
 def test_many_prompts_are_not_computed_in_small_chunks() -> None:
@@ -75,12 +77,13 @@ def test_many_prompts_are_not_computed_in_small_chunks() -> None:
     assert max(ttfts_ms) <= 1.6 * at_full_speed_ms
 
 
-def test_an_engine_slower_than_the_latency_budget_still_computes_prompts() -> None:
+def test_an_engine_slower_than_the_latency_budget_computes_prompts_in_large_pieces() -> None:
+    """The budget is five calls for one reply there, and calls are stretched by 1.8 at most."""
     options = replace(OPTIONS, fixed_ms=60.0, row_ms=0.2)
     driver = Arrivals(options, replace(LIMITS, fixed_ms=60.0, row_ms=0.2))
     driver.play([(100.0, CHAT), (101.0, DOCUMENT)])
-    assert driver.ttfts_ms([1000])[0] < 2.0 * 1500 / 75 * 75 * 1.3
-    assert driver.intervals_ms([1])[-1] <= 1.3 * 60.2 + 1.0
+    assert driver.ttfts_ms([1000])[0] <= 8 * 1.8 * 60.2
+    assert driver.intervals_ms([1])[-1] <= 1.8 * 60.2 + 1.0
 
 
 def test_a_call_waits_for_nobody_and_takes_all_who_came_meanwhile() -> None:
