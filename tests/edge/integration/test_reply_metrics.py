@@ -11,6 +11,7 @@ import pytest
 from httpx2 import AsyncClient
 from structlog.types import EventDict
 
+from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from services.edge.access.config import AccessConfig
@@ -43,9 +44,12 @@ def metrics_in(parts: list[Any]) -> dict[str, Any]:
 
 async def test_a_reply_says_what_speculation_did_for_it(words: Vocabulary, tmp_path: Path) -> None:
     """The engine repeats itself, so the region's own drafts are often right, and so are the edge's
-    where the same was asked before."""
+    where the same was asked before. Calls take a while, so that drafts are worth their price
+    however busy the machine is."""
     found = []
-    async with running_mesh(words, tmp_path, edge=SETTINGS) as mesh:
+    options = FakeOptions(vocabulary_size=words.size, min_rows=2, repetition=1.0, call_ms=5.0)
+    opened = running_mesh(words, tmp_path, edge=SETTINGS, engine=lambda: FakeEngine(options))
+    async with opened as mesh:
         where = f"http://127.0.0.1:{mesh.edges[0].ports.http}"
         async with AsyncClient(base_url=where, timeout=30) as client:
             for route in CHAT_ROUTES:
