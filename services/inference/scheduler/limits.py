@@ -31,11 +31,12 @@ class SchedulerLimits:
     prefill_chunk_tokens: PositiveInt = 256
     """Prompt tokens of one engine call, over all sessions."""
     max_tick_ms: PositiveFloat = 40.0
-    """Latency budget: a call with decoding sessions takes prompt tokens and drafts only up to this
-    predicted duration, or that of `max_tick_calls` calls if it is longer."""
+    """Latency budget: a call with decoding sessions takes prompt tokens only up to this predicted
+    duration, or that of `max_tick_calls` calls if it is longer. Drafts, too, lengthen it up to this
+    duration, or by `prefill_stretch` if that is longer."""
     max_tick_calls: NonNegativeFloat = 5.0
-    """The budget in calls for one reply: where these take long, the milliseconds above would cut
-    every prompt into small pieces."""
+    """The budget for prompt tokens in calls for one reply: where these take long, the milliseconds
+    above would cut every prompt into small pieces."""
     prefill_stretch: Annotated[float, at_least(1)] = 1.8
     """How many times longer than without prompt tokens a call with decoding sessions may take."""
     low_tick_ms: PositiveFloat = 20.0
