@@ -27,7 +27,7 @@ from tests.engines.seam.driving import (
 )
 from tests.engines.shallow_model import NUM_LAYERS, ShallowModel
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
