@@ -32,6 +32,14 @@ class PageError(Exception):
     """An expression failed in the page."""
 
 
+def once_truthy(expression: str) -> str:
+    """An expression for the value of this one once it is truthy."""
+    return (
+        f"(async () => {{ for (;;) {{ const it = await ({expression}); if (it) return it; "
+        "await new Promise((go) => setTimeout(go, 10)); } })()"
+    )
+
+
 class Page:
     """A tab, and what it reported."""
 
@@ -73,11 +81,7 @@ class Page:
     async def until(self, expression: str, *, patience_s: float = PATIENCE_S) -> Any:
         """The value of an expression once it is truthy, asked every few milliseconds in the
         page."""
-        return await self.evaluate(
-            f"(async () => {{ for (;;) {{ const it = await ({expression}); if (it) return it; "
-            "await new Promise((go) => setTimeout(go, 10)); } })()",
-            patience_s=patience_s,
-        )
+        return await self.evaluate(once_truthy(expression), patience_s=patience_s)
 
     def heard(self, method: str, params: dict[str, Any]) -> None:
         """An event of this page."""

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from websockets.asyncio.client import ClientConnection, connect
 
-from tests.chromium import PATIENCE_S, PageError
+from tests.chromium import PATIENCE_S, PageError, once_truthy
 from tools.renderers import renderer, renderer_environment
 
 ENTER: Final = "\ue007"
@@ -93,11 +93,7 @@ class FirefoxPage:
     async def until(self, expression: str, *, patience_s: float = PATIENCE_S) -> Any:
         """The value of an expression once it is truthy, asked every few milliseconds in the
         page."""
-        return await self.evaluate(
-            f"(async () => {{ for (;;) {{ const it = await ({expression}); if (it) return it; "
-            "await new Promise((go) => setTimeout(go, 10)); } })()",
-            patience_s=patience_s,
-        )
+        return await self.evaluate(once_truthy(expression), patience_s=patience_s)
 
     async def type(self, *texts: str) -> None:
         """Press the keys of these texts, one after the other."""
