@@ -2,8 +2,9 @@
 
 The OpenVINO engine holds the weights once in the model that takes any number of rows, laid out for
 its kernels, and once more in each model compiled for one number of rows (decision 0004). The file
-they come from is mapped, and its pages are released. Sizes are fitted to measurements of models
-with 0.1 to 1.5 billion weights; true sizes are within a quarter of the prediction.
+they come from is mapped, and its pages are released; those that calls read again do not count, as
+the kernel drops them when it needs the room. Sizes are fitted to measurements of models with 0.1 to
+1.5 billion weights; true sizes are within a quarter of the prediction.
 """
 
 from __future__ import annotations

@@ -52,8 +52,9 @@ class Compiler:
         return self._compiled(copy)
 
     def finish(self) -> None:
-        """No model is compiled after this. The compiled ones have weights of their own and read
-        only the embeddings of a call's tokens from the mapped file, so its pages are released."""
+        """No model is compiled after this. The compiled ones have weights of their own, so the
+        pages of the mapped file are released. Calls read some of them again: embeddings, and more
+        in calls that come after this with numbers of rows that are new."""
         self._free = None
         give_back_pages(self._weights)
 
