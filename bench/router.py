@@ -45,7 +45,7 @@ _MODEL = ServedModel(
     "m",
     b"\x01" * 32,
     block_tokens=BLOCK,
-    prefill_limits=PrefillLimits(256, 12, 40.0, 5.0, 1.8, 1.25),  # a replica's defaults
+    prefill_limits=PrefillLimits(256, 12, 40.0, 8.0, 1.25),  # a replica's defaults
 )
 
 

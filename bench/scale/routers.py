@@ -150,7 +150,7 @@ MODEL = ServedModel(
     "virtual",
     b"virtual",
     block_tokens=BLOCK_TOKENS,
-    prefill_limits=PrefillLimits(256, 12, 40.0, 5.0, 1.8, 1.25),  # a replica's defaults
+    prefill_limits=PrefillLimits(256, 12, 40.0, 8.0, 1.25),  # a replica's defaults
 )
 POLICY = PlacementPolicy()
 _EXPIRE_S = 0.5

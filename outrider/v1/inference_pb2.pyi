@@ -1475,8 +1475,8 @@ Global___GetModelResponse: _TypeAlias = GetModelResponse  # noqa: Y015
 class PrefillLimits(_message.Message):
     """How many prompt tokens an engine call takes: at most max_chunk_tokens. In a call with decoding
     sessions, as many as keep its predicted duration within max_call_ms, or that of max_reply_calls
-    calls for one session if it is longer, and within max_stretch times that of the call without them;
-    but always those within min_stretch times it, and min_chunk_tokens.
+    calls for one session if it is longer; but always those within min_stretch times that of the call
+    without them, and min_chunk_tokens.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1484,13 +1484,11 @@ class PrefillLimits(_message.Message):
     MAX_CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
     MIN_CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_CALL_MS_FIELD_NUMBER: _builtins.int
-    MAX_STRETCH_FIELD_NUMBER: _builtins.int
     MIN_STRETCH_FIELD_NUMBER: _builtins.int
     MAX_REPLY_CALLS_FIELD_NUMBER: _builtins.int
     max_chunk_tokens: _builtins.int
     min_chunk_tokens: _builtins.int
     max_call_ms: _builtins.float
-    max_stretch: _builtins.float
     min_stretch: _builtins.float
     max_reply_calls: _builtins.float
     def __init__(
@@ -1499,13 +1497,12 @@ class PrefillLimits(_message.Message):
         max_chunk_tokens: _builtins.int = ...,
         min_chunk_tokens: _builtins.int = ...,
         max_call_ms: _builtins.float = ...,
-        max_stretch: _builtins.float = ...,
         min_stretch: _builtins.float = ...,
         max_reply_calls: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_call_ms", b"max_call_ms", "max_chunk_tokens", b"max_chunk_tokens", "max_reply_calls", b"max_reply_calls", "max_stretch", b"max_stretch", "min_chunk_tokens", b"min_chunk_tokens", "min_stretch", b"min_stretch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_call_ms", b"max_call_ms", "max_chunk_tokens", b"max_chunk_tokens", "max_reply_calls", b"max_reply_calls", "min_chunk_tokens", b"min_chunk_tokens", "min_stretch", b"min_stretch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

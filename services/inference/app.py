@@ -454,7 +454,6 @@ def _contract(config: InferenceConfig, model: LoadedModel) -> Contract:
             min_chunk_tokens=LEAST_CHUNK,
             max_call_ms=config.scheduler.max_tick_ms,
             max_reply_calls=config.scheduler.max_tick_calls,
-            max_stretch=config.scheduler.prefill_stretch,
             min_stretch=LEAST_STRETCH,
         ),
     )

@@ -134,7 +134,7 @@ class Forecast:
             return limits.prefill_chunk_tokens
         call_ms = self._cost.fixed_ms + self._cost.row_ms * num_replying
         tick_ms = limits.tick_ms(self._cost.fixed_ms + self._cost.row_ms)
-        spare_ms = min(tick_ms, limits.prefill_stretch * call_ms) - call_ms
+        spare_ms = tick_ms - call_ms
         return max(1, min(limits.prefill_chunk_tokens, int(spare_ms / self._cost.row_ms)))
 
     def least_s(self, num_tokens: int, past: int = 0) -> float:

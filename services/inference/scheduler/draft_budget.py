@@ -194,7 +194,7 @@ class DraftBudget:
             if short:
                 spare_ms = self._limits.low_tick_ms - decode_ms - row_ms * (taken - rows)
             else:
-                limit_ms = max(self._limits.max_tick_ms, self._limits.prefill_stretch * decode_ms)
+                limit_ms = max(self._limits.max_tick_ms, self._limits.draft_stretch * decode_ms)
                 spare_ms = limit_ms - decode_ms
             most = max(free, rows + int(spare_ms / row_ms))
         return min(most, rows + self._limits.max_batch_tokens - taken)

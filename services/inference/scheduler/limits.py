@@ -33,12 +33,12 @@ class SchedulerLimits:
     max_tick_ms: PositiveFloat = 40.0
     """Latency budget: a call with decoding sessions takes prompt tokens only up to this predicted
     duration, or that of `max_tick_calls` calls if it is longer. Drafts, too, lengthen it up to this
-    duration, or by `prefill_stretch` if that is longer."""
-    max_tick_calls: NonNegativeFloat = 5.0
+    duration, or by `draft_stretch` if that is longer."""
+    max_tick_calls: NonNegativeFloat = 8.0
     """The budget for prompt tokens in calls for one reply: where these take long, the milliseconds
     above would cut every prompt into small pieces."""
-    prefill_stretch: Annotated[float, at_least(1)] = 1.8
-    """How many times longer than without prompt tokens a call with decoding sessions may take."""
+    draft_stretch: Annotated[float, at_least(1)] = 1.8
+    """How many times longer than without drafts a call may take."""
     low_tick_ms: PositiveFloat = 20.0
     """Latency budget of calls with LOW sessions while others keep coming: a call cannot be
     interrupted."""

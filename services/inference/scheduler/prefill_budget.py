@@ -156,15 +156,14 @@ class PrefillBudget:
         level: OverloadLevel,
     ) -> float:
         """Longest duration of a call that takes decode_ms without prompt tokens."""
-        stretch = self._limits.prefill_stretch
+        bound_ms = self._tick_ms()
         backlog_stretch = _backlog_stretch(len(prompts), len(replies))
         if level >= OverloadLevel.SMALL_CHUNKS:
-            stretch = min(stretch, _SMALL_CHUNKS_STRETCH)
+            bound_ms = min(bound_ms, _SMALL_CHUNKS_STRETCH * decode_ms)
         elif any(self._goes_first(session, decode_ms) for session in prompts):
             return backlog_stretch * self._short_prompt_ms(decode_ms)
         else:
             backlog_stretch = max(backlog_stretch, 1.0 + _num_as_old(prompts, replies))
-        bound_ms = min(self._tick_ms(), stretch * decode_ms)
         return backlog_stretch * max(bound_ms, LEAST_STRETCH * decode_ms)
 
     def _short_prompt_ms(self, decode_ms: float) -> float:

@@ -25,16 +25,14 @@ class PrefillLimits:
     """A call with decoding sessions takes no more tokens than keep it within this..."""
     max_reply_calls: float
     """...or within so many calls for one session, if that is longer..."""
-    max_stretch: float
-    """...and within so many times its duration without them..."""
     min_stretch: float
-    """...but always those within so many times it."""
+    """...but always those within so many times its duration without them."""
 
     def chunk_tokens(self, call_ms: float, reply_ms: float, row_ms: float) -> float:
         """Prompt tokens in a call that takes `call_ms` without them; one for a single session takes
         `reply_ms`."""
         budget_ms = max(self.max_call_ms, self.max_reply_calls * reply_ms)
-        longest_ms = max(min(budget_ms, self.max_stretch * call_ms), self.min_stretch * call_ms)
+        longest_ms = max(budget_ms, self.min_stretch * call_ms)
         tokens = (longest_ms - call_ms) / row_ms if row_ms > 0.0 else self.max_chunk_tokens
         return min(max(self.min_chunk_tokens, tokens), self.max_chunk_tokens)
 

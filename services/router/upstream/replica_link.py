@@ -325,7 +325,6 @@ def read_prefill_limits(told: inference_pb2.GetModelResponse) -> PrefillLimits |
         min_chunk_tokens=max(1, limits.min_chunk_tokens),
         max_call_ms=_cost_ms(limits.max_call_ms),
         max_reply_calls=_cost_ms(limits.max_reply_calls),
-        max_stretch=_cost_ms(limits.max_stretch),
         min_stretch=_cost_ms(limits.min_stretch),
     )
 

@@ -56,7 +56,7 @@ def test_chunks_shrink_with_the_context_so_that_replies_do_not_wait() -> None:
         chunks += [p.num_tokens for p in driver.batches[-1].scheduled if p.session.session_id == 9]
     assert chunks[-2] < chunks[2]
     late = times_ms[len(times_ms) // 3 :]
-    assert max(late) <= 1.25 * LIMITS.max_tick_ms
+    assert max(late) <= 1.1 * LIMITS.tick_ms(OPTIONS.fixed_ms + OPTIONS.row_ms)
     driver.finish()
 
 

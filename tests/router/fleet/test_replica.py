@@ -46,7 +46,7 @@ def test_answers_that_measure_nothing_are_left_out(ack_delay_ms: float) -> None:
 def test_the_longest_call_is_that_of_the_chunk_which_the_replica_reports() -> None:
     it = replica()
     it.report(ReplicaLoad(fixed_ms=10.0, row_ms=2.0), now=1.0)
-    it.model = ServedModel("m", b"", prefill_limits=PrefillLimits(1000, 12, 40.0, 5.0, 1.8, 1.25))
+    it.model = ServedModel("m", b"", prefill_limits=PrefillLimits(1000, 12, 40.0, 5.0, 1.25))
     assert it.longest_call_ms == 10.0 + 2.0 * 1000
     it.load = None
     assert it.longest_call_ms == 0.0, "it has reported no cost"

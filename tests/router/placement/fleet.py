@@ -20,7 +20,7 @@ from services.router.session_request import SessionRequest
 DIGEST, OTHER = b"\x01" * 32, b"\x02" * 32
 BLOCK = 16
 MODEL = ServedModel(
-    "m", DIGEST, block_tokens=BLOCK, prefill_limits=PrefillLimits(256, 12, 40.0, 5.0, 1.8, 1.25)
+    "m", DIGEST, block_tokens=BLOCK, prefill_limits=PrefillLimits(256, 12, 40.0, 8.0, 1.25)
 )
 LOAD = ReplicaLoad(fixed_ms=10.0, row_ms=1.0)
 ASK = SessionRequest("m", DIGEST, prompt_tokens=100)
