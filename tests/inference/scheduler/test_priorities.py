@@ -35,7 +35,9 @@ def test_others_hardly_notice_95_percent_of_low_load_and_low_is_served_exactly(
     priority: Priority,
 ) -> None:
     highs = poisson(Random(2), 1.0, 20.0, replace(HIGH, priority=priority))
-    lows = poisson(Random(3), 0.95 * LOW_PER_S, 20.0, LOW)
+    # Calls with LOW sessions get short once somebody above them has come.
+    somebody = (100.0, replace(HIGH, session_id=900, priority=priority))
+    lows = [somebody, *poisson(Random(3), 0.95 * LOW_PER_S, 20.0, LOW)]
     alone, loaded = Arrivals(OPTIONS, LIMITS), Arrivals(OPTIONS, LIMITS)
     alone.play(highs)
     loaded.play(highs + lows)

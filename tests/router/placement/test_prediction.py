@@ -34,9 +34,9 @@ def test_prompts_ahead_and_running_sessions_count() -> None:
     town.send(replace(ASK, prompt_tokens=200))
     found = town.decide().wait
     # 300 tokens reported, in two calls; each call also carries two rows of the four sessions. The
-    # prompt sent since was weighed with three of them, beside which a call has 12.8 prompt tokens.
-    assert found.queue_ms == pytest.approx(300.0 + 2 * (10.0 + 8.0) + 200.0 + 16 * (10.0 + 6.0))
-    assert found.prefill_ms == 100.0 + 7 * 18.0
+    # prompt sent since was weighed with three of them, beside which a call has 80 prompt tokens.
+    assert found.queue_ms == pytest.approx(300.0 + 2 * (10.0 + 8.0) + 200.0 + 3 * (10.0 + 6.0))
+    assert found.prefill_ms == 100.0 + 2 * 18.0
     assert found.idle_prefill_ms == 110.0
 
 
@@ -64,8 +64,8 @@ def test_a_prompt_takes_longer_beside_replies_which_it_may_not_hold_up() -> None
     beside = wait(ReplicaLoad(2, 0, 0, fixed_ms=10.0, row_ms=1.0), 480).prefill_ms
     crowded = wait(ReplicaLoad(14, 0, 0, fixed_ms=10.0, row_ms=1.0), 480).prefill_ms
     assert alone == 480.0 + 2 * 10.0
-    assert beside == 480.0 + 40 * 14.0, "12 tokens at least in each call"
-    assert crowded == 480.0 + 22 * 38.0, "22 within five calls of one session"
+    assert beside == 480.0 + 6 * 14.0, "82 within eight calls of one session"
+    assert crowded == 480.0 + 9 * 38.0, "58 within the same"
 
 
 def test_what_is_cached_is_not_computed() -> None:

@@ -198,6 +198,8 @@ def test_prefill_limits_are_read_and_absurd_ones_bounded() -> None:
     )
     found = read_prefill_limits(inference_pb2.GetModelResponse(prefill_limits=told))
     assert found == PrefillLimits(256, 12, 40.0, 5.0, 1.25)
-    told = inference_pb2.PrefillLimits(max_call_ms=math.nan, max_reply_calls=math.inf, min_stretch=-1)
+    told = inference_pb2.PrefillLimits(
+        max_call_ms=math.nan, max_reply_calls=math.inf, min_stretch=-1
+    )
     found = read_prefill_limits(inference_pb2.GetModelResponse(prefill_limits=told))
     assert found == PrefillLimits(1, 1, 0.0, 1e6, 0.0)
