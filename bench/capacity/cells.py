@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -71,7 +71,34 @@ class Outcome:
     is_exact: bool
 
 
-def run_cell(pair: Pair, scheme: Scheme, num_chats: int, rtt_s: float) -> Outcome:
+def run_cell(
+    pair: Pair, scheme: Scheme, num_chats: int, rtt_s: float, least_chats: int = 8
+) -> Outcome:
+    """Rounds of so many chats each, until `least_chats` were answered; every round has others."""
+    num_rounds = max(1, least_chats // num_chats)
+    return pooled(
+        [_run_round(pair, scheme, turn * num_chats, num_chats, rtt_s) for turn in range(num_rounds)]
+    )
+
+
+def pooled(outcomes: Sequence[Outcome]) -> Outcome:
+    """Of several rounds, in which equally many tokens were counted."""
+
+    def mean(read: Callable[[Outcome], float]) -> float:
+        return sum(map(read, outcomes)) / len(outcomes)
+
+    return Outcome(
+        pace=1 / mean(lambda it: 1 / it.pace),
+        verify_ms=mean(lambda it: it.verify_ms),
+        draft_ms=mean(lambda it: it.draft_ms),
+        tokens_per_commit=mean(lambda it: it.tokens_per_commit),
+        drafts_per_chat=mean(lambda it: it.drafts_per_chat),
+        uploads_share=mean(lambda it: it.uploads_share),
+        is_exact=all(it.is_exact for it in outcomes),
+    )
+
+
+def _run_round(pair: Pair, scheme: Scheme, first: int, num_chats: int, rtt_s: float) -> Outcome:
     """All chats begin at once; counted is the time in which all of them are being answered."""
     time, target = VirtualTime(), pair.target
     engine = _engine(target)
@@ -83,10 +110,10 @@ def run_cell(pair: Pair, scheme: Scheme, num_chats: int, rtt_s: float) -> Outcom
     )
     region = Region(time, engine, pair, limits, new_reply, num_drafts=scheme.region_drafts)
     averages = GroupAverages()
-    truths = [truth_of(number) for number in range(num_chats)]
+    truths = {number: truth_of(number) for number in range(first, first + num_chats)}
+    replies: dict[int, list[int]] = {number: [] for number in truths}
     chats: list[EdgeChat] = []
-    replies: list[list[int]] = [[] for _ in range(num_chats)]
-    for number, truth in enumerate(truths):
+    for number, truth in truths.items():
         sends = scheme.uploads is not Uploads.NEVER
         drafted = sends or scheme.region_drafts > 0
         opening = OpenRequest(
@@ -106,23 +133,20 @@ def run_cell(pair: Pair, scheme: Scheme, num_chats: int, rtt_s: float) -> Outcom
                 upload=upload,
             )
             chats.append(chat)
+            replies[number] = chat.ids
             chat.begin()
         else:
             region.open(opening, truth, _keep(replies[number]))
     time.run()
-    is_exact = all(
-        tuple(ids) == truth
-        for ids, truth in zip(
-            [chat.ids for chat in chats] if chats else replies, truths, strict=True
-        )
-    )
+    is_exact = all(tuple(replies[number]) == truth for number, truth in truths.items())
     counts = [chat.session.reply.controller.counts for chat in chats if chat.session.reply]
     num_with = sum(it.commits_with_uploads for it in counts)
     num_all = num_with + sum(it.commits_without_uploads for it in counts)
-    return _outcome(region.records, num_chats, num_with / num_all if num_all else 0.0, is_exact)
+    share = num_with / num_all if num_all else 0.0
+    return _outcome(region.records, list(truths), share, is_exact)
 
 
-def _keep(ids: list[int]):  # type: ignore[no-untyped-def]
+def _keep(ids: list[int]) -> Callable[[SessionCommit | Finished], None]:
     def told(event: SessionCommit | Finished) -> None:
         if isinstance(event, SessionCommit):
             ids.extend((*event.commit.accepted_ids, *event.commit.ids))
@@ -131,16 +155,16 @@ def _keep(ids: list[int]):  # type: ignore[no-untyped-def]
 
 
 def _outcome(
-    records: Sequence[CallRecord], num_chats: int, uploads_share: float, is_exact: bool
+    records: Sequence[CallRecord], chats: Sequence[int], uploads_share: float, is_exact: bool
 ) -> Outcome:
-    totals = [0] * num_chats
+    totals = dict.fromkeys(chats, 0)
     begin = end = None
     for index, record in enumerate(records):
         for chat, count in record.committed.items():
             totals[chat] += count
-        if begin is None and min(totals) >= WARM_TOKENS:
+        if begin is None and min(totals.values()) >= WARM_TOKENS:
             begin = index
-        if max(totals) >= NUM_TOKENS - 8:
+        if max(totals.values()) >= NUM_TOKENS - 8:
             end = index
             break
     assert begin is not None and end is not None and end > begin
@@ -149,7 +173,7 @@ def _outcome(
     num_tokens = sum(sum(record.committed.values()) for record in window)
     num_commits = sum(record.num_chats for record in window)
     return Outcome(
-        pace=num_tokens / seconds / num_chats,
+        pace=num_tokens / seconds / len(chats),
         verify_ms=sum(record.verify_ms for record in window) / len(window),
         draft_ms=sum(record.draft_ms for record in window) / len(window),
         tokens_per_commit=num_tokens / num_commits,

@@ -52,4 +52,3 @@ def guess_of(pair: Pair, chat: int, place: int, vocabulary_size: int) -> Guess:
     mean = pair.acceptance
     confidence = rng.betavariate(_SPREAD * mean, _SPREAD * (1 - mean))
     return Guess(confidence, rng.random() < confidence, rng.randrange(1, vocabulary_size))
-
