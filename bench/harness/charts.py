@@ -197,9 +197,9 @@ def capacity(record: Mapping[str, Any]) -> RatioLines:
         lines.append(Line(name, x, y, y, y))
     return RatioLines(
         "Chats of one region core with edges that draft, over those without\n"
-        "(at equal pace; without: plain or drafts of the region, the better; virtual time)",
+        "(at the pace of plain decoding or region drafting, the better)",
         "chats at once without edges",
-        "ratio of chats (higher: the edge frees more)",
+        "ratio of chats",
         tuple(lines),
         powers_of_two=True,
         level=1.0,
