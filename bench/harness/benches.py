@@ -79,6 +79,7 @@ _ALL = (
     Bench("wan", "bench.wan", data=(UNSEEN_PROMPTS,), minutes=45.0, core_minutes=12.0),
     Bench("wan_pair", "bench.wan", ("--pair",), data=(UNSEEN_PROMPTS,), minutes=12.0),
     Bench("wan_datacenter", "bench.wan.datacenter", data=(UNSEEN_PROMPTS,), minutes=20.0),
+    Bench("capacity", "bench.capacity", minutes=15.0),
     Bench("typing", "bench.typing", data=(UNSEEN_PROMPTS,), minutes=12.0),
     Bench("display", "bench.display", data=(UNSEEN_PROMPTS,), minutes=5.0),
     Bench("verify", "bench.verify", data=(UNSEEN_PROMPTS, "examples"), minutes=5.0),

@@ -40,6 +40,12 @@ _COMPARED: Final = (
     "OpenVINO pipeline, prompt lookup",
 )
 """Systems whose throughput is drawn: one colour each. The tables have all."""
+_CURVES: Final = tuple(
+    f"{pair}, RTT {rtt_ms} ms"
+    for pair in ("one core", "rows nearly free")
+    for rtt_ms in (0, 50, 150)
+)
+"""Of `bench.capacity`: pairs of models and distances that are drawn. The tables have all."""
 _SIZE_INCHES: Final = (6.4, 4.2)
 _MAX_NARROW_CHARS: Final = 40
 """Longest name of a line with which two names fit side by side."""
@@ -72,6 +78,11 @@ class Lines:
     """Whether the x axis is logarithmic to base 2, with a tick at every point."""
     level: float | None = None
     """Height of a thin horizontal line to compare with; None: no such line."""
+
+
+@dataclass(frozen=True, slots=True)
+class RatioLines(Lines):
+    """Ratios of both more and less than one: the y axis, too, is logarithmic to base 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +186,31 @@ def fault_pauses(record: Mapping[str, Any]) -> Strips:
     raise ValueError("no pauses in the record")
 
 
+def capacity(record: Mapping[str, Any]) -> RatioLines:
+    """Chats of one core with edges that draft, for each chat at the same pace without, by chats
+    without: for two pairs of models."""
+    curves = record["figures"]["curves"]
+    lines = []
+    for name in _CURVES:
+        found = sorted((int(count), ratio) for count, ratio in curves[name].items() if ratio)
+        x, y = tuple(float(it[0]) for it in found), tuple(it[1] for it in found)
+        lines.append(Line(name, x, y, y, y))
+    return RatioLines(
+        "Chats of one region core with edges that draft, over those without\n"
+        "(at the pace of plain decoding or region drafting, the better)",
+        "chats at once without edges",
+        "ratio of chats",
+        tuple(lines),
+        powers_of_two=True,
+        level=1.0,
+    )
+
+
 CHARTS: Final = (
     Chart("first-word", "wan", first_word),
     Chart("throughput", "inference", throughput),
     Chart("fault-pauses", "faults", fault_pauses),
+    Chart("capacity", "capacity", capacity),
 )
 
 
@@ -252,6 +284,9 @@ def _draw_lines(axes: Any, shown: Lines) -> None:
     if shown.powers_of_two:
         axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    if isinstance(shown, RatioLines):
+        axes.set_yscale("log", base=2)
+        axes.yaxis.set_major_formatter("{x:g}")
     for number, line in enumerate(shown.lines):
         below = [y - low for y, low in zip(line.y, line.low, strict=True)]
         above = [high - y for y, high in zip(line.y, line.high, strict=True)]

@@ -77,6 +77,9 @@ RECORDS: dict[str, dict[str, Any]] = {
             "pause, openvino, edge, SIGKILL": {"n": 0, "values": []},
         }
     },
+    "capacity": {
+        "figures": {"curves": {name: {"16": 1.5, "2": 2.0, "4": None} for name in charts._CURVES}}
+    },
 }
 
 
@@ -104,8 +107,14 @@ def test_throughput_is_over_the_pipeline_s_of_the_same_round() -> None:
         charts.throughput({"samples": {}})
 
 
+def test_chats_are_shown_where_their_number_is_known() -> None:
+    line = charts.capacity(RECORDS["capacity"]).lines[0]
+    assert (line.x, line.y, line.low, line.high) == ((2, 16), (2.0, 1.5), (2.0, 1.5), (2.0, 1.5))
+
+
 def test_every_line_has_a_colour_of_its_own() -> None:
-    assert len(charts._COMPARED) <= len(set(charts.COLOURS)) <= 6
+    for names in (charts._COMPARED, charts._CURVES):
+        assert len(names) <= len(set(charts.COLOURS)) <= 6
 
 
 @pytest.mark.parametrize("vision", SEEN)
