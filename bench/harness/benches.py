@@ -73,6 +73,7 @@ _ALL = (
     ),
     Bench("arrivals", "bench.arrivals", data=COMPOSED_PROMPTS, minutes=40.0, peers=("llamacpp",)),
     Bench("kv", "bench.kv", minutes=12.0, data=COMPOSED_PROMPTS),
+    Bench("kv_prediction", "bench.kv.prediction", minutes=9.0, data=COMPOSED_PROMPTS),
     Bench("overhead", "bench.overhead", minutes=3.0),
     Bench("starts", "bench.starts", minutes=5.0),
     Bench("http", "bench.http", minutes=20.0, peers=("llamacpp",), data=COMPOSED_PROMPTS),
