@@ -4,6 +4,7 @@ room."""
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 
 from outrider.codec.block_hashes import block_hashes, root_hash
 from outrider.codec.kv import Payload
@@ -90,6 +91,10 @@ def counted(metrics: Metrics, result: str) -> float:
     return metrics.registry.get_sample_value(name, {"result": result}) or 0.0
 
 
+def has_some(metrics: Metrics, result: str) -> bool:
+    return counted(metrics, result) > 0
+
+
 def request(salt: bytes = b"a", session: int = 1) -> KeepRequest:
     return KeepRequest(session, salt, IDS, HOLDER)
 
@@ -115,7 +120,7 @@ async def test_it_ends_where_the_other_replica_or_the_pool_has_no_more() -> None
     ):
         ahead, metrics = ahead_of(pool, holder)
         ahead.put(request())
-        await eventually(lambda metrics=metrics, result=result: counted(metrics, result) > 0)
+        await eventually(partial(has_some, metrics, result))
         assert counted(metrics, "kept") == pool.kept.get(b"a", 0) == kept
         assert holder.num_lies == int(holder.lies)
         await ahead.close()
