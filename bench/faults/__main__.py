@@ -91,6 +91,8 @@ def report(run: Run, results: dict[str, MeshResult]) -> None:
             run.samples(f"pause, {engine}, {faults.name}", times, unit="ms")
         if totals.once_hit:
             _split(run, parts, engine, totals)
+    if any(engine.endswith("KV ahead") for engine in results):
+        pauses.note("KV ahead: the replica that takes over has copied KV (`router.kv_ahead`).")
     pauses.note("n: chats that were interrupted in the middle of their replies.")
     all_totals = [result.totals for result in results.values()]
     run.figures["problems"] = [problem for it in all_totals if (problem := it.problem)]
@@ -123,8 +125,10 @@ def plans(*, quick: bool, core: bool) -> dict[str, Plan]:
             )
         }
     kills = Plan(real, num_tokens=96, num_chats=4, replica_kills=12, router_kills=4, edge_kills=4)
+    ahead = replace(real, kv_ahead=True)
+    ahead_kills = replace(kills, shape=ahead, router_kills=0, edge_kills=0)
     if core:
-        return {"openvino": kills}
+        return {"openvino": kills, "openvino, KV ahead": ahead_kills}
     return {
         "fake": Plan(
             MeshShape("fake", num_near=3, num_far=2),
@@ -137,6 +141,7 @@ def plans(*, quick: bool, core: bool) -> dict[str, Plan]:
             cuts=3,
         ),
         "openvino": replace(kills, stops=1),
+        "openvino, KV ahead": ahead_kills,
     }
 
 
@@ -147,7 +152,7 @@ def main() -> int:
     results = {}
     for engine, plan in plans(quick=run.quick, core=run.core).items():
         run.setting(engine, **asdict(plan))
-        references = make_reference_chats(engine, plan.num_tokens)
+        references = make_reference_chats(plan.shape.engine, plan.num_tokens)
         results[engine] = asyncio.run(run_faults(plan, references))
         for error in results[engine].totals.errors:
             print(f"FAILED {engine}: {error}")

@@ -38,6 +38,8 @@ class MeshShape:
     quarantine: bool = False
     """Whether routers quarantine replicas that fail again and again. Off where this bench kills
     every process many times over."""
+    kv_ahead: bool = False
+    """Whether KV is copied to the replica that would take over (`[router.kv_ahead]`)."""
     fake_call_ms: float = 0.0
     """How long a call of the fake engine waits: chats that are there to be interrupted need not
     keep all cores busy."""
@@ -92,6 +94,7 @@ async def running(shape: MeshShape) -> AsyncIterator[Fleet]:
             "tokenizers": tuple(tokenizer.address for tokenizer in tokenizers),
             "max_backoff_s": 0.5,
             "placement": {"near_ms": 50.0},
+            "kv_ahead": {"enabled": shape.kv_ahead},
         }
         if not shape.quarantine:
             values["quarantine"] = {"max_failures": 1_000_000}

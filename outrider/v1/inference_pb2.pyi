@@ -78,6 +78,7 @@ class SessionUp(_message.Message):
     DRAFT_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
+    KEEP_KV_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     @_builtins.property
     def open(self) -> Global___OpenSession: ...
@@ -89,6 +90,12 @@ class SessionUp(_message.Message):
     def prompt(self) -> Global___PromptDelta:
         """The answer to PromptUnknown."""
 
+    @_builtins.property
+    def keep_kv(self) -> Global___KeepKv:
+        """By a router. `session` is a session that another replica serves, under the number that it has
+        there: nothing is opened and nothing answers.
+        """
+
     def __init__(
         self,
         *,
@@ -97,12 +104,13 @@ class SessionUp(_message.Message):
         draft: Global___Draft | None = ...,
         cancel: Global___CancelSession | None = ...,
         prompt: Global___PromptDelta | None = ...,
+        keep_kv: Global___KeepKv | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "draft", b"draft", "kind", b"kind", "open", b"open", "prompt", b"prompt"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "draft", b"draft", "keep_kv", b"keep_kv", "kind", b"kind", "open", b"open", "prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "draft", b"draft", "kind", b"kind", "open", b"open", "prompt", b"prompt", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "draft", b"draft", "keep_kv", b"keep_kv", "kind", b"kind", "open", b"open", "prompt", b"prompt", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["open", "draft", "cancel", "prompt"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["open", "draft", "cancel", "prompt", "keep_kv"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -460,6 +468,43 @@ class OpenSession(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
 Global___OpenSession: _TypeAlias = OpenSession  # noqa: Y015
+
+@_typing.final
+class KeepKv(_message.Message):
+    """The receiver is where a session would go on if its replica were lost: it may copy the KV of the
+    session's beginning from the holder now. A hint: under load, or without room, it is dropped.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VOCABULARY_DIGEST_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
+    IDS_FIELD_NUMBER: _builtins.int
+    KV_HOLDER_FIELD_NUMBER: _builtins.int
+    vocabulary_digest: _builtins.bytes
+    cache_salt: _builtins.bytes
+    """Names the session's blocks, together with the ids."""
+    @_builtins.property
+    def ids(self) -> _common_pb2.TokenBlock:
+        """Of prompt and committed reply; without a checksum."""
+
+    @_builtins.property
+    def kv_holder(self) -> Global___KvHolder: ...
+    def __init__(
+        self,
+        *,
+        vocabulary_digest: _builtins.bytes = ...,
+        cache_salt: _builtins.bytes = ...,
+        ids: _common_pb2.TokenBlock | None = ...,
+        kv_holder: Global___KvHolder | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "kv_holder", b"kv_holder"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "ids", b"ids", "kv_holder", b"kv_holder", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeepKv: _TypeAlias = KeepKv  # noqa: Y015
 
 @_typing.final
 class KvHolder(_message.Message):

@@ -16,7 +16,7 @@ from typing import TypeAlias
 import structlog
 
 from outrider.engines.base import Engine
-from outrider.errors import EngineError
+from outrider.errors import EngineError, InvalidRequestError
 from services.inference.kv.pool import NamedBlock
 from services.inference.scheduler.scheduler import Scheduler
 
@@ -77,7 +77,25 @@ class PinBlocks:
     """Called in the model thread with those that are pinned."""
 
 
-KvCommand: TypeAlias = LoadBlocks | ExportBlocks | PinBlocks
+@dataclass(frozen=True, slots=True)
+class KeepBlocks:
+    """Command: keep KV of a prefix that a session may bring here later, as cached blocks."""
+
+    cache_salt: bytes
+    ids: tuple[int, ...]
+    """Of the prefix; those behind its last full block are there to be computed."""
+    blocks: tuple[tuple[int, bytes], ...]
+    """As of LoadBlocks, in order; none: only the answer is wanted."""
+    answer: Callable[[list[int]], None]
+    """Called in the model thread with how many leading blocks are cached then; with nothing if
+    there is no room."""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(len(data) for _, data in self.blocks)
+
+
+KvCommand: TypeAlias = LoadBlocks | ExportBlocks | PinBlocks | KeepBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +127,8 @@ class KvTransfer:
             self._load(command)
         elif isinstance(command, ExportBlocks):
             self._export(command)
+        elif isinstance(command, KeepBlocks):
+            self._keep(command)
         else:
             # Held, and never released.
             command.answer(self._scheduler.hold_prefix(command.hashes)[1])
@@ -141,6 +161,28 @@ class KvTransfer:
                 # Nothing that was not written may ever count as computed.
                 self._scheduler.drop_loaded(command.session_id, index)
                 log.error("kv_not_loaded", error=error.message)
+
+    def _keep(self, command: KeepBlocks) -> None:
+        if not self._scheduler.may_keep(len(command.blocks)):
+            command.answer([])
+            return
+        try:
+            number, _ = self._scheduler.follow_prefix(command.ids, command.cache_salt)
+        except InvalidRequestError:
+            command.answer([])
+            return
+        for index, data in command.blocks:
+            block = self._scheduler.add_kept(number, index, command.ids)
+            if block is None:
+                continue
+            try:
+                self._engine.import_blocks([block], data)
+            except EngineError as error:
+                self._scheduler.drop_kept(number, index)
+                log.error("kv_not_kept", error=error.message)
+        num_cached = self._scheduler.publish_kept(number, command.ids)
+        self._scheduler.release_prefix(number)
+        command.answer([num_cached])
 
     def _export(self, command: ExportBlocks) -> None:
         if len(self.exports) >= MAX_EXPORTS:

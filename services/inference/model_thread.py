@@ -75,6 +75,13 @@ class ModelThread(Protocol):
         them."""
         ...
 
+    async def keep_blocks(
+        self, cache_salt: bytes, ids: tuple[int, ...], blocks: tuple[tuple[int, bytes], ...] = ()
+    ) -> int | None:
+        """Keep KV of a prefix ahead of need: blocks by their index, in order. Returns how many
+        leading blocks of the ids are cached then; None if there is no room for such."""
+        ...
+
     async def take_learnt(self) -> list[tuple[bytes, Learnt]]:
         """Copies of the statistics that groups' replies have changed since the last call; empty if
         the thread has ended or is overloaded."""

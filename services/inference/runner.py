@@ -32,6 +32,7 @@ from services.inference.kv_transfer import (
     MAX_LOADED_BYTES,
     ExportBlocks,
     ExportedBlock,
+    KeepBlocks,
     KvCommand,
     KvTransfer,
     LoadBlocks,
@@ -103,7 +104,7 @@ class Inbox:
     def put(self, command: Command) -> bool:
         """Add a command; False if the inbox is full, of commands or of KV. A Cancel always fits:
         each session has at most one."""
-        num_bytes = command.num_bytes if isinstance(command, LoadBlocks) else 0
+        num_bytes = command.num_bytes if isinstance(command, LoadBlocks | KeepBlocks) else 0
         with self._filled:
             if len(self._commands) >= self._max_commands and not isinstance(command, Cancel):
                 return False
@@ -269,6 +270,11 @@ class ModelRunner(ModelThread):
 
     async def pin_blocks(self, hashes: tuple[bytes, ...]) -> list[NamedBlock]:
         return await self._asked(partial(PinBlocks, hashes))
+
+    async def keep_blocks(
+        self, cache_salt: bytes, ids: tuple[int, ...], blocks: tuple[tuple[int, bytes], ...] = ()
+    ) -> int | None:
+        return next(iter(await self._asked(partial(KeepBlocks, cache_salt, ids, blocks))), None)
 
     async def take_learnt(self) -> list[tuple[bytes, Learnt]]:
         return await self._asked(TakeLearnt)

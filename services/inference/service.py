@@ -108,6 +108,9 @@ class GenerateStream:
         if kind == "open":
             self._open(frame.session, frame.open)
             return
+        if kind == "keep_kv":
+            self._table.keep_kv(frame.session, frame.keep_kv)
+            return
         if kind not in ("draft", "cancel"):
             raise MalformedFrameError("a frame of no known kind; send open, draft or cancel")
         session = self._live.get(frame.session)

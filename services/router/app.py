@@ -120,6 +120,7 @@ class Router:
         self.replica_metrics.tick(self.core.registry, now)
         self.core.prefix_index.sweep(now, _MAX_SWEPT_ROWS)
         self.core.switch.expire(now)
+        self.core.kv_ahead.tick(now)
         if now >= self._housekeeping_at:
             self._housekeeping_at = now + _HOUSEKEEPING_S
             self.replicas.tick()

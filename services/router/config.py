@@ -30,7 +30,7 @@ from services.router.embedding.policy import EmbeddingPolicy
 from services.router.fleet.entries import RegionConfig, ReplicaConfig, ReplicaTarget
 from services.router.placement.types import PlacementPolicy
 from services.router.prefix_index.index import PrefixIndexLimits
-from services.router.relay.policy import FailoverPolicy, HangPolicy
+from services.router.relay.policy import FailoverPolicy, HangPolicy, KvAheadPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +140,8 @@ class RouterConfig:
     """When a replica that sends no tokens is taken to hang, and its sessions move."""
     failover: FailoverPolicy = dataclasses.field(default_factory=FailoverPolicy)
     """How many sessions may move to other replicas, and for how long they look for one."""
+    kv_ahead: KvAheadPolicy = dataclasses.field(default_factory=KvAheadPolicy)
+    """Whether replicas copy KV of sessions that they would take over."""
     cancel_timeout_s: PositiveFloat = 5.0
     """A cancelled session whose replica does not confirm within this many seconds is ended."""
     drain_s: NonNegativeFloat = 10.0

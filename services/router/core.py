@@ -26,6 +26,7 @@ from services.router.relay.dispatch import Dispatch, PromptCache
 from services.router.relay.failover import Failover
 from services.router.relay.frames import RelayedSession, Up
 from services.router.relay.intake import Intake
+from services.router.relay.kv_ahead import KvAhead
 from services.router.relay.received_prompts import ReceivedPrompts
 from services.router.relay.replica_monitor import ReplicaMonitor
 from services.router.relay.sessions import RelayLimits, SessionTable
@@ -99,6 +100,10 @@ class RouterCore:
         )
         self.monitor = ReplicaMonitor(
             self.table, self.dispatch, self.registry, self.failover, config.hang
+        )
+
+        self.kv_ahead = KvAhead(
+            self.table, self.dispatch, self.registry, self.token_ids, config.kv_ahead
         )
 
         # Every frame passes here.

@@ -129,9 +129,11 @@ class Mesh:
 
 @asynccontextmanager
 async def running(
-    replica: Mapping[str, object] = FAKE, edge: Mapping[str, object] = NOTHING
+    replica: Mapping[str, object] = FAKE,
+    edge: Mapping[str, object] = NOTHING,
+    router: Mapping[str, object] = NOTHING,
 ) -> AsyncIterator[Mesh]:
-    """`replica` and `edge`: settings of their own."""
+    """Settings of their own."""
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(run_folder("hand-over")).path
         replicas = {
@@ -144,24 +146,24 @@ async def running(
             {"name": name, "region": "here", "address": f"{HOST}:{port}"}
             for name, port in ports.items()
         )
-        routing = {"region": "here", "replicas": table, "max_backoff_s": 0.5}
-        router = Service("router", "router", routing, folder)
+        routing = {"region": "here", "replicas": table, "max_backoff_s": 0.5, **router}
+        region = Service("router", "router", routing, folder)
         serving: dict[str, object] = {
             "name": "edge",
             "region": "here",
-            "routers": (router.address,),
+            "routers": (region.address,),
             "state_dir": str(folder),
             "anonymous": True,
             "drafter.model": "none",
             **edge,
         }
         near = Service("edge", "edge", serving, folder)
-        services = (*replicas.values(), router, near)
+        services = (*replicas.values(), region, near)
         for service in services:
             stack.callback(service.end)
             service.spawn()
         await asyncio.gather(*(service.ready() for service in services))
-        yield Mesh(replicas, links, router, near, folder / "tls" / "cert.pem")
+        yield Mesh(replicas, links, region, near, folder / "tls" / "cert.pem")
 
 
 def is_ready(rows: list[router_pb2.Replica], *names: str) -> bool:
@@ -170,14 +172,19 @@ def is_ready(rows: list[router_pb2.Replica], *names: str) -> bool:
     return sorted(row.name for row in rows if row.state == ready) == sorted(names)
 
 
-async def kv_blocks(replica: Service, result: str) -> float:
-    """Blocks between replicas of which this became."""
+async def counted(replica: Service, name: str, label: str) -> float:
+    """A counter that has one label, at this value of it."""
     return sum(
         sample.value
         for family in text_string_to_metric_families(await replica.metrics())
         for sample in family.samples
-        if sample.name == "outrider_kv_peer_blocks_total" and sample.labels["result"] == result
+        if sample.name == name and label in sample.labels.values()
     )
+
+
+async def kv_blocks(replica: Service, result: str) -> float:
+    """Blocks between replicas of which this became."""
+    return await counted(replica, "outrider_kv_peer_blocks_total", result)
 
 
 async def exact(client: Client, asked: ReferenceChat, begun: asyncio.Event) -> None:
@@ -230,3 +237,42 @@ async def test_kv_moves_with_a_session_and_may_stop_on_the_way() -> None:
         await asyncio.gather(moving, return_exceptions=True)  # the replica is gone, as it may say
         came = await kv_blocks(mesh.replicas[holder], "loaded")
         assert 1 <= came < len(sampled.prompt) / 4 / BLOCK
+
+
+async def test_kv_that_was_copied_ahead_outlives_the_replica_that_computed_it() -> None:
+    """The replica that serves is killed; the other one has the prompt's KV, and most of the
+    reply's."""
+    prompt = " ".join(f"whale {n}" for n in range(100))
+    greedy, sampled = make_reference_chats("fake", REPLY_TOKENS, [prompt])
+    slow = {**FAKE, "fake_call_ms": 60.0, "scheduler": {"prefill_chunk_tokens": 4 * BLOCK}}
+    ahead = {"kv_ahead": {"enabled": True}}
+    async with (
+        running(slow, router=ahead) as mesh,
+        connect(f"quic://{HOST}:{mesh.edge.port}", ca=mesh.ca) as client,
+    ):
+        for asked in (greedy, sampled):
+            await mesh.until(lambda rows: is_ready(rows, "one", "two"))
+            chatting = await begin(client, asked)
+            await mesh.until(lambda rows: any(row.sessions for row in rows))
+            (serving,) = [row.name for row in await mesh.rows() if row.sessions]
+            (other,) = {"one", "two"} - {serving}
+            standby = mesh.replicas[other]
+            kept_before = await counted(standby, "outrider_kv_ahead_blocks_total", "kept")
+            used_before = await counted(standby, "outrider_kv_tokens_total", "device")
+            kept = 0.0
+            async with asyncio.timeout(LIMIT_S):
+                while kept < len(asked.prompt) / 8 / BLOCK and not chatting.done():
+                    now = await counted(standby, "outrider_kv_ahead_blocks_total", "kept")
+                    kept = now - kept_before
+                    await asyncio.sleep(0.02)
+            assert not chatting.done(), "the reply was over before its KV was copied"
+            mesh.replicas[serving].kill()
+            await asyncio.wait_for(chatting, LIMIT_S)
+            async with asyncio.timeout(LIMIT_S):
+                used = 0.0
+                while used < kept * BLOCK / 2:
+                    now = await counted(standby, "outrider_kv_tokens_total", "device")
+                    used = now - used_before
+                    await asyncio.sleep(0.02)
+            mesh.replicas[serving].spawn()
+            await mesh.replicas[serving].ready()

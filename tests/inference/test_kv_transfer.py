@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from outrider.codec.block_hashes import block_hashes
-from outrider.engines.fake import FakeEngine
+from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.sampling.params import SamplingParams
 from services.inference import kv_transfer
 from services.inference.kv_transfer import (
     MAX_EXPORTS,
     ExportBlocks,
     ExportedBlock,
+    KeepBlocks,
     KvTransfer,
     LoadBlocks,
 )
@@ -65,3 +66,27 @@ def test_prefixes_that_wait_to_be_copied_out_are_bounded() -> None:
     assert len(answers) == MAX_EXPORTS + 4
     assert all([it.named.name for it in answer] == cached != [] for answer in answers[4:])
     scheduler.check_invariants()
+
+
+def test_blocks_are_kept_ahead_while_there_is_room_and_nobody_waits() -> None:
+    engine = FakeEngine(FakeOptions(num_blocks=16))
+    scheduler = Scheduler(engine.info, SchedulerLimits(), new_reply)
+    transfer, size = KvTransfer(engine, scheduler), engine.info.block_tokens
+    data = engine.export_blocks([0])
+    ids = tuple(n % 25 + 1 for n in range(15 * size + 1))
+    answers: list[list[int]] = []
+
+    def keep(first: int, count: int, ids: tuple[int, ...] = ids) -> list[int]:
+        blocks = tuple((index, data) for index in range(first, first + count))
+        transfer.execute(KeepBlocks(b"salt", ids, blocks, answers.append))
+        return answers.pop()
+
+    assert keep(0, 0) == [0]
+    assert keep(0, 4) == [4]
+    assert keep(4, 2) == [6]
+    assert keep(8, 1) == [6], "what is before it is missing"
+    assert keep(6, 13) == [], "a quarter of the pool stays free"
+    assert keep(0, 1, (engine.info.vocabulary_size, *ids)) == []
+    scheduler.check_invariants()
+    scheduler.open(OpenRequest(1, ids, SamplingParams(max_tokens=1)), 0.0)
+    assert keep(6, 1) == [], "a session waits"

@@ -233,6 +233,26 @@ class KvPool:
         }
         return [named[name] for name in hashes if name in named]
 
+    def follow(self, sequence: int, ids: Sequence[int], salt: bytes) -> int:
+        """A table for blocks that are kept ahead of any session: of `ids`, which it never computes,
+        it has what is published under this salt. Returns how many leading blocks that are."""
+        if sequence in self._tables:
+            raise RuntimeError(f"sequence {sequence} already has a KV table")
+        self._tables[sequence] = _Table([self._tree.enter(salt)])
+        return self.publish_kept(sequence, ids)
+
+    def publish_kept(self, sequence: int, ids: Sequence[int]) -> int:
+        """Publish the blocks of add_loaded() that have been written and follow on what is published
+        already; returns how many leading blocks of `ids` are published then."""
+        table = self._tables[sequence]
+        for key in self._keys(ids, table.num_shared):
+            if not self._share(table, key):
+                kept = table.loaded.pop(table.num_shared, None)
+                if kept is None:
+                    break
+                self._publish(table, key, kept)
+        return table.num_shared
+
     def take_copies(self) -> tuple[BlockCopy, ...]:
         """The copies that open() and reuse() have counted on since the last take.
 
@@ -374,10 +394,15 @@ class KvPool:
         if loaded is None:
             return False
         self.loaded_tokens[loaded.tier] += self.block_tokens
+        self._publish(table, key, loaded)
+        return True
+
+    def _publish(self, table: _Table, key: Key, loaded: LoadedBlock) -> None:
+        """Publish a loaded block as the table's next one."""
+        index = table.num_shared
         node = self._tree.publish(table.path[-1], key, loaded.block, is_inexact=loaded.is_inexact)
         table.follow(node)
         self._put(table, index, loaded.block)
-        return True
 
     def _put(self, table: _Table, index: int, block: int) -> None:
         """Put a published block into the table, and free the block that was in its place."""

@@ -25,6 +25,7 @@ from outrider.rpc import end_call, from_rpc_error, make_channel
 from outrider.telemetry.metrics import Metrics
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import kv_pb2, kv_pb2_grpc
+from services.inference.kv_peers.ahead import KvAhead
 from services.inference.kv_peers.config import KvPeersConfig
 from services.inference.kv_peers.pieces import MAX_BLOCKS, PIECE_BYTES, FrameAssembler
 from services.inference.kv_peers.telemetry import PEER_BLOCKS, PEER_FAILURES
@@ -35,7 +36,7 @@ from services.inference.kv_tiers.blocks import (
     BlockLoader,
 )
 from services.inference.kv_tiers.planning import LoadPlanner
-from services.inference.kv_tiers.tiers import KvTier, Prefix
+from services.inference.kv_tiers.tiers import KeepRequest, KvTier, Prefix
 from services.inference.scheduler.types import KvHolder, OpenRequest
 
 MAX_PEERS: Final = 32
@@ -92,6 +93,7 @@ class KvPeers(KvTier):
         self._failures = metrics.counter(PEER_FAILURES)
         self._latest = LoadPlanner()
         """Recent cost of fetching, over all replicas."""
+        self._ahead = KvAhead(loader, self.frames, self._lied, metrics)
 
     def __len__(self) -> int:
         return len(self._peers)
@@ -115,6 +117,9 @@ class KvPeers(KvTier):
         with self._loader.claim(prefix, missing[::-1][:count]) as wanted:
             if wanted:
                 await self._fetch(prefix, holder, wanted)
+
+    def keep(self, request: KeepRequest) -> None:
+        self._ahead.put(request)
 
     async def _fetch(self, prefix: Prefix, holder: KvHolder, wanted: Sequence[int]) -> None:
         num_loaded = num_dropped = 0
@@ -195,6 +200,7 @@ class KvPeers(KvTier):
             end_call(call)
 
     async def close(self) -> None:
+        await self._ahead.close()
         peers = [peer for _, peer in self._peers.items()]
         self._peers.clear()
         for peer in peers:

@@ -15,3 +15,8 @@ PEER_FAILURES: Final = Family(
     "outrider_kv_peer_failures",
     "Requests to other replicas for KV that failed: slow, full, gone, refused, answered wrongly.",
 )
+KEPT_BLOCKS: Final = Family(
+    "outrider_kv_ahead_blocks",
+    "Blocks of KV of sessions that other replicas serve, copied ahead of need: kept, missing (not "
+    "sent), refused (damaged, or not what was asked for), dropped (no room, or too many wait).",
+)

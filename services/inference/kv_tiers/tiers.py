@@ -20,7 +20,7 @@ import structlog
 
 from outrider.codec.block_hashes import block_hashes, root_hash
 from services.inference.model_thread import ModelTick
-from services.inference.scheduler.types import OpenRequest
+from services.inference.scheduler.types import KvHolder, OpenRequest
 
 MAX_FETCHES: Final = 8
 """Prompts that are fetched at once; others are computed."""
@@ -73,6 +73,18 @@ class Prefix:
         self.is_computed = True
         if self._fetching is not None:
             self._fetching.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class KeepRequest:
+    """The beginning of a session that another replica serves, for the case that it comes here."""
+
+    session: int
+    """Its router's number for it."""
+    cache_salt: bytes
+    ids: tuple[int, ...]
+    """Of its prompt and reply so far."""
+    holder: KvHolder
 
 
 @dataclass(slots=True)
@@ -132,6 +144,9 @@ class KvTier:
     async def save(self, prefix: Prefix, wanted: Sequence[int]) -> None:
         """Keep these blocks."""
 
+    def keep(self, request: KeepRequest) -> None:
+        """Copy KV that a session may need here later, in the background, or drop the request."""
+
     async def close(self) -> None:
         """The replica stops; no fetch and no save is under way any more."""
 
@@ -173,6 +188,11 @@ class KvTiers:
     def salts(self, tenant: str) -> tuple[bytes, ...]:
         """Those under which a session of this tenant may find KV in the pool, beside its own."""
         return tuple(chain.from_iterable([tier.salts(tenant) for tier in self._tiers]))
+
+    def keep(self, request: KeepRequest) -> None:
+        """A router names this replica as where a session would go on."""
+        for tier in self._tiers:
+            tier.keep(request)
 
     def opened(self, request: OpenRequest, cached_tokens: int, compute_token_ms: float) -> None:
         """A session is queued or computing. Its first `cached_tokens` are there already; the engine

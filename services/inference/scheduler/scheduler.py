@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, islice
+from typing import Final
 
 from outrider.engine_calls import SESSIONS_IN_CALL
 from outrider.engines.base import EngineInfo, LogitsRows
@@ -56,6 +57,11 @@ from services.inference.scheduler.types import (
     SchedulerLoad,
     SessionCommit,
 )
+
+_FREE_SHARE: Final = 0.25
+"""Share of the pool that has to stay free, or be cached for nobody who runs, when blocks are kept
+ahead of need."""
+_KEPT: Final = "ahead"
 
 
 class Scheduler:
@@ -348,6 +354,34 @@ class Scheduler:
     def release_prefix(self, number: int) -> None:
         """The copies are made. A prefix that is never released is pinned."""
         self._pool.release(number)
+
+    def may_keep(self, num_blocks: int) -> bool:
+        """Whether there is room for blocks that no session here needs yet: nobody waits, no work is
+        shed, and so much stays free that running replies find room."""
+        is_calm = not self._queues.waiting and not self._admission.level
+        return is_calm and self._pool.num_free - num_blocks >= self._pool.num_blocks * _FREE_SHARE
+
+    def follow_prefix(self, ids: Sequence[int], salt: bytes) -> tuple[int, int]:
+        """A number for release_prefix(), to keep blocks of these ids under it, and how many leading
+        blocks are cached. Raises InvalidRequestError for ids outside the vocabulary."""
+        check_ids("a prefix to keep", ids, self.info)
+        self._num_held += 1
+        number = -self._num_held
+        return number, self._pool.follow(number, ids, salt)
+
+    def add_kept(self, number: int, index: int, ids: Sequence[int]) -> int | None:
+        """The physical block for the KV of block `index`, which must be written before
+        publish_kept(); None if it is cached already, or there is no room."""
+        return self._pool.add_loaded(number, index, ids, _KEPT)
+
+    def drop_kept(self, number: int, index: int) -> None:
+        """The block of add_kept() could not be written."""
+        self._pool.drop_loaded(number, index)
+
+    def publish_kept(self, number: int, ids: Sequence[int]) -> int:
+        """Any session of the salt may use what was written; returns how many leading blocks of the
+        ids are cached now."""
+        return self._pool.publish_kept(number, ids)
 
     def cancel(self, session: int, now: float) -> list[Event]:
         """End a session at once; nothing for one that is gone already."""

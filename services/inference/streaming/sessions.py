@@ -356,6 +356,16 @@ class SessionTable:
         for drafts in early:
             self._draft(session, drafts)
 
+    def keep_kv(self, session: int, frame: inference_pb2.KeepKv) -> None:
+        """Copy KV ahead of need, if that can be done. `session` is served by another replica."""
+        try:
+            request = wire.keep_request(session, frame, self.contract)
+        except OutriderError as error:
+            self._refused.note(error.reason)
+            return
+        if request is not None and not self.draining:
+            self.tiers.keep(request)
+
     def draft(self, session: LiveSession, frame: inference_pb2.Draft) -> None:
         """Pass drafts on. Raises BadTokenBlockError."""
         drafts = wire.draft_of(frame, self.contract)

@@ -38,7 +38,7 @@ from outrider.wire import (
     usage_to_proto,
 )
 from services.inference.call_record import CallRecord
-from services.inference.kv_tiers.tiers import TierCounts
+from services.inference.kv_tiers.tiers import KeepRequest, TierCounts
 from services.inference.scheduler.types import (
     Finished,
     KvHolder,
@@ -209,7 +209,23 @@ def open_request(
     return request, codec
 
 
-def _kv_holder(frame: inference_pb2.OpenSession, contract: Contract) -> KvHolder | None:
+def keep_request(
+    session: int, frame: inference_pb2.KeepKv, contract: Contract
+) -> KeepRequest | None:
+    """What is to be kept of a session that another replica serves; None where this replica has
+    another vocabulary, or the frame names nothing. Raises BadTokenBlockError."""
+    holder = _kv_holder(frame, contract)
+    if holder is None or frame.vocabulary_digest != contract.vocabulary_digest:
+        return None
+    if len(frame.cache_salt) > MAX_SALT_BYTES or frame.ids.count > contract.context_limit:
+        return None
+    ids = _ids(frame.ids, contract, contract.context_limit, needs_checksum=False)
+    return KeepRequest(session, frame.cache_salt, ids, holder) if ids else None
+
+
+def _kv_holder(
+    frame: inference_pb2.OpenSession | inference_pb2.KeepKv, contract: Contract
+) -> KvHolder | None:
     """The replica that has KV of the session; None without one. It is a hint: an empty one is no
     reason to refuse the session."""
     said = frame.kv_holder

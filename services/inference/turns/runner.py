@@ -131,6 +131,11 @@ class TurnRunner(ModelThread):
     ) -> list[ExportedBlock]:
         return []
 
+    async def keep_blocks(
+        self, cache_salt: bytes, ids: tuple[int, ...], blocks: tuple[tuple[int, bytes], ...] = ()
+    ) -> int | None:
+        return None
+
     async def pin_blocks(self, hashes: tuple[bytes, ...]) -> list[NamedBlock]:
         return []
 

@@ -42,6 +42,11 @@ class HashedPrompt:
         self._chains: dict[int, BlockChain] = {}
         self.num_tokens = len(ids) // _ID_BYTES
 
+    @property
+    def ids(self) -> bytes:
+        """Its ids, as they were given."""
+        return self._ids
+
     def chain(self, block_tokens: int) -> BlockChain:
         """Hashes of its blocks of this size."""
         found = self._chains.get(block_tokens)

@@ -122,6 +122,12 @@ class Dispatch:
         """Queue a frame; False if that replica's buffer is full."""
         return self._streams[stream].outbox.offer(request, last=last)
 
+    def hint(self, replica: str, request: Up) -> None:
+        """Queue a frame that may be dropped, if this replica is up."""
+        stream = self._stream_of.get(replica)
+        if stream is not None:
+            self.send(stream, request, last=False)
+
     def cancel(self, stream: int | None, upstream_session_id: int, error: OutriderError) -> None:
         """Ask the replica that had a session to stop, if its stream is still open."""
         found = self._streams.get(stream) if stream is not None else None

@@ -34,3 +34,13 @@ class FailoverPolicy:
     max_crashes: PositiveInt = 2
     """A request is ended when this many replicas crashed in an engine call with it, if it was the
     only request in one of these calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvAheadPolicy:
+    """KV that is copied before a replica is lost (`[router.kv_ahead]`)."""
+
+    enabled: bool = False
+    """Whether the replica to which a session would move copies its KV while it is served elsewhere
+    (docs/guides/prefix-store.md). Takes memory bandwidth and processor time of both replicas, and
+    room in the pool of the second."""

@@ -226,6 +226,12 @@ class Session(Generic[FrameT]):
     left_because: str = ""
     """Why it left, as the `reason` of an error."""
     num_moves: int = 0
+    standby: str = ""
+    """The replica that was last asked to copy its KV; "": none was."""
+    standby_tokens: int = 0
+    """Tokens of prompt and reply when it was."""
+    standby_at: float = 0.0
+    """When a standby was last looked for."""
     epoch: int = 0
     """The newest draft epoch of its edge."""
     void_epoch: int = -1

@@ -176,3 +176,24 @@ def test_held_blocks_outlive_their_sequence_and_are_not_evicted() -> None:
     pool.hold(-1, names(run.ids, b""))
     with pytest.raises(RuntimeError, match="already has"):
         pool.hold(-1, names(run.ids, b""))
+
+
+def test_what_is_kept_ahead_of_a_session_is_there_when_it_comes() -> None:
+    pool, ids = pool_of(), list(range(5 * BLOCK + 3))
+    assert pool.follow(-1, ids, b"g") == 0
+    written = [pool.add_loaded(-1, index, ids, "ahead") for index in (0, 1, 3)]
+    assert None not in written
+    assert pool.publish_kept(-1, ids) == 2, "without the third block the fourth is of no use"
+    pool.release(-1)
+    pool.check_invariants()
+    assert pool.num_free == pool.num_blocks and pool.num_cached == 2
+    assert not pool.loaded_tokens, "no session has used any of it"
+    # It goes on where it was.
+    assert pool.follow(-2, ids, b"g") == 2
+    assert pool.add_loaded(-2, 1, ids, "ahead") is None
+    assert pool.add_loaded(-2, 2, ids, "ahead") is not None
+    assert pool.publish_kept(-2, ids) == 3
+    pool.release(-2)
+    assert pool.open(1, ids, b"g") == 3 * BLOCK
+    assert pool.open(2, ids, b"other") == 0, "another trust group finds nothing"
+    pool.check_invariants()

@@ -57,6 +57,11 @@ class StubThread(ModelThread):
         self.num_exports += 1
         return [self.cached[it] for it in hashes if it in self.cached] if self.has_room else []
 
+    async def keep_blocks(
+        self, cache_salt: bytes, ids: tuple[int, ...], blocks: tuple[tuple[int, bytes], ...] = ()
+    ) -> int | None:
+        return None
+
     async def pin_blocks(self, hashes: tuple[bytes, ...]) -> list[NamedBlock]:
         return [self.cached[name].named for name in hashes if name in self.cached]
 

@@ -102,6 +102,7 @@ class Mesh:
         self.prompts, self.switch = core.received_prompts, core.switch
         self.failover = core.failover
         self.recent = core.recent
+        self.dispatch, self.token_ids = core.dispatch, core.token_ids
         self.edge_capacity, self.replica_capacity = edge_capacity, replica_capacity
         self.num_processes = num_processes
         self.streams: dict[str, int] = {}
