@@ -127,6 +127,11 @@ class HttpListener:
         """Open now."""
         return len(self._connections)
 
+    @property
+    def num_waiting(self) -> int:
+        """Connections for which there is no room yet."""
+        return len(self._waiting)
+
     async def start(
         self,
         host: str,
