@@ -263,6 +263,7 @@ class HttpListener:
             if loop.time() >= until:
                 break
             had_its_turn = True
+        transport.resume_reading()
         raise OverloadedError("this edge has no room for more connections; close others")
 
     async def _turn_away(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
