@@ -48,7 +48,7 @@ class WaitingConnections:
     def is_next(self, prefix: str, turn: Future[None]) -> bool:
         """Whether no other connection of its address is before it."""
         waiting = self._by_prefix.get(prefix)
-        return bool(waiting) and waiting[0] is turn
+        return waiting is not None and waiting[0] is turn
 
     def remove(self, prefix: str, turn: Future[None]) -> None:
         """It waits no more; does nothing for one that had its turn."""
