@@ -108,6 +108,7 @@ async def _measure(
         _say("comparing vectors")
         await _agreement(run, running, supplies)
         found = await _all_loads(run, plan, running, supplies)
+        _over_best(run, found)
         _ratios(run, found, running)
         record_settings(run, running.systems)
     # Others take processor time when they have nothing to do.
@@ -228,6 +229,36 @@ async def _busy(
         if name == OURS:
             run.figures["busy_share"] = round(share, 4)
     table.note("64 requests of a text of 50 tokens at a time.")
+
+
+def _over_best(run: Run, found: Loads) -> None:
+    """Ours over the best of the others, load by load."""
+    rates = {key: median([one.texts_per_s for one in rounds]) for key, rounds in found.items()}
+    table = run.table(
+        "Ours over the best peer's, load by load",
+        *("texts", "at a time", "texts each", "best peer", "texts/s"),
+        *("a mesh over HTTP, over it", "a replica over gRPC", "in bf16"),
+    )
+    mesh_ratios: list[float] = []
+    for load in sorted({key[1:] for key in rates}):
+        others = {name: rates[name, *load] for name in PEERS if (name, *load) in rates}
+        if not others:
+            continue
+        best = max(others, key=others.__getitem__)
+        ratios = {
+            name: rates[name, *load] / others[best]
+            for name in (OURS, REPLICA, REPLICA_BF16)
+            if (name, *load) in rates
+        }
+        mesh_ratios.append(ratios[OURS])
+        shown = (
+            f"{ratios[name]:.2f}" if name in ratios else ""
+            for name in (OURS, REPLICA, REPLICA_BF16)
+        )
+        table.add(*load, best, round(others[best], 1), *shown)
+    if mesh_ratios:
+        run.figures["over_best_peer_least"] = round(min(mesh_ratios), 3)
+        run.figures["over_best_peer_median"] = round(median(mesh_ratios), 3)
 
 
 def _ratios(run: Run, found: Loads, running: Started) -> None:

@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Final
 
+from outrider.errors import OverloadedError
 from outrider.fair_work.turns import Requester, Turns
 
 
@@ -36,12 +38,18 @@ class _Origin:
     """All of them."""
 
 
+_BUSY_RETRY_MS: Final = 1000
+
+
 class FairPlaces:
     """Places for calls to another service. An origin's calls beyond `most_each` wait for its own
-    earlier ones; beyond `most_in_all` origins take turns, and the clients of each. Whoever lets
-    requests in bounds how many wait."""
+    earlier ones; beyond `most_in_all` origins take turns, and the clients of each."""
 
-    def __init__(self, most_each: int, most_in_all: int) -> None:
+    def __init__(self, most_each: int, most_in_all: int, most_asking: int | None = None) -> None:
+        """`most_asking`: how many may be under way and wait in all, shared evenly by the origins
+        that have some; None: whoever lets requests in bounds how many wait."""
+        self._most_asking = most_asking
+        self._num_asking = 0
         self._most_each = most_each
         self._num_free = most_in_all
         self._turns: Turns[_Call] = Turns()
@@ -54,10 +62,13 @@ class FairPlaces:
 
     @asynccontextmanager
     async def held(self, requester: Requester) -> AsyncIterator[None]:
-        """Wait for a place, and hold it while the context lasts."""
+        """Wait for a place, and hold it while the context lasts. Raises OverloadedError if too many
+        of the origin wait."""
+        self._check(requester.origin)
         call = _Call(requester, asyncio.get_running_loop().create_future())
         origin = self._origins.setdefault(requester.origin, _Origin())
         origin.num_asking += 1
+        self._num_asking += 1
         origin.turns.push(call)
         self._grant(origin)
         try:
@@ -65,6 +76,18 @@ class FairPlaces:
             yield
         finally:
             self._left(call, origin)
+
+    def _check(self, name: str) -> None:
+        if self._most_asking is None or self._num_asking < self._most_asking:
+            return
+        origin = self._origins.get(name)
+        num_origins = len(self._origins) + (origin is None)
+        if origin is not None and origin.num_asking * num_origins >= self._most_asking:
+            raise OverloadedError(
+                f"{origin.num_asking} requests of yours are under way or wait here already; send "
+                "fewer at once, or try again in a moment",
+                retry_delay_ms=_BUSY_RETRY_MS,
+            )
 
     def _left(self, call: _Call, origin: _Origin) -> None:
         if call in origin.turns:
@@ -76,6 +99,7 @@ class FairPlaces:
             else:
                 self._num_free += 1
         origin.num_asking -= 1
+        self._num_asking -= 1
         if not origin.num_asking:
             del self._origins[call.requester.origin]
         self._grant(origin)

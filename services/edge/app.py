@@ -51,7 +51,7 @@ from services.edge.processes.process import EdgeProcess
 from services.edge.quic import certificate
 from services.edge.quic.listener import Listener
 from services.edge.telemetry.edge import EdgeTelemetry
-from services.edge.upstream.embedding import MAX_CALLS, MAX_CALLS_IN_ALL
+from services.edge.upstream.embedding import MAX_ASKING, MAX_CALLS, MAX_CALLS_IN_ALL
 from services.edge.upstream.metrics import RouterMetrics
 from services.edge.upstream.pool import RouterPool
 
@@ -174,7 +174,7 @@ class Edge:
             models=self.models,
             upstream=self.upstream,
             ahead=config.ahead,
-            embedding_calls=FairPlaces(MAX_CALLS, MAX_CALLS_IN_ALL),
+            embedding_calls=FairPlaces(MAX_CALLS, MAX_CALLS_IN_ALL, MAX_ASKING),
             threads=self._threads,
             long_texts=self._long_texts,
             telemetry=self.telemetry,

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from outrider.errors import OverloadedError
 from outrider.fair_work.places import FairPlaces
 from outrider.fair_work.turns import Requester
 from outrider.testing import eventually
@@ -61,3 +64,27 @@ async def test_origins_and_their_clients_take_turns() -> None:
         may_end.set()
     assert order.index("a2") <= 3 and order.index("b") <= 2
     assert order[:6].count("b") == 2 and len(turns) == 0
+
+
+async def test_an_origin_that_waits_for_more_than_its_part_is_refused_and_others_are_not() -> None:
+    turns, may_end = FairPlaces(1, 1, 6), asyncio.Event()
+
+    async def ask(tenant: str) -> None:
+        async with turns.held(Requester(tenant)):
+            await may_end.wait()
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(6):
+            group.create_task(ask("a"))
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError) as refused:
+            await ask("a")
+        assert refused.value.retry_delay_ms
+        for _ in range(3):
+            group.create_task(ask("b"))
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError):
+            await ask("b")
+        may_end.set()
+    assert len(turns) == 0
+    await ask("a")

@@ -42,6 +42,9 @@ class HttpConfig:
     max_connections: PositiveInt = 1000
     """Most open connections; those of one address count together with its QUIC connections towards
     `quic.max_connections_per_address`."""
+    max_waiting_connections: NonNegativeInt = 4096
+    """Connections beyond these limits that wait, unread, for two minutes at most until others
+    close, half of them from one address; further ones are refused. 0: none waits."""
     max_streams_per_connection: PositiveInt = 100
     """Requests under way on one HTTP/2 connection."""
     max_requests_per_connection: PositiveInt = 10_000

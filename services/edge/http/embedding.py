@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from functools import partial
 from typing import Final
 
 from outrider.errors import OutriderError, by_reason
 from outrider.model_identity import short_form
 from services.edge.access.identity import Identity
-from services.edge.chat.context import EdgeContext
 from services.edge.chat.tokenizing import allowed
 from services.edge.http.exchange import Exchange
 from services.edge.http.openai_embeddings import AskedEmbeddings, answer_of, asked_of
@@ -25,8 +23,9 @@ _VALUE_BYTES: Final = 4
 
 
 async def serve_embeddings(exchange: Exchange) -> None:
-    """Answer one request, which counts as a chat of its client and a request of its tenant, with
-    its tokens. Raises OutriderError, ClientLeft."""
+    """Answer one request, which counts as a request of its tenant, with its tokens. It is no chat:
+    beyond what may be under way it waits (`EdgeContext.embedding_calls`), and its body counts
+    towards the memory of its address until it has its turn. Raises OutriderError, ClientLeft."""
     exchange.frontend.check_draining()
     body = await exchange.body()
     data = await exchange.while_there(_answered(exchange, body))
@@ -41,7 +40,6 @@ async def _answered(exchange: Exchange, body: bytes) -> bytes:
     else:
         read = partial(asked_of, body)
         asked = await context.threads.run(read, identity.requester, num_bytes=len(body))
-    exchange.release()
     if asked.user:
         identity = exchange.admit(asked.user)
     model = choose(asked.model, context.models.embedders.names, identity.models)
@@ -56,23 +54,23 @@ async def _answered(exchange: Exchange, body: bytes) -> bytes:
         dimensions=asked.dimensions,
         truncate=asked.truncate,
     )
-    with contextlib.ExitStack() as held:
-        held.callback(exchange.begin_chat(identity.client))
-        found = await _limited(context, identity, query)
+    found = await _limited(exchange, identity, query)
     answer, size = partial(_written, found, model, asked), found.vectors.size
     if size <= _SHORT_VALUES:
         return answer()
     return await context.threads.run(answer, identity.requester, num_bytes=_VALUE_BYTES * size)
 
 
-async def _limited(context: EdgeContext, identity: Identity, query: EmbeddingQuery) -> Embedded:
+async def _limited(exchange: Exchange, identity: Identity, query: EmbeddingQuery) -> Embedded:
     """Embed within the tenant's limits. The replica counts the tokens, so they are charged after
     the computation, like those of chats that a region tokenizes."""
+    context = exchange.frontend.context
     allowance = context.limiter.begin(identity)
     try:
         await allowed(allowance)
         context.identities.check(identity)  # its key may have been revoked meanwhile
         async with context.embedding_calls.held(identity.requester):
+            exchange.release()
             found = await embedded(context.upstream, query)
         allowance.charge(input_tokens=found.num_tokens)
         return found

@@ -48,8 +48,9 @@ from services.edge.http.http2 import Http2
 from services.edge.http.http2_reset import StreamResets
 from services.edge.http.loop_turns import LoopTurns, Meter
 from services.edge.http.paced_stream import PacedStream, SocketStream, encrypted_push
+from services.edge.http.waiting_connections import WaitingConnections
 from services.edge.limits import memory
-from services.edge.limits.listener import ListenerQuotas, MemoryBudget
+from services.edge.limits.listener import MemoryBudget
 from services.edge.limits.loop_time import billed
 from services.edge.limits.quotas import Count, Rate, RateLimit, TokenBucket
 
@@ -68,6 +69,12 @@ _FAREWELL_BYTES: Final = 1 << 20
 connection, and the client might never read the reason."""
 _MAX_TURNED_AWAY: Final = 64
 """Connections that are told at a time that there is no room; more are closed without a word."""
+_WAIT_S: Final = 120.0
+"""How long a connection may wait for room."""
+_LOOK_S: Final = 1.0
+"""How often those that wait look for room by themselves."""
+_LEAST_IDLE_S: Final = 1.0
+"""How long a connection may be idle while others of its address wait for room."""
 _NO_ROOM: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain\r\nretry-after: 5\r\n"
     b"content-length: 57\r\nconnection: close\r\n\r\n"
@@ -105,9 +112,11 @@ class HttpListener:
         self._server: asyncio.Server | None = None
         self._tls: ssl.SSLContext | None = None
         self._connections: dict[asyncio.Task[None], Callable[[], None]] = {}
+        """Task that serves each connection, and the function that closes it at once."""
+        self._waiting = WaitingConnections(frontend.config.max_waiting_connections)
+        """Connections for which there is no room yet."""
         self._num_turned_away = 0
         """Connections without room that are told so now."""
-        """Task that serves each connection, and the function that closes it at once."""
         self._handshakes: set[Callable[[], None]] = set()
         """Functions that close connections whose handshake is still running."""
         self._turns = LoopTurns(frontend.limits.loop_uses, frontend.config.max_connections)
@@ -117,6 +126,11 @@ class HttpListener:
     def num_connections(self) -> int:
         """Open now."""
         return len(self._connections)
+
+    @property
+    def num_waiting(self) -> int:
+        """Connections for which there is no room yet."""
+        return len(self._waiting)
 
     async def start(
         self,
@@ -167,6 +181,8 @@ class HttpListener:
         if self._server is None:
             return
         self._server.close()
+        while self._waiting:
+            self._waiting.wake()  # they find the edge closed
         await self._context.terminated.set()  # who asks for nothing is closed at once
         for abort in list(self._handshakes):
             abort()
@@ -189,13 +205,12 @@ class HttpListener:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        limits = self.frontend.limits
         host, port = (writer.get_extra_info("peername") or ("127.0.0.1", 0))[:2]
-        prefix = limits.limits.prefixes.of(host)
+        prefix = self.frontend.limits.limits.prefixes.of(host)
         if self.frontend.proxies.trusts(host):
             prefix = f"{host} {port}"  # by itself: it is of many clients
         try:
-            release, budget = self._admit(prefix, limits)
+            release, budget = await self._room(prefix, writer.transport)
         except OverloadedError:
             self.frontend.context.telemetry.refused("connections")
             await self._turn_away(reader, writer)
@@ -214,6 +229,42 @@ class HttpListener:
             del self._connections[task]
             writer.transport.abort()  # nothing is left to be sent
             release()
+            self._waiting.wake(prefix)
+
+    async def _room(
+        self, prefix: str, transport: asyncio.Transport
+    ) -> tuple[Callable[[], None], MemoryBudget]:
+        """Count the connection, as `_admit` does, once there is room for it: until then it waits
+        unread, behind others of its address. Raises OverloadedError if too many wait already, or
+        it has waited for `_WAIT_S`."""
+        if 0 < self.frontend.limits.limits.max_resident_bytes < memory.resident_bytes():
+            raise OverloadedError("this edge has no memory to spare; try again later")
+        if not self._waiting.of(prefix):
+            with contextlib.suppress(OverloadedError):
+                return self._admit(prefix)
+        transport.pause_reading()
+        loop = asyncio.get_running_loop()
+        until, had_its_turn = loop.time() + _WAIT_S, False
+        while not self._context.terminated.is_set():
+            turn = loop.create_future()
+            if not self._waiting.add(prefix, turn, is_first=had_its_turn):
+                break
+            try:
+                while not turn.done() and loop.time() < until:
+                    await asyncio.wait((turn,), timeout=_LOOK_S)
+                    if self._waiting.is_next(prefix, turn):
+                        break  # another process of this edge tells nobody of room
+            finally:
+                self._waiting.remove(prefix, turn)
+            with contextlib.suppress(OverloadedError):
+                admitted = self._admit(prefix)
+                transport.resume_reading()
+                return admitted
+            if loop.time() >= until:
+                break
+            had_its_turn = True
+        transport.resume_reading()
+        raise OverloadedError("this edge has no room for more connections; close others")
 
     async def _turn_away(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Close a connection for which there is no room, and say so: by 503, or by an alert of TLS.
@@ -244,16 +295,12 @@ class HttpListener:
         if not clients and self._tracebacks.take(1, asyncio.get_running_loop().time()):
             log.error("http_connection_failed", exc_info=error)
 
-    def _admit(
-        self, prefix: str, limits: ListenerQuotas
-    ) -> tuple[Callable[[], None], MemoryBudget]:
+    def _admit(self, prefix: str) -> tuple[Callable[[], None], MemoryBudget]:
         """Count the connection; returns a function that releases it, and its memory budget. Raises
         OverloadedError."""
-        most = self.frontend.config.max_connections
+        limits, most = self.frontend.limits, self.frontend.config.max_connections
         if len(self._connections) >= most:
             raise OverloadedError(f"this edge already serves {most} connections; try again later")
-        if 0 < limits.limits.max_resident_bytes < memory.resident_bytes():
-            raise OverloadedError("this edge has no memory to spare; try again later")
         limits.quotas.hold(prefix, Count.CONNECTIONS, asyncio.get_running_loop().time())
         address, budget = limits.connection_opened(prefix)
         telemetry = self.frontend.context.telemetry
@@ -294,8 +341,12 @@ class HttpListener:
         now = asyncio.get_running_loop().time()
         gate = FrameGate(self._frame_limits(meter.prefix, now), now)
         paced = PacedStream(stream, gate, lambda: self._turns.take(meter), push)
-        app = _ConnectionApp(self.app, abort, budget, meter)
-        server = _Server(app, self._config, self._context, paced, raw)
+
+        def is_wanted() -> bool:
+            return self._waiting.of(meter.prefix) > 0
+
+        app = _ConnectionApp(self.app, abort, budget, meter, is_wanted)
+        server = _Server(app, self._config, self._context, paced, raw, is_wanted)
         app.protocol = lambda: server.http_protocol
         app.resets = StreamResets(app.protocol, abort)
         try:
@@ -337,10 +388,13 @@ class _Server(TCPServer):
         context: WorkerContext,
         paced: PacedStream,
         raw: SocketStream,
+        is_wanted: Callable[[], bool],
     ) -> None:
+        """`is_wanted`: whether others wait for this connection's place."""
         super().__init__(app, config, context, {}, paced)  # type: ignore[arg-type]
         self._paced = paced
         self._raw = raw
+        self._is_wanted = is_wanted
         self.refusal: OutriderError | None = None
         """Why the connection was closed, if its frames exceeded a limit."""
 
@@ -412,13 +466,24 @@ class _Server(TCPServer):
                 left -= len(await self._raw.receive())
                 await self._paced.turn()
 
+    @property
+    def _has_served(self) -> bool:
+        """Whether a request of it was served: only then it is idle, and not about to send one."""
+        protocol = self.http_protocol
+        if isinstance(protocol, Http2):
+            return protocol.has_served
+        return isinstance(protocol, Http1) and protocol.keep_alive_requests > 0
+
     async def _idle_timeout(self) -> None:
         """Close the connection once nothing has come for long enough, or nothing more may. Runs
         while nothing is under way."""
         protocol = self.http_protocol
         has_ended = isinstance(protocol, Http2) and protocol.is_leaving and protocol.has_served
         if not has_ended:
-            with self.context.move_on_after(self.config.keep_alive_timeout):
+            timeout_s = self.config.keep_alive_timeout
+            if self._has_served and self._is_wanted():
+                timeout_s = min(timeout_s, _LEAST_IDLE_S)
+            with self.context.move_on_after(timeout_s):
                 await self.context.terminated.wait()
         if isinstance(protocol := self.http_protocol, Http2):
             with contextlib.suppress(TimeoutError):
@@ -440,10 +505,17 @@ class _ConnectionApp:
     """The application for the requests of one connection; an AppWrapper of anycorn."""
 
     def __init__(
-        self, app: ASGIApp, abort: Callable[[], None], budget: MemoryBudget, meter: Meter
+        self,
+        app: ASGIApp,
+        abort: Callable[[], None],
+        budget: MemoryBudget,
+        meter: Meter,
+        is_wanted: Callable[[], bool],
     ) -> None:
+        """`is_wanted`: whether others wait for this connection's place."""
         self.app = app
         self._meter = meter
+        self._is_wanted = is_wanted
         self._secret = secrets.token_bytes(16)
         self._budget = budget
         self._streams: set[object] = set()
@@ -465,10 +537,14 @@ class _ConnectionApp:
         }
         scope["extensions"] = {**scope.get("extensions", {}), CONNECTION: connection}
         is_answered = False
+        is_http1 = scope.get("http_version", "").startswith("1")
 
         async def answer(message: Message) -> None:
             nonlocal is_answered
             is_answered = True
+            if is_http1 and message["type"] == "http.response.start" and self._is_wanted():
+                fields = [*message.get("headers", ()), (b"connection", b"close")]
+                message = {**message, "headers": fields}
             await send(message)
 
         async def serve() -> None:

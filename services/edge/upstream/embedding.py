@@ -44,6 +44,10 @@ allows (outrider.rpc.server.MAX_STREAMS) as if the connection had broken."""
 MAX_CALLS: Final = 256
 """Most calls of one origin at once. Thousands of calls that begin together keep a router busy for
 seconds, in which it answers no one; this many are enough for full engine calls."""
+MAX_ASKING: Final = 16_384
+"""Most requests that are under way or wait for a call, of all origins; a further one is refused if
+its origin has its part of them, and may be retried. Their texts count towards the memory for what
+clients sent."""
 
 Content = str | bytes
 """A text, or token ids as little-endian u32."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from outrider.models.definitions import ModelSpec
 from outrider.models.vocabulary import Vocabulary
 from services.edge.access.identity import TenantConfig
 from services.edge.http.openai_embeddings import MAX_INPUTS
+from services.edge.limits.listener import ListenerLimits
 from tests.api_keys import text_of
 from tests.edge.integration.http_client import plain, serving_http
 from tests.edge.integration.running import Running
@@ -71,3 +74,23 @@ async def test_other_limits_of_tenants_hold(words: Vocabulary, tmp_path: Path, l
                 for model in ("f", "e")
             ]
     assert answers == [200, 404 if limit == "models" else 429]
+
+
+@pytest.mark.parametrize("is_http2", [False, True])
+async def test_far_more_requests_than_may_be_under_way_are_all_answered(
+    words: Vocabulary, tmp_path: Path, is_http2: bool
+) -> None:
+    """By the limits that an edge has by itself: a client's requests and connections beyond them
+    wait, as chats beyond theirs do not."""
+    limits = ListenerLimits()
+    async with serving_http(words, tmp_path) as made:
+        mesh = embedding(made)
+        most = 5 * limits.max_chats_per_address
+        pool = httpx2.Limits(max_connections=2 * limits.max_connections_per_address)
+        async with plain(mesh, limits=pool, http1=not is_http2, http2=is_http2) as client:
+            client.timeout = httpx2.Timeout(120)
+            answers = await asyncio.gather(
+                *(client.post(PATH, json=body(f"text {number}")) for number in range(most))
+            )
+    assert {answer.status_code for answer in answers} == {200}
+    assert mesh.region.embeddings.num_taken == most

@@ -347,7 +347,7 @@ async def test_bodies_in_parts_starve_neither_each_other_nor_anybody_else(mesh: 
     await eventually(lambda: held.num_bytes == 0)
 
 
-@pytest.mark.edge(http=HttpConfig(port=0), max_connections_per_address=2)
+@pytest.mark.edge(http=HttpConfig(port=0, max_waiting_connections=0), max_connections_per_address=2)
 async def test_who_has_too_many_connections_is_told(mesh: Running) -> None:
     held = [await RawRequest.connected(mesh) for _ in range(2)]
     await eventually(lambda: len(mesh.http._connections) == 2)
@@ -364,7 +364,34 @@ async def test_who_has_too_many_connections_is_told(mesh: Running) -> None:
     assert (await again.until(b"\r\n")).startswith(b"HTTP/1.1 200")
 
 
-@pytest.mark.edge(http=HttpConfig(port=0, tls="on"), max_connections_per_address=1)
+@pytest.mark.edge(http=HttpConfig(port=0, max_waiting_connections=4), max_connections_per_address=2)
+async def test_connections_beyond_an_addresss_wait_for_others_to_close(mesh: Running) -> None:
+    """Those before them are told to close with their answers; too many are refused."""
+    kept = [await RawRequest.connected(mesh) for _ in range(2)]
+    await eventually(lambda: mesh.http.num_connections == 2)
+    waiting = [await RawRequest.connected(mesh) for _ in range(2)]
+    for each in waiting:
+        each.writer.write(_ANSWERED)
+    await eventually(lambda: mesh.http.num_waiting == 2)
+    refused = await RawRequest.connected(mesh)
+    refused.writer.write(_ANSWERED)
+    assert (await refused.rest()).startswith(b"HTTP/1.1 503 ")
+    assert mesh.http.num_connections == 2
+    for each in (*kept, *waiting):
+        if each in kept:
+            each.writer.write(_ANSWERED)
+        assert (await each.until(b"\r\n")).startswith(b"HTTP/1.1 200")
+        if each in kept:
+            head = await each.until(b"\r\n\r\n")
+            assert b"connection: close" in head.lower()
+    for each in waiting:
+        each.close()
+    await eventually(lambda: not mesh.http.num_connections and not mesh.http.num_waiting)
+
+
+@pytest.mark.edge(
+    http=HttpConfig(port=0, tls="on", max_waiting_connections=0), max_connections_per_address=1
+)
 async def test_who_has_too_many_connections_is_told_by_tls(mesh: Running) -> None:
     held = await RawRequest.connected(mesh)
     await eventually(lambda: len(mesh.http._connections) == 1)

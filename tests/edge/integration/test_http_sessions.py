@@ -132,7 +132,7 @@ async def test_chats_count_against_the_limits_of_both_doors(
     assert shared.quotas.held("127.0.0.1/32", Count.CHATS) == 0
 
 
-@pytest.mark.edge(http=HttpConfig(port=0, max_connections=2))
+@pytest.mark.edge(http=HttpConfig(port=0, max_connections=2, max_waiting_connections=0))
 async def test_connections_count_and_are_bounded(mesh: Running) -> None:
     kept = [await RawRequest.connected(mesh) for _ in range(2)]
     await eventually(lambda: mesh.http.num_connections == 2)
