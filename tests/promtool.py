@@ -14,7 +14,7 @@ async def complaints(*arguments: str, page: str = "") -> str:
     arguments; empty where it is content."""
     done = await asyncio.to_thread(
         subprocess.run,
-        (program("promtool"), *arguments),
+        (str(program("promtool")), *arguments),
         input=page.encode(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -255,8 +255,7 @@ REGIONS: Final = Dashboard(
             "Cost of tenants",
             "short",
             (Line(_rate("outrider_router_tenant_cost_total", "tenant"), "{{tenant}}"),),
-            "Per second, in the configured currency; tenants beyond router.admission's limit count "
-            "as one.",
+            "Per second, in the configured currency; tenants without an entry count as *.",
         ),
     ),
 )

@@ -74,7 +74,7 @@ def queried() -> list[str]:
     ]
 
 
-async def test_before_the_first_chat_all_that_alerts_read_is_there(
+async def test_before_the_first_chat_all_that_alerts_read_is_there_and_all_counters_of_panels(
     mesh: LocalMesh, prometheus: Prometheus
 ) -> None:
     await eventually(lambda: all(it["health"] == "up" for it in prometheus.targets()))
@@ -82,6 +82,10 @@ async def test_before_the_first_chat_all_that_alerts_read_is_there(
     assert len(read) > 15
     # Of a Redis that this mesh has not (tests/tokenizer has one), and a share of no drafts.
     read -= {"outrider_tokenization_shared_cache_up", "outrider_draft_rejection_ratio"}
+    counters = re.compile(r"outrider_\w+_total")
+    read |= {it for query in queried() for it in counters.findall(query)}
+    # Tenants are known when they come.
+    read -= {"outrider_router_tenant_cost_total"}
     missing = set(read)
 
     def all_there() -> bool:
