@@ -16,6 +16,7 @@ from outrider.models.catalog import current, lookup
 from outrider.peers.stall_free_clock import StallFreeClock
 from outrider.process import Ports
 from outrider.rpc import add_health, bind, make_server
+from outrider.rpc.certificate_expiry import CertificateExpiry
 from outrider.speculation.learnt import binding_of
 from outrider.speculation.learnt_files import LearntKeeper
 from outrider.speculation.shipped import shipped_prior
@@ -208,6 +209,7 @@ async def serve(
     try:
         admin_port = await admin.start()
         tls = await asyncio.to_thread(Tls.open, config.tls, Role.INFERENCE, config.region)
+        metrics.registry.register(CertificateExpiry(tls))
         with CallRecord(config.state_dir / "calls", config.replica) as record:
             replica = await _load_replica(config, metrics, stop, tls, progress, record)
             if replica is not None:

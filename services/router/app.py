@@ -19,6 +19,7 @@ from outrider.peers.membership import parse_target
 from outrider.peers.stall_free_clock import StallFreeClock
 from outrider.process import Ports
 from outrider.rpc import HealthControl, add_health, bind, make_server
+from outrider.rpc.certificate_expiry import CertificateExpiry
 from outrider.telemetry.admin import AdminServer
 from outrider.telemetry.logs import configure_logging, log_start
 from outrider.telemetry.metrics import Metrics
@@ -229,6 +230,7 @@ async def _listening(
         EmbeddingRouterService(router.embeddings, serving=lambda: health.serving), server
     )
     port = bind(server, config.host, config.port, router.tls)
+    router.metrics.registry.register(CertificateExpiry(router.tls))
     admin = AdminServer(
         config.admin,
         ready=router.readiness,

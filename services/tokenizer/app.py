@@ -18,6 +18,7 @@ from outrider.models.catalog import ModelCatalog, current
 from outrider.models.store import ModelStore, default_root
 from outrider.process import Ports
 from outrider.rpc import add_health, bind, make_server
+from outrider.rpc.certificate_expiry import CertificateExpiry
 from outrider.telemetry.admin import AdminServer
 from outrider.telemetry.logs import configure_logging, log_start
 from outrider.telemetry.metrics import Metrics
@@ -180,6 +181,7 @@ async def _listening(
     tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(_service(parts), server)
     health = add_health(server, SERVICE)
     port = bind(server, config.host, config.port, parts.tls)
+    parts.metrics.registry.register(CertificateExpiry(parts.tls))
     admin = AdminServer(
         config.admin,
         ready=lambda: (health.serving, "serving" if health.serving else "stopping"),

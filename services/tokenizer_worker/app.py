@@ -21,6 +21,7 @@ from outrider.peers.discovery import Discovery
 from outrider.peers.membership import parse_target
 from outrider.process import Ports
 from outrider.rpc import LOSSES, loss_text
+from outrider.rpc.certificate_expiry import CertificateExpiry
 from outrider.telemetry.admin import AdminServer
 from outrider.telemetry.families import Family
 from outrider.telemetry.logs import configure_logging, log_start
@@ -61,6 +62,7 @@ async def serve(
     log_start(config)
     tls = await asyncio.to_thread(Tls.open, config.tls, Role.TOKENIZER_WORKER)
     metrics = Metrics("tokenizer-worker")
+    metrics.registry.register(CertificateExpiry(tls))
     try:
         async with _working(config, tls, metrics) as services:
             admin = AdminServer(
