@@ -1,5 +1,5 @@
 # Outrider's commands. `make demo` and `make test` need nothing but make, Python 3.11 or 3.12 and
-# a network that reaches a Python package index; the tests also nginx, promtool and Chromium, which setup fetches on Debian.
+# a network that reaches a Python package index; the tests also nginx, Prometheus and Chromium, which setup fetches on Debian.
 
 PY := .venv/bin/python
 BIN := .venv/bin

@@ -4,15 +4,9 @@ it, or the machine's."""
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
 import subprocess
-from pathlib import Path
 
-import pytest
-
-_ROOT = Path(__file__).parent.parent
-_PLACE = _ROOT / ".tools" / "prometheus" / "usr" / "bin" / "promtool"
+from bench.harness.prometheus import program
 
 
 async def complaints(*arguments: str, page: str = "") -> str:
@@ -20,17 +14,10 @@ async def complaints(*arguments: str, page: str = "") -> str:
     arguments; empty where it is content."""
     done = await asyncio.to_thread(
         subprocess.run,
-        (_binary(), *arguments),
+        (str(program("promtool")), *arguments),
         input=page.encode(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
     is_lint = arguments[:2] == ("check", "metrics")
     return done.stdout.decode() if done.returncode or is_lint else ""
-
-
-def _binary() -> str:
-    found = str(_PLACE) if os.access(_PLACE, os.X_OK) else shutil.which("promtool")
-    if found is None:
-        pytest.fail("there is no promtool: install prometheus, or run tools/setup.sh dev on Debian")
-    return found

@@ -68,23 +68,23 @@ download() {
     return $status
 }
 
-# The tests have what every service says at /metrics judged by Prometheus's own promtool: 19 MB to
-# fetch, of which one program of 48 MB is kept.
-get_promtool() {
-    command -v promtool >/dev/null 2>&1 && return
-    [ ! -x .tools/prometheus/usr/bin/promtool ] || return 0
+# The tests have what every service says at /metrics judged by Prometheus's own promtool, and scraped
+# by a real Prometheus: 19 MB to fetch, of which two programs of 48 MB each are kept.
+get_prometheus() {
+    command -v promtool >/dev/null 2>&1 && command -v prometheus >/dev/null 2>&1 && return
+    [ ! -x .tools/prometheus/usr/bin/prometheus ] || return 0
     mkdir -p .tools/prometheus
-    if ! command -v apt-get >/dev/null 2>&1 || ! unpack_promtool; then
-        echo 'setup: no promtool was fetched: its tests fail until it is there (sudo apt-get install prometheus)'
+    if ! command -v apt-get >/dev/null 2>&1 || ! unpack_prometheus; then
+        echo 'setup: no Prometheus was fetched: its tests fail until it is there (sudo apt-get install prometheus)'
     fi
 }
 
-unpack_promtool() {
-    echo 'setup: fetching promtool into .tools'
+unpack_prometheus() {
+    echo 'setup: fetching Prometheus into .tools'
     (
         cd .tools/prometheus
         download prometheus &&
-            dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x ./usr/bin/promtool && rm prometheus_*.deb
+            dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x ./usr/bin/promtool ./usr/bin/prometheus && rm prometheus_*.deb
     )
 }
 
@@ -145,7 +145,7 @@ if [ "$(cat "$stamp" 2>/dev/null || true)" != "$want" ]; then
         install_outrider '.[dev]'
         .venv/bin/python -m tools.check_deploy --fetch
         get_nginx
-        get_promtool
+        get_prometheus
         get_renderers
         ;;
     torch) install --constraint constraints.txt --editable '.[torch-dev]' ;;

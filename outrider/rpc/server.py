@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -148,6 +149,13 @@ async def discarded(requests: AsyncIterable[T], limit_s: float = 5.0) -> None:
                 pass
 
 
+UNTRACED: Final = frozenset(
+    {"/grpc.health.v1.Health/Check", "/outrider.v1.RouterService/GetRouter"}
+)
+"""Methods that peers call several times a second to see whether they are answered: a span for each
+call would outnumber those of chats by far."""
+
+
 class _Interceptor(grpc.aio.ServerInterceptor):
     """Refuses callers without permission, continues the caller's trace and turns OutriderError into
     status and trailer.
@@ -185,11 +193,16 @@ def _unary(
     inner = getattr(handler, slot)
     attributes = {names.RPC_SYSTEM: "grpc", names.RPC_METHOD: method.lstrip("/")}
 
+    def traced() -> AbstractContextManager[object]:
+        if method in UNTRACED:
+            return contextlib.nullcontext()
+        return span(method.lstrip("/"), parent=parent, **attributes)
+
     async def serve(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
             with authorizer.call(method, context) as call:
                 try:
-                    with span(method.lstrip("/"), parent=parent, **attributes):
+                    with traced():
                         return await inner(request, context)
                 except asyncio.CancelledError:
                     _raise_reason(call)

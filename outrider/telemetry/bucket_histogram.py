@@ -30,14 +30,22 @@ class BucketHistogram(Collector):
         self._sums: dict[tuple[str, ...], float] = {}
         self._lock = threading.Lock()
 
+    def show(self, labels: tuple[str, ...]) -> None:
+        """Show these values of the labels, at 0 until the first observation."""
+        with self._lock:
+            self._row(labels)
+
+    def _row(self, labels: tuple[str, ...]) -> list[int]:
+        counts = self._counts.get(labels)
+        if counts is None:
+            counts = self._counts[labels] = [0] * len(self._bounds)
+            self._sums[labels] = 0.0
+        return counts
+
     def record(self, value: float, labels: tuple[str, ...]) -> None:
         """One observation under these values of the labels."""
         with self._lock:
-            counts = self._counts.get(labels)
-            if counts is None:
-                counts = self._counts[labels] = [0] * len(self._bounds)
-                self._sums[labels] = 0.0
-            counts[bisect_left(self._boundaries, value)] += 1
+            self._row(labels)[bisect_left(self._boundaries, value)] += 1
             self._sums[labels] += value
 
     def collect(self) -> Iterable[Metric]:

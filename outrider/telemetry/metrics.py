@@ -108,7 +108,8 @@ class Metrics:
 
     def _make_histograms(self) -> None:
         make = self._histogram
-        self._ttft = make(names.TTFT, names.LATENCY_BOUNDARIES_S)
+        self._ttft = BucketHistogram(names.TTFT, names.LATENCY_BOUNDARIES_S, _LABELS)
+        self.registry.register(self._ttft)
         self._token_latency = BucketHistogram(
             names.TOKEN_LATENCY, names.LATENCY_BOUNDARIES_S, _LABELS
         )
@@ -124,11 +125,15 @@ class Metrics:
             family, description=family.help, explicit_bucket_boundaries_advisory=boundaries
         )
 
+    def show_model(self, model: str) -> None:
+        """Show a model's latencies at 0 before its first chat: a rate needs a value before."""
+        for histogram in (self._ttft, self._token_latency):
+            histogram.show((names.CHAT, names.OUTRIDER, model))
+
     def record_ttft(self, ms: float, model: str) -> None:
         """Time from a session's arrival to its first committed (edge: shown) token."""
-        attributes = _attributes(model)
-        self._ttft.record(ms / 1e3, attributes)
-        self._gen_ai_ttft.record(ms / 1e3, attributes)
+        self._ttft.record(ms / 1e3, (names.CHAT, names.OUTRIDER, model))
+        self._gen_ai_ttft.record(ms / 1e3, _attributes(model))
 
     def record_token_latency(self, ms: float, model: str) -> None:
         """Time between two commits over the tokens of the later one; called for each commit."""
@@ -235,6 +240,19 @@ class Metrics:
             with self._lock:
                 counter = self._counters.get(family) or self._make_counter(family)
         return counter
+
+    def from_zero(
+        self,
+        family: Family,
+        label: str = "",
+        values: Iterable[str] = (),
+        others: Mapping[str, str] | None = None,
+    ) -> None:
+        """Show a counter at 0 before anything is counted, for each value of `label` where it has
+        one, beside `others`. A counter that appears with its first event is unknown to a rate until
+        the second."""
+        for labels in [{label: value} for value in values] if label else [{}]:
+            self.counter(family).add(0, {**(others or {}), **labels})
 
     def _make_counter(self, family: Family) -> Counter:
         counter = self._counters[family] = self._meter.create_counter(

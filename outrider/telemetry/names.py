@@ -85,6 +85,10 @@ PROCESS_FILES: Final = Family(
     "outrider_process_files",
     "Files and sockets that the process has open.",
 )
+PROCESS_CLOCK: Final = Family(
+    "outrider_process_clock_timestamp_seconds",
+    "Unix time of the machine's clock when the metrics were read.",
+)
 
 # Of a service with several processes, by its parent.
 WORKER_UP: Final = Family(

@@ -21,7 +21,8 @@ _PROC = Path("/proc/self")
 
 
 class ProcessCollector(Collector):
-    """Tasks of one event loop, threads (native ones too) and open files of the process."""
+    """Tasks of one event loop, threads (native ones too), open files and the clock of the
+    process."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -34,6 +35,7 @@ class ProcessCollector(Collector):
         yield GaugeMetricFamily(names.PROCESS_THREADS, names.PROCESS_THREADS.help, num_threads)
         if num_files := _num_entries("fd"):
             yield GaugeMetricFamily(names.PROCESS_FILES, names.PROCESS_FILES.help, num_files)
+        yield GaugeMetricFamily(names.PROCESS_CLOCK, names.PROCESS_CLOCK.help, time.time())
 
 
 def _num_entries(folder: str) -> int:

@@ -38,6 +38,10 @@ TraceParent = tuple[str, str]
 log = structlog.get_logger()
 
 OTLP_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+OTLP_TRACES_ENDPOINT = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+TRACES_EXPORTER = "OTEL_TRACES_EXPORTER"
+SDK_DISABLED = "OTEL_SDK_DISABLED"
+SERVICE_NAME = "OTEL_SERVICE_NAME"
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 _PLAIN = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
@@ -52,14 +56,21 @@ _begins_traces = False
 def configure_tracing(service: str, *processors: SpanProcessor) -> None:
     """Record spans in this process under `service`; a later call replaces an earlier one.
 
-    Spans go to `processors`, and by OTLP over HTTP when OTEL_EXPORTER_OTLP_ENDPOINT is set; with
-    neither they are not recorded. If it is set and the extra `otlp` is not installed, a warning is
-    logged and nothing else changes: chats matter more than their traces.
+    Spans go to `processors`, and by OTLP over HTTP when the environment asks for that: by
+    OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_TRACES_EXPORTER=otlp,
+    unless OTEL_TRACES_EXPORTER is none or OTEL_SDK_DISABLED is true. With neither they are not
+    recorded. All other variables of OpenTelemetry's specification (headers, timeouts, certificates,
+    batches, the sampler) are read by its SDK. Where the environment asks, and the extra `otlp` is
+    not installed, a warning is logged and nothing else changes: chats matter more than their
+    traces.
+
+    Spans that end with an error are exported even where the sampler left their trace out: those of
+    this process; the other tiers export theirs.
     """
     global _tracer, _provider, _begins_traces
     shutdown_tracing()
     takers = list(processors)
-    if os.environ.get(OTLP_ENDPOINT) and (otlp := _otlp_processor()) is not None:
+    if _asks_for_otlp(os.environ) and (otlp := _otlp_processor()) is not None:
         takers.append(otlp)
     if takers:
         _provider = _make_provider(service, takers)
@@ -79,12 +90,27 @@ def _make_provider(service: str, processors: list[SpanProcessor]) -> TracerProvi
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
 
+    from outrider.telemetry.failed_spans import FailedSpans, RecordAll
+
     provider = TracerProvider(
-        resource=Resource.create({"service.name": service}), shutdown_on_exit=False
+        resource=Resource.create({"service.name": os.environ.get(SERVICE_NAME) or service}),
+        shutdown_on_exit=False,
     )
+    # The sampler that the SDK has made by OTEL_TRACES_SAMPLER and its argument.
+    provider.sampler = RecordAll(provider.sampler)
     for processor in processors:
-        provider.add_span_processor(processor)
+        provider.add_span_processor(FailedSpans(processor))
     return provider
+
+
+def _asks_for_otlp(environ: Mapping[str, str]) -> bool:
+    """By the specification of OpenTelemetry's environment variables; an empty one is not set."""
+    if environ.get(SDK_DISABLED, "").strip().lower() == "true":
+        return False
+    exporters = {name.strip() for name in environ.get(TRACES_EXPORTER, "").split(",")} - {""}
+    if exporters:
+        return "otlp" in exporters
+    return bool(environ.get(OTLP_ENDPOINT) or environ.get(OTLP_TRACES_ENDPOINT))
 
 
 def _otlp_processor() -> SpanProcessor | None:
@@ -96,9 +122,9 @@ def _otlp_processor() -> SpanProcessor | None:
     except ImportError as error:
         log.warning(
             "traces_not_exported",
-            why=f"{OTLP_ENDPOINT} is set, and the exporter is not installed",
+            why="the environment asks for OTLP, and the exporter is not installed",
             missing=error.name,
-            action=f"{install_command('otlp')}, or unset it",
+            action=f"{install_command('otlp')}, or set {TRACES_EXPORTER}=none",
         )
         return None
     return BatchSpanProcessor(OTLPSpanExporter())

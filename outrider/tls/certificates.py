@@ -35,6 +35,8 @@ class CertificateBundle:
     identity: PeerIdentity
     expires_at: datetime
     """When the leaf ends."""
+    ca_expires_at: datetime
+    """When the first certificate of the CA bundle ends."""
 
 
 def read_certificates(config: TlsConfig) -> CertificateBundle:
@@ -45,7 +47,7 @@ def read_certificates(config: TlsConfig) -> CertificateBundle:
     try:
         leaf, *_ = x509.load_pem_x509_certificates(chain)
         is_pair = leaf.public_key() == _public_key(key)
-        x509.load_pem_x509_certificates(ca)
+        ca_ends_at = min(it.not_valid_after_utc for it in x509.load_pem_x509_certificates(ca))
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ConfigError(f"tls: {config.certificate} and its key and CA: {error}") from error
     if not is_pair:
@@ -54,7 +56,7 @@ def read_certificates(config: TlsConfig) -> CertificateBundle:
         owner = identify(*subject_alternative_names(leaf), config.trust_domain)
     except UnauthenticatedError as error:
         raise ConfigError(f"tls: {config.certificate}: {error}") from error
-    return CertificateBundle(chain, key, ca, owner, leaf.not_valid_after_utc)
+    return CertificateBundle(chain, key, ca, owner, leaf.not_valid_after_utc, ca_ends_at)
 
 
 def subject_alternative_names(certificate: x509.Certificate) -> tuple[list[str], list[str]]:

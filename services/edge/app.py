@@ -29,6 +29,7 @@ from outrider.telemetry.logs import configure_logging, log_start
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.tls import PLAINTEXT, Role, Tls
+from outrider.tls.expiry import CertificateExpiry, not_after
 from outrider.tokenization.rewriting import Rewriter
 from outrider.tokenizer_client import LONG_TEXTS, TokenizerClient
 from outrider.workers.worker import Worker, this_worker
@@ -140,6 +141,8 @@ class Edge:
         self._process = EdgeProcess(config, worker)
         self._config = config = self._process.config
         self.telemetry = EdgeTelemetry(metrics)
+        self._expiry = CertificateExpiry(tls)
+        self._registry = metrics.registry
         self._threads = FairThreads(_NUM_THREADS, _MAX_PENDING, _MAX_PENDING_BYTES)
         self._long_texts = TokenizerClient(
             config.long_texts,
@@ -238,6 +241,8 @@ class Edge:
         self._shared_limits = self._process.limit_sharing()
         self._limiter.share(self._shared_limits)
         await self.models.start()
+        self._registry.register(self._expiry)
+        await self._note_expiry(chain)
         admin_port = await self._admin.start()
         self.upstream.start()
         self._long_texts.start()
@@ -279,6 +284,13 @@ class Edge:
         await self.listener.renew(chain, key)
         if self.http is not None:
             await self.http.renew(chain, key)
+        await self._note_expiry(chain)
+
+    async def _note_expiry(self, chain: Path) -> None:
+        # A file that is no certificate is the listener's to refuse.
+        with contextlib.suppress(OSError, ValueError):
+            ends_at = await asyncio.to_thread(lambda: not_after(chain.read_bytes()))
+            self._expiry.shown_to_clients(chain, ends_at)
 
     def _locate(self) -> tuple[Path, Path]:
         """Certificate and key; pages learn the hashes of all that may be used now or soon."""
@@ -310,6 +322,8 @@ class Edge:
         await self.models.stop()
         await asyncio.to_thread(self._threads.close)
         await self._admin.stop()
+        with contextlib.suppress(KeyError):  # it was never started
+            self._registry.unregister(self._expiry)
         if self._shared_limits is not None:
             await self._shared_limits.close()
         if self._issuer is not None:

@@ -24,6 +24,7 @@ from outrider.telemetry.logs import configure_logging, log_start
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.tls import PLAINTEXT, Role, Tls
+from outrider.tls.expiry import CertificateExpiry
 from outrider.v1 import inference_pb2, inference_pb2_grpc, kv_pb2_grpc
 from services.inference.call_record import CallRecord, Preparations
 from services.inference.config import InferenceConfig
@@ -208,6 +209,7 @@ async def serve(
     try:
         admin_port = await admin.start()
         tls = await asyncio.to_thread(Tls.open, config.tls, Role.INFERENCE, config.region)
+        metrics.registry.register(CertificateExpiry(tls))
         with CallRecord(config.state_dir / "calls", config.replica) as record:
             replica = await _load_replica(config, metrics, stop, tls, progress, record)
             if replica is not None:

@@ -24,6 +24,7 @@ from outrider.telemetry.logs import configure_logging, log_start
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.tls import PLAINTEXT, Role, Tls
+from outrider.tls.expiry import CertificateExpiry
 from outrider.v1 import embedding_pb2_grpc, router_pb2, router_pb2_grpc
 from outrider.workers.worker import this_worker
 from services.router.config import RouterConfig
@@ -228,6 +229,7 @@ async def _listening(
         EmbeddingRouterService(router.embeddings, serving=lambda: health.serving), server
     )
     port = bind(server, config.host, config.port, router.tls)
+    router.metrics.registry.register(CertificateExpiry(router.tls))
     admin = AdminServer(
         config.admin,
         ready=router.readiness,

@@ -12,6 +12,7 @@ import structlog
 
 from outrider.cost import NANOS
 from outrider.model_identity import short_form
+from outrider.peers.health import PeerState
 from outrider.session.types import Priority
 from outrider.telemetry.families import Family
 from outrider.telemetry.metrics import Metrics, state_rows
@@ -21,6 +22,7 @@ from services.router.autoscale.advisor import AutoscaleAdvisor, FleetKey, Scalin
 from services.router.embedding.machine import EmbeddingFleet
 from services.router.fleet.registry import Registry
 from services.router.relay.intake import Intake
+from services.router.relay.telemetry import INEXACT_MOVES, MOVES, PLACEMENTS
 
 REPLICA_STATE: Final = Family(
     "outrider_router_replica_state",
@@ -118,6 +120,7 @@ WAIT_BOUNDARIES_S: Final = (
     *(0.0, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 20.0, 60.0),
 )
+_MODEL_CAUSES: Final = ("slo", "queue", "background")
 _REPLICA_INTERVAL_S: Final = 1.0
 _REVIEW_INTERVAL_S: Final = 1.0
 
@@ -130,8 +133,11 @@ class ReplicaMetrics:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._flushed_at = float("-inf")
+        metrics.from_zero(TRANSITIONS, "state", [state.name.lower() for state in PeerState])
         self._inconsistent: set[str] = set()
         """Names of those that were logged as such."""
+        self._shown: set[str] = set()
+        """Names of replicas whose counters are shown: Prometheus keeps a row for each anyway."""
 
     def tick(self, registry: Registry, now: float) -> None:
         """Called often."""
@@ -167,6 +173,12 @@ class ReplicaMetrics:
     def _flush(self, registry: Registry) -> None:
         self._log_inconsistent(registry)
         rows = [(it, {"replica": it.name, "region": it.region}) for it in registry]
+        for it, labels in rows:
+            if it.name not in self._shown:
+                self._shown.add(it.name)
+                self._metrics.from_zero(PLACEMENTS, others=labels)
+                for family in (MOVES, INEXACT_MOVES):
+                    self._metrics.from_zero(family, "replica", (it.name,))
         table = self._metrics.table
         table(REPLICA_STATE).set(row for it, labels in rows for row in state_rows(it.state, labels))
         table(REPLICA_RTT).set(
@@ -183,6 +195,8 @@ class AdmissionMetrics:
         self._metrics = metrics
         self._admission = admission
         self._registry = registry
+        self._shown: set[str] = set()
+        """Models whose counters of refusals are shown; the registry bounds them."""
 
     def tick(self) -> None:
         """Export what was counted since the last call."""
@@ -192,6 +206,11 @@ class AdmissionMetrics:
             (count, {"priority": priority.name, "model": model})
             for (model, priority), count in waiting.items()
         )
+        for model in self._registry.models() - self._shown:
+            self._shown.add(model)
+            for priority in Priority:
+                known = {"priority": priority.name, "model": model}
+                self._metrics.from_zero(REFUSED, "cause", _MODEL_CAUSES, others=known)
         stats = self._admission.stats.take()
         waits = self._metrics.histogram(WAIT, WAIT_BOUNDARIES_S)
         for priority, model, wait_ms in stats.waits_ms:

@@ -23,6 +23,7 @@ from outrider.telemetry.logs import configure_logging, log_start
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.tls import Role, Tls
+from outrider.tls.expiry import CertificateExpiry
 from outrider.tokenization.pool.metrics import ModelEncoder, TokenizationMetrics
 from outrider.tokenization.pool.pool import THE_TOKENIZER
 from outrider.tokenization.rewriting import Rewriter
@@ -180,6 +181,7 @@ async def _listening(
     tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(_service(parts), server)
     health = add_health(server, SERVICE)
     port = bind(server, config.host, config.port, parts.tls)
+    parts.metrics.registry.register(CertificateExpiry(parts.tls))
     admin = AdminServer(
         config.admin,
         ready=lambda: (health.serving, "serving" if health.serving else "stopping"),

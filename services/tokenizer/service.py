@@ -53,6 +53,9 @@ class RequestMetrics:
     metrics: Metrics
     tokenization: TokenizationMetrics
 
+    def __post_init__(self) -> None:
+        self.metrics.from_zero(TOKENS, "operation", ("encode", "decode", "count", "tokenize"))
+
     def tokens(self, operation: str, count: int) -> None:
         """`count` ids were made or read."""
         self.metrics.counter(TOKENS).add(count, {"operation": operation})

@@ -26,6 +26,7 @@ from outrider.telemetry.families import Family
 from outrider.telemetry.logs import configure_logging, log_start
 from outrider.telemetry.metrics import Metrics
 from outrider.tls import Role, Tls
+from outrider.tls.expiry import CertificateExpiry
 from outrider.v1 import common_pb2
 from services.tokenizer.long_texts.worker import PartWorker
 from services.tokenizer_worker.config import TokenizerWorkerConfig
@@ -61,6 +62,7 @@ async def serve(
     log_start(config)
     tls = await asyncio.to_thread(Tls.open, config.tls, Role.TOKENIZER_WORKER)
     metrics = Metrics("tokenizer-worker")
+    metrics.registry.register(CertificateExpiry(tls))
     try:
         async with _working(config, tls, metrics) as services:
             admin = AdminServer(

@@ -164,6 +164,19 @@ async def test_the_trace_goes_on_in_unary_calls_and_streams(
     assert server.parent.span_id == caller.context.span_id
 
 
+async def test_what_peers_ask_to_see_whether_it_answers_is_not_traced(
+    loopback: Loopback, exporter: InMemorySpanExporter
+) -> None:
+    await loopback.health_stub.Check(health_pb2.HealthCheckRequest(service=SERVICE))
+    assert exporter.get_finished_spans() == ()
+    await loopback.stub.GetModel(inference_pb2.GetModelRequest())
+    (span,) = exporter.get_finished_spans()
+    assert span.attributes == {
+        "rpc.system.name": "grpc",
+        "rpc.method": f"{SERVICE}/GetModel",
+    }
+
+
 async def test_without_a_trace_there_is_no_metadata(loopback: Loopback) -> None:
     assert trace_metadata() == ()
     await loopback.stub.GetModel(

@@ -10,6 +10,7 @@ from typing import Final
 import outrider
 import services
 from outrider.telemetry import names
+from outrider.tls import expiry
 from services.edge.telemetry import edge
 from services.edge.upstream import metrics as edge_routers
 from services.inference.streaming import sessions as inference
@@ -77,7 +78,7 @@ COUNTED: Final = frozenset({
 SHOWN: Final = frozenset({
     *(names.BATCH_UTILIZATION, names.REJECTION_RATIO, names.PREFIX_HIT_RATIO),
     *(names.BUILD_INFO,),
-    *(names.PROCESS_TASKS, names.PROCESS_THREADS, names.PROCESS_FILES),
+    *(names.PROCESS_TASKS, names.PROCESS_THREADS, names.PROCESS_FILES, names.PROCESS_CLOCK),
     *(names.TOKENIZATION_CACHE_ENTRIES, names.TOKENIZATION_CACHE_BYTES),
     *(names.TOKENIZATION_BACKEND,),
     *(edge.API_KEYS, edge.KEYS_REVISION, edge.SERVED_MODELS, edge.LOADED_MODELS),
@@ -93,7 +94,8 @@ SHOWN: Final = frozenset({
     *(router.REPLICA_INCONSISTENT,),
     *(router.WAITING, router.DESIRED, router.SERVING, router.LATE_SHARE),
     *(router.WINDOW_REQUESTS, router.UTILIZATION),
-    *(inference.RUNNING, inference.QUEUED, inference.OVERLOAD_LEVEL, inference.FREE_BLOCKS),
+    *(inference.RUNNING, inference.QUEUED, inference.OVERLOAD_LEVEL),
+    *(inference.FREE_BLOCKS, inference.BLOCKS, expiry.NOT_AFTER),
 })  # fmt: skip
 """Gauges that are there during the scripted chats, and counters that chance may leave at 0."""
 
@@ -107,7 +109,7 @@ EVENTS: Final = frozenset({router_sessions.PLACED})
 ATTRIBUTES: Final = frozenset({
     *(names.OPERATION, names.MODEL, names.ERROR_TYPE, names.REQUEST_ID, names.INPUT_TOKENS),
     *(names.OUTPUT_TOKENS, names.CACHED_TOKENS, names.FINISH_REASONS),
-    *(names.RPC_SYSTEM, names.RPC_METHOD, names.TTFT_MS, names.MOVES),
+    *(names.TTFT_MS, names.MOVES),
     *(names.VERIFIED_DRAFTS, names.ACCEPTED_DRAFTS, names.ACCEPTED_EDGE_DRAFTS),
 })  # fmt: skip
 """Of spans."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,45 +15,6 @@ from tests.promtool import complaints
 from tests.telemetry.test_names import WHOLE, talk, talk_to_the_router, type_ahead
 
 _RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "short-names.yml"
-_ALERTS = _RULES.with_name("alerts.yml")
-_ALERT_TEST = """
-rule_files: [{rules}]
-evaluation_interval: 1m
-tests:
-  - interval: 1m
-    input_series:
-      # Of the small model's first tokens a tenth is late, of the large one's a twentieth.
-      - series: 'outrider_ttft_seconds_bucket{{model="small", le="0.12"}}'
-        values: 0+90x60
-      - series: 'outrider_ttft_seconds_count{{model="small"}}'
-        values: 0+100x60
-      - series: 'outrider_ttft_seconds_bucket{{model="large", le="0.12"}}'
-        values: 0+95x60
-      - series: 'outrider_ttft_seconds_count{{model="large"}}'
-        values: 0+100x60
-      # Two texts a second: 40 % are found at the edge, 60 % at the tokenizer.
-      - series: 'outrider_tokenization_cache_hits_total{{job="edge", content="system"}}'
-        values: 0+48x60
-      - series: 'outrider_tokenization_cache_texts_total{{job="edge", content="system"}}'
-        values: 0+120x60
-      - series: 'outrider_tokenization_cache_hits_total{{job="tokenizer", content="system"}}'
-        values: 0+72x60
-      - series: 'outrider_tokenization_cache_texts_total{{job="tokenizer", content="system"}}'
-        values: 0+120x60
-      # One text a minute says nothing.
-      - series: 'outrider_tokenization_cache_hits_total{{job="quiet", content="system"}}'
-        values: 0x60
-      - series: 'outrider_tokenization_cache_texts_total{{job="quiet", content="system"}}'
-        values: 0+1x60
-      - series: 'outrider_loop_stalls_total{{job="edge", during="tokenization_in_loop"}}'
-        values: 0+120x60
-      - series: 'outrider_loop_stalls_total{{job="edge", during="other"}}'
-        values: 0+30x60
-    promql_expr_test:
-      - expr: 'ALERTS{{alertstate="firing"}}'
-        eval_time: {minutes}m
-        exp_samples: [{firing}]
-"""
 _ROLES = {"edge", "router", "tokenizer", "inference"}
 _RULE_TEST = """
 rule_files: [{rules}]
@@ -151,39 +111,3 @@ async def test_short_names_are_what_the_rules_say(tmp_path: Path) -> None:
     tests = tmp_path / "test.yml"
     tests.write_text(_RULE_TEST.format(rules=_RULES), "utf-8")
     assert await complaints("test", "rules", str(tests)) == ""
-
-
-@pytest.mark.parametrize(
-    ("minutes", "firing"),
-    [
-        (5, ()),
-        (
-            55,
-            (
-                'alertname="OutriderFirstTokensLate", model="small"',
-                'alertname="OutriderTokenCacheMisses", job="edge"',
-                'alertname="OutriderEventLoopStalls", job="edge", during="tokenization_in_loop"',
-            ),
-        ),
-    ],
-    ids=["at first", "later"],
-)
-async def test_alerts_fire_for_what_lasts_and_lies_beyond_their_thresholds(
-    tmp_path: Path, minutes: int, firing: tuple[str, ...]
-) -> None:
-    assert await complaints("check", "rules", str(_ALERTS)) == ""
-    rows = ", ".join(
-        f"{{labels: 'ALERTS{{alertstate=\"firing\", {labels}}}', value: 1}}" for labels in firing
-    )
-    tests = tmp_path / "test.yml"
-    tests.write_text(_ALERT_TEST.format(rules=_ALERTS, minutes=minutes, firing=rows), "utf-8")
-    assert await complaints("test", "rules", str(tests)) == ""
-
-
-def test_alerts_read_what_services_say(pages: Mapping[str, str]) -> None:
-    said = "\n".join(pages.values())
-    rated = r"rate\((outrider_\w+?)_(?:total|bucket|count)\b"
-    read = set(re.findall(rated, _ALERTS.read_text("utf-8")))
-    # Counters of nothing yet are declared all the same.
-    assert len(read) == 4 and not [it for it in read if not re.search(f"# TYPE {it}(_|\\s)", said)]
-    assert re.search(r'outrider_ttft_seconds_bucket\{[^}]*le="0.12"', said)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import StatusCode
+from opentelemetry.trace import StatusCode, TraceFlags
 from structlog.types import EventDict
 
 from outrider.errors import DeadlineError
@@ -145,3 +147,105 @@ def test_an_endpoint_without_the_exporter_is_a_warning_and_the_service_goes_on(
     assert not span.is_recorded
     assert span.context == PARENT, "it is handed on"
     tracing.shutdown_tracing()
+
+
+UNSAMPLED = ("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00", "")
+
+
+def test_of_a_trace_that_is_not_sampled_spans_that_fail_are_exported(
+    exporter: InMemorySpanExporter,
+) -> None:
+    with tracing.span("well", parent=UNSAMPLED) as well:
+        assert well.context[0].endswith("-00"), "the next tier decides the same"
+    with pytest.raises(DeadlineError), tracing.span("ill", parent=UNSAMPLED, answer=42):
+        raise DeadlineError("late")
+    span = _only(exporter)
+    assert span.name == "ill" and span.attributes == {"answer": 42, "error.type": "DEADLINE"}
+    assert span.context is not None and span.context.trace_flags.sampled
+    assert f"{span.context.trace_id:032x}" == UNSAMPLED[0][3:35]
+    assert span.parent is not None and f"{span.parent.span_id:016x}" == UNSAMPLED[0][36:52]
+
+
+def test_the_sampler_is_the_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0")
+    memory = InMemorySpanExporter()
+    tracing.configure_tracing("test", SimpleSpanProcessor(memory))
+    try:
+        with tracing.span("chat", parent=tracing.NO_TRACE) as begun:
+            flags = int(begun.context[0][-2:], 16)
+            assert not flags & TraceFlags.SAMPLED
+        with tracing.span("sampled elsewhere", parent=PARENT):
+            pass
+        assert [span.name for span in memory.get_finished_spans()] == ["sampled elsewhere"]
+    finally:
+        tracing.shutdown_tracing()
+
+
+@pytest.mark.parametrize(
+    ("environ", "is_asked"),
+    [
+        ({}, False),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:4318"}, True),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://a:4318/v1/traces"}, True),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": ""}, False),
+        ({"OTEL_TRACES_EXPORTER": "otlp"}, True),
+        ({"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:4318"}, False),
+        ({"OTEL_SDK_DISABLED": "true", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:4318"}, False),
+    ],
+)
+def test_the_environment_says_whether_spans_leave(
+    environ: dict[str, str], is_asked: bool, monkeypatch: pytest.MonkeyPatch, logs: list[EventDict]
+) -> None:
+    """Told here by the warning that the exporter is missing."""
+    for name in (
+        *("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
+        *("OTEL_TRACES_EXPORTER", "OTEL_SDK_DISABLED"),
+    ):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setitem(
+        __import__("sys").modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None
+    )
+    tracing.configure_tracing("test")
+    tracing.shutdown_tracing()
+    assert bool(logs) == is_asked
+
+
+@pytest.fixture
+def collector() -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
+    """An OTLP endpoint over HTTP: its address, and the paths and bodies that it was sent."""
+    got: list[tuple[str, bytes]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", got
+        server.shutdown()
+        thread.join()
+
+
+def test_the_endpoint_of_traces_alone_exports(
+    collector: tuple[str, list[tuple[str, bytes]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    address, got = collector
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", f"{address}/my/traces")
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "my-edge")
+    tracing.configure_tracing("edge")
+    with tracing.span("work", parent=PARENT):
+        pass
+    tracing.shutdown_tracing()
+    ((path, body),) = got
+    assert path == "/my/traces" and b"my-edge" in body and b"work" in body

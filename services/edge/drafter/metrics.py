@@ -70,6 +70,12 @@ ACCEPTED: Final = Family(
 )
 
 
+_COUNTERS: Final = (
+    *(RESTARTS, DROPPED, CALLS, ROWS, CALL_TIME, REFUSED, EVICTED, REUSED, BRANCHES, PROMOTED),
+    *(PAUSES, PAUSED),
+)
+
+
 class DrafterState(IntEnum):
     """Values of the gauge STATE."""
 
@@ -91,6 +97,11 @@ class DrafterMetrics:
         self._gauge = labels.gauge
         self._labels = labels.of(model)
         self._last = _NOTHING
+        for family in _COUNTERS:
+            self._metrics.from_zero(family, others=self._labels)
+        sources = [source.name.lower() for source in DraftSource]
+        for family in (DRAFTED, ACCEPTED):
+            self._metrics.from_zero(family, "source", sources, others=self._labels)
         self.state(DrafterState.OFF)
 
     def state(self, state: DrafterState) -> None:

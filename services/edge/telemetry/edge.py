@@ -173,12 +173,39 @@ COMMITTED_TTFT: Final = Family(
 COMMITTED_CHATS: Final = Family("outrider_edge_committed_chats", "Chats that had final text.")
 
 
+_PLAIN: Final = (EARLY_BYTES, RETRIES, DRAFTS_DROPPED)
+_PLAIN_GAUGES: Final = (OPEN_CHATS, OPEN_CONNECTIONS, HALF_OPEN, SEALED_TOKENS, DETACHED_CHATS)
+_OF_MODELS: Final = (
+    *(TOKENS, RETRACTIONS, SHOWN_CHARS, ERASED_CHARS, SHOWN_TOKENS, ERASED_TOKENS, SOONER),
+    *(PREFILLED_TOKENS, MODE_SWITCHES, FAILED_MODEL_LOADS, MODEL_EVICTIONS),
+    *(PROVISIONAL_TTFT, PROVISIONAL_CHATS, COMMITTED_TTFT, COMMITTED_CHATS),
+)
+"""Counters by model alone."""
+_OF_MODELS_BY: Final = {
+    CHATS: ("outcome", ("OK", "OVERLOADED", "UNAVAILABLE", "NO_REPLICA", "REPLICA_LOST", "ENGINE")),
+    FIRST_WORDS: ("fate", ("stayed", "erased")),
+    AHEAD_TOKENS: ("fate", ("sent", "discarded")),
+    AHEAD_CHATS: ("reply", ("ready", "not")),
+    DRAFTS: ("fate", ("drafted", "sent", "checked", "right")),
+    DISPLAY_CHATS: ("drafting", ("on", "off", "trial")),
+    COMMITS: ("uploads", ("on", "off")),
+}
+"""Counters by model and one more label; of outcomes those that alerts ask for."""
+
+
 class EdgeTelemetry:
     """Counts open chats and connections, and records each chat when it ends."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self.labels = ModelLabels(metrics)
+        for gauge in _PLAIN_GAUGES:
+            metrics.gauge(gauge).set(0)
+        for family in _PLAIN:
+            metrics.from_zero(family)
+        metrics.from_zero(CLIENT_DRAFTS, "fate", ("taken", "ignored", "accepted"))
+        metrics.from_zero(RESUMED_CHATS, "how", ("attached", "replayed", "rerun", "reopened"))
+        metrics.from_zero(REFUSED, "reason", ("OVERLOADED", "RATE_LIMITED", "UNAUTHENTICATED"))
         self.num_sealed = 0
         self.num_chats = 0
         self.num_connections = 0
@@ -287,7 +314,13 @@ class EdgeTelemetry:
 
     def model_loaded(self, model: str) -> None:
         """A model was loaded."""
-        self._metrics.counter(MODEL_LOADS).add(1, self.labels.of(model))
+        labels = self.labels.of(model)
+        for family in _OF_MODELS:
+            self._metrics.from_zero(family, others=labels)
+        for family, (label, values) in _OF_MODELS_BY.items():
+            self._metrics.from_zero(family, label, values, others=labels)
+        self._metrics.show_model(labels[MODEL_LABEL])
+        self._metrics.counter(MODEL_LOADS).add(1, labels)
 
     def model_failed(self, model: str) -> None:
         """A model could not be loaded."""

@@ -90,6 +90,8 @@ class KvPeers(KvTier):
         self._bytes.add(0, _DIRECTION)
         self._seconds = metrics.histogram(TRANSFER_SECONDS, TRANSFER_BOUNDARIES_S)
         self._failures = metrics.counter(PEER_FAILURES)
+        metrics.from_zero(PEER_FAILURES)
+        metrics.from_zero(PEER_BLOCKS, "result", ("loaded", "missing", "refused", "late"))
         self._latest = LoadPlanner()
         """Recent cost of fetching, over all replicas."""
 

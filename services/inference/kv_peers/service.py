@@ -56,6 +56,7 @@ class KvTransferService(KvTransferServiceServicer):
         self._model = model
         self._limits = ServingLimits(config, identity.layout.block_bytes)
         self._blocks = metrics.counter(PEER_BLOCKS)
+        metrics.from_zero(PEER_BLOCKS, "result", ("served",))
         self._bytes = metrics.counter(TRANSFERRED)
         self._bytes.add(0, _DIRECTION)
         self._refused = RefusalLog("kv requests")

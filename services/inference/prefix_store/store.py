@@ -50,6 +50,12 @@ class RedisStore:
         self.num_failures = 0
         """Requests that failed."""
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the circuit breaker is open: the store did not answer lately, and is left alone
+        but for single attempts."""
+        return self._breaker.is_open
+
     async def present(self, names: Sequence[bytes]) -> list[bool] | None:
         """Which of them it has, in one round trip, and keeps from now on for as long as when they
         were put; None where it did not answer."""

@@ -35,12 +35,17 @@ STORE_FAILURES: Final = Family(
     "outrider_kv_store_failures",
     "Requests to the prefix store that failed: slow, full, gone, or refused.",
 )
+STORE_UP: Final = Family(
+    "outrider_kv_store_up",
+    "1 while the prefix store is asked, 0 while it is left alone because it does not answer.",
+)
 STORE_BLOCKS: Final = Family(
     "outrider_kv_store_blocks",
     "Blocks of prompts, by what became of them: loaded, missing, refused (damaged, or not this "
     "model's), late (the engine was sooner, or too much waited for it), saved, failed.",
 )
 
+_RESULTS: Final = ("loaded", "missing", "refused", "late", "saved", "failed")
 _CHUNK_BLOCKS: Final = 4
 """Blocks of one round trip: a few megabytes, so that blocks become useful as soon as they
 arrive."""
@@ -132,6 +137,10 @@ class PrefixStoreTier(KvTier):
             self._bytes.add(0, {"direction": direction})
         self._seconds = metrics.histogram(TRANSFER_SECONDS, TRANSFER_BOUNDARIES_S)
         self._failures = metrics.counter(STORE_FAILURES)
+        self._up = metrics.gauge(STORE_UP)
+        self._up.set(1)
+        metrics.from_zero(STORE_FAILURES)
+        metrics.from_zero(STORE_BLOCKS, "result", _RESULTS)
 
     def num_blocks(self, request: OpenRequest) -> int:
         # Nothing of a group would be found again whose name is another one after a restart.
@@ -294,6 +303,7 @@ class PrefixStoreTier(KvTier):
         self._count_failures()
 
     def _count_failures(self) -> None:
+        self._up.set(0 if self._store.is_open else 1)
         new = self._store.num_failures - self.counts.num_failures
         if new:
             self.counts.num_failures += new

@@ -27,11 +27,13 @@ from outrider.sampling.params import SamplingParams
 from outrider.session.region import Draft
 from outrider.session.region_wire import commit_bytes, session_bytes
 from outrider.session.types import FinishReason, Timings, Usage
+from outrider.telemetry import names
 from outrider.telemetry.families import Family
 from outrider.telemetry.metrics import Metrics, state_rows
 from outrider.telemetry.refusals import RefusalLog
 from outrider.v1 import inference_pb2
 from services.inference.call_record import Preparations, WorkRecord
+from services.inference.kv_tiers.blocks import TRANSFERRED
 from services.inference.kv_tiers.tiers import KvTiers
 from services.inference.model_thread import ModelThread, ModelTick
 from services.inference.scheduler.types import (
@@ -56,6 +58,7 @@ OVERLOAD_LEVEL: Final = Family(
     "outrider_overload_level",
     "1 for the level of overload that the replica is at, 0 for the others.",
 )
+BLOCKS: Final = Family("outrider_kv_blocks", "Blocks of the KV cache, free or not.")
 FREE_BLOCKS: Final = Family("outrider_kv_free_blocks", "Blocks of the KV cache that are free.")
 KV_TOKENS: Final = Family(
     "outrider_kv_tokens",
@@ -71,6 +74,19 @@ _log = structlog.get_logger()
 _DRAIN_RETRY_MS = 1000
 _MAX_EARLY_DRAFTS = 64
 """Most frames of drafts kept for a session whose grammar is being compiled."""
+
+
+_UNLABELLED: Final = (
+    *(names.DRAFTED_TOKENS, names.ACCEPTED_TOKENS, names.LOSSY_TOKENS, names.INEXACT_SESSIONS),
+    *(names.PROMPT_TOKENS, names.REUSED_TOKENS, DRAFTS_DROPPED),
+)
+
+
+def _show_zeros(metrics: Metrics) -> None:
+    for family in _UNLABELLED:
+        metrics.from_zero(family)
+    metrics.from_zero(names.ENGINE_TIME, "state", ("busy", "idle"))
+    metrics.from_zero(TRANSFERRED, "direction", ("save", "load", "fetch", "serve"))
 
 
 class ConstraintSource(Protocol):
@@ -225,7 +241,11 @@ class SessionTable:
         self._overload_level = OverloadLevel.NORMAL
         self._overload_gauge = metrics.table(OVERLOAD_LEVEL)
         self._overload_gauge.set(state_rows(self._overload_level, {}))
+        self._blocks_gauge = metrics.gauge(BLOCKS)
         self._free_blocks_gauge = metrics.gauge(FREE_BLOCKS)
+        _show_zeros(metrics)
+        metrics.show_model(contract.model)
+        metrics.set_batch_utilization(0.0)
         self._kv_tokens = metrics.counter(KV_TOKENS)
         self._kv_hits = NO_HITS
         self._counted_tokens = {**NO_HITS.tiers(), **dict.fromkeys(tiers.sources, 0)}
@@ -546,6 +566,7 @@ class SessionTable:
         if load.overload_level != self._overload_level:
             self._overload_level = OverloadLevel(load.overload_level)
             self._overload_gauge.set(state_rows(self._overload_level, {}))
+        self._blocks_gauge.set(load.kv_blocks_total)
         self._free_blocks_gauge.set(load.kv_blocks_free)
         if load.kv_hits != self._kv_hits:
             self._kv_hits = load.kv_hits

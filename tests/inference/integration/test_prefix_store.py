@@ -8,13 +8,14 @@ from typing import Any, cast
 import pytest
 import redis
 
+from outrider.circuit_breaker import CircuitBreakerPolicy
 from outrider.engines.fake import FakeOptions
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
 from outrider.v1 import inference_pb2
 from services.inference.prefix_store.config import PrefixStoreConfig
 from services.inference.prefix_store.sealing import PREFIX
-from services.inference.prefix_store.tier import PrefixStoreTier
+from services.inference.prefix_store.tier import STORE_UP, PrefixStoreTier
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.streaming.wire import load_response
 from tests.inference.harness import GatedEngine, Reply, Running, reference, running
@@ -124,6 +125,8 @@ async def ask_anew(
             told.append(report)
             failures = it.value("outrider_kv_store_failures_total") or 0.0
             assert failures == report.kv.store_failures
+            is_open = failures >= CircuitBreakerPolicy().max_failures
+            assert it.value(STORE_UP) == float(not is_open)
         assert (moved(it, "load")[0] > 0) == bool(counted(it, "loaded") + counted(it, "refused"))
         return reply
 
