@@ -31,7 +31,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from outrider.models.store import default_root
+from outrider.models.catalog import DEFAULT_MODEL
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 ROLES: Final = ("router", "tokenizer", "inference", "edge")
@@ -315,7 +315,11 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 def chat(mesh: Mesh) -> None:
     """Start the roles, and stream a reply by QUIC and one by HTTP, which have to be the same."""
-    shutil.copytree(default_root(), mesh.folder / "models", symlinks=True)
+    subprocess.run(
+        [Path(sys.executable).parent / "outrider", "models", "pull", DEFAULT_MODEL.name],
+        check=True,
+        env={**os.environ, "OUTRIDER_MODEL_STORE": str(mesh.folder / "models")},
+    )
     subprocess.run(["chown", "-R", f"{USER}:{USER}", str(mesh.folder / "models")], check=True)
     ports = {name: free_port() for name in ("us-east", "eu-west", "tokenizer", "router", "edge")}
     for region in ("us-east", "eu-west"):
