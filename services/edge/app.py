@@ -24,12 +24,12 @@ from outrider.models.catalog import current
 from outrider.models.definitions import ModelCatalog
 from outrider.peers.stall_free_clock import StallFreeClock
 from outrider.process import Ports
+from outrider.rpc.certificate_expiry import CertificateExpiry, not_after
 from outrider.telemetry.admin import AdminServer
 from outrider.telemetry.logs import configure_logging, log_start
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.tls import PLAINTEXT, Role, Tls
-from outrider.tls.expiry import CertificateExpiry, not_after
 from outrider.tokenization.rewriting import Rewriter
 from outrider.tokenizer_client import LONG_TEXTS, TokenizerClient
 from outrider.workers.worker import Worker, this_worker

@@ -16,6 +16,7 @@ from outrider.models.catalog import current, lookup
 from outrider.peers.stall_free_clock import StallFreeClock
 from outrider.process import Ports
 from outrider.rpc import add_health, bind, make_server
+from outrider.rpc.certificate_expiry import CertificateExpiry
 from outrider.speculation.learnt import binding_of
 from outrider.speculation.learnt_files import LearntKeeper
 from outrider.speculation.shipped import shipped_prior
@@ -24,7 +25,6 @@ from outrider.telemetry.logs import configure_logging, log_start
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.tls import PLAINTEXT, Role, Tls
-from outrider.tls.expiry import CertificateExpiry
 from outrider.v1 import inference_pb2, inference_pb2_grpc, kv_pb2_grpc
 from services.inference.call_record import CallRecord, Preparations
 from services.inference.config import InferenceConfig

@@ -19,12 +19,12 @@ from outrider.peers.membership import parse_target
 from outrider.peers.stall_free_clock import StallFreeClock
 from outrider.process import Ports
 from outrider.rpc import HealthControl, add_health, bind, make_server
+from outrider.rpc.certificate_expiry import CertificateExpiry
 from outrider.telemetry.admin import AdminServer
 from outrider.telemetry.logs import configure_logging, log_start
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.tls import PLAINTEXT, Role, Tls
-from outrider.tls.expiry import CertificateExpiry
 from outrider.v1 import embedding_pb2_grpc, router_pb2, router_pb2_grpc
 from outrider.workers.worker import this_worker
 from services.router.config import RouterConfig

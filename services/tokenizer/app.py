@@ -18,12 +18,12 @@ from outrider.models.catalog import ModelCatalog, current
 from outrider.models.store import ModelStore, default_root
 from outrider.process import Ports
 from outrider.rpc import add_health, bind, make_server
+from outrider.rpc.certificate_expiry import CertificateExpiry
 from outrider.telemetry.admin import AdminServer
 from outrider.telemetry.logs import configure_logging, log_start
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.tls import Role, Tls
-from outrider.tls.expiry import CertificateExpiry
 from outrider.tokenization.pool.metrics import ModelEncoder, TokenizationMetrics
 from outrider.tokenization.pool.pool import THE_TOKENIZER
 from outrider.tokenization.rewriting import Rewriter

@@ -21,12 +21,12 @@ from outrider.peers.discovery import Discovery
 from outrider.peers.membership import parse_target
 from outrider.process import Ports
 from outrider.rpc import LOSSES, loss_text
+from outrider.rpc.certificate_expiry import CertificateExpiry
 from outrider.telemetry.admin import AdminServer
 from outrider.telemetry.families import Family
 from outrider.telemetry.logs import configure_logging, log_start
 from outrider.telemetry.metrics import Metrics
 from outrider.tls import Role, Tls
-from outrider.tls.expiry import CertificateExpiry
 from outrider.v1 import common_pb2
 from services.tokenizer.long_texts.worker import PartWorker
 from services.tokenizer_worker.config import TokenizerWorkerConfig

@@ -9,8 +9,8 @@ from typing import Final
 
 import outrider
 import services
+from outrider.rpc import certificate_expiry as expiry
 from outrider.telemetry import names
-from outrider.tls import expiry
 from services.edge.telemetry import edge
 from services.edge.upstream import metrics as edge_routers
 from services.inference.streaming import sessions as inference

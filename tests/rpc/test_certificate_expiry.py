@@ -7,9 +7,9 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from outrider.rpc.certificate_expiry import NOT_AFTER, CertificateExpiry, not_after
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.tls.certificates import read_certificates
-from outrider.tls.expiry import NOT_AFTER, CertificateExpiry, not_after
 from tests.tls.issuing import Issuer
 
 
