@@ -19,7 +19,7 @@ CHECKS := types lint imports protos-check
 PROMISES := not instrument and not soak and not packages and not torch and not vllm
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all new-examples client-packages torch vllm check collect lint types imports protos-check deploy-check trace-check bench bench-core bench-check protos docs dist format exactness clean
+.PHONY: help setup demo test test-all new-examples client-packages torch vllm check collect lint types imports protos-check deploy-check images images-check trace-check bench bench-core bench-check protos docs dist format exactness clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -79,6 +79,14 @@ imports:
 protos-check:
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(PY) tools/gen_protos.py --check
 	$(BIN)/buf lint
+
+# IMAGES: roles (default: all that run on CPUs); IMAGE_ARGS: --base NAME@sha256:..., --platform, or
+# --debian for a base made here from Debian's archive.
+images: setup  ## Build the images with Docker or buildah (IMAGES="edge router" IMAGE_ARGS=--debian)
+	$(PY) -m tools.images build $(IMAGE_ARGS) $(IMAGES)
+
+images-check: setup  ## As root: a mesh of the built images answers; their user, size, SBOM, licences
+	$(PY) -m tools.images check $(IMAGES)
 
 deploy-check:
 	$(PY) -m tools.check_deploy

@@ -22,6 +22,7 @@ from tools.deploy_checks.lint import dockerfile_problems, yaml_problems
 from tools.deploy_checks.manifests import Manifests, schema_problems
 from tools.deploy_checks.policies import POLICIES, policy_problems
 from tools.pin_hashes import FOLDER, project_requirements
+from tools.prometheus_rules import rule_problems
 
 DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
 
@@ -79,12 +80,13 @@ def problems_of(build: Callable[[Path], Manifests], folder: Path) -> Iterator[st
 
 def checks() -> Iterator[tuple[str, list[str]]]:
     """Every check by name, with its problems."""
-    yield "Dockerfiles (hadolint)", list(dockerfile_problems(DEPLOY / "docker"))
+    yield "Dockerfile (hadolint)", list(dockerfile_problems(DEPLOY / "docker"))
     yield "YAML (yamllint)", list(yaml_problems(DEPLOY))
     pins = list(pin_problems(FOLDER, project_requirements()))
     yield "pins of the image for GPUs (pyproject.toml, tensorrt-llm 1.2.1)", pins
     problems = list(compose_problems(DEPLOY / "compose" / "compose.yaml"))
     yield "compose.yaml (settings, ports, addresses, volumes)", problems
+    yield "rules of the Prometheus operator (from deploy/prometheus)", rule_problems()
     for folder in overlays():
         title = f"overlay {folder.name} (kustomize, strict schema, {len(POLICIES)} policies)"
         yield title, list(problems_of(overlay_manifests, folder))

@@ -1,10 +1,10 @@
 """Pin what images install by hash: deploy/docker/requirements/ROLE.txt, from constraints.txt.
 
-python -m tools.pin_hashes           write them, for the Python that runs this (images: 3.11, amd64)
+python -m tools.pin_hashes           write them, for the Python that runs this (images: 3.11)
 
-pip resolves each role's extras as it would in the image, without installing anything, and reports
-the sha256 of every file it would take; `pip install --require-hashes` takes no other. The image for
-GPUs has pins of its own: tools/pin_gpu_image.py.
+pip resolves each role's extras as it would in the image, for each platform, without installing
+anything, and reports the sha256 of every file it would take; `pip install --require-hashes` takes
+no other. The image for GPUs has pins of its own: tools/pin_gpu_image.py.
 """
 
 from __future__ import annotations
@@ -20,12 +20,20 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).resolve().parent.parent
 FOLDER: Final = ROOT / "deploy" / "docker" / "requirements"
 EXTRAS: Final = {
-    "edge": ("edge", "draft", "redis", "s3"),
-    "router": ("router",),
-    "tokenizer": ("tokenizer", "redis", "s3"),
-    "inference": ("inference", "redis", "s3"),
+    "edge": ("edge", "draft", "redis", "s3", "otlp"),
+    "router": ("router", "otlp"),
+    "tokenizer": ("tokenizer", "redis", "s3", "otlp"),
+    "inference": ("inference", "redis", "s3", "otlp"),
 }
 """Extras that each image installs."""
+OF_OLD_PYTHONS: Final = {"redis": ("async-timeout>=4.0.3",)}
+"""What packages of extras ask for below Python 3.11.3, which Debian 12 has not reached."""
+PLATFORMS: Final = {
+    machine: [f"manylinux_2_{minor}_{machine}" for minor in range(17, 37)]
+    + [f"manylinux2014_{machine}"]
+    for machine in ("x86_64", "aarch64")
+}
+"""Tags of wheels that images take, by machine: Debian 12 has glibc 2.36."""
 BUILD: Final = "build"
 """Name of the file with the requirements that build Outrider's own wheel."""
 
@@ -44,7 +52,9 @@ def needed(role: str) -> list[str]:
     extras = project["project"]["optional-dependencies"]
     found, waiting = project_requirements(), list(EXTRAS[role])
     while waiting:
-        for requirement in extras[waiting.pop()]:
+        extra = waiting.pop()
+        found += OF_OLD_PYTHONS.get(extra, ())
+        for requirement in extras[extra]:
             inner = requirement.removeprefix("outrider[").removesuffix("]")
             if inner == requirement:
                 found.append(requirement)
@@ -54,10 +64,24 @@ def needed(role: str) -> list[str]:
 
 
 def resolved(requirements: Sequence[str]) -> list[str]:
-    """Lines `NAME==VERSION --hash=sha256:...`, sorted."""
+    """Lines `NAME==VERSION --hash=sha256:...`, sorted; with a hash for each platform whose file
+    is another one.
+
+    Raises ValueError if a platform takes another version, or a package that another does not.
+    """
     constraints = ("--constraint", str(ROOT / "constraints.txt"))
-    items = report(("--only-binary", ":all:", *constraints, *requirements))
-    return sorted(map(pin, items), key=str.lower)
+    found: dict[str, list[str]] = {}
+    for tags in PLATFORMS.values():
+        of_platform = (part for tag in tags for part in ("--platform", tag))
+        wanted = ("--target", "nowhere", *of_platform, *constraints, *requirements)
+        for line in map(pin, report(("--only-binary", ":all:", *wanted))):
+            name, digest = line.split(" ")
+            found.setdefault(name, []).append(digest)
+    lone = [name for name, digests in found.items() if len(digests) != len(PLATFORMS)]
+    if lone:
+        raise ValueError(f"not alike on {' and '.join(PLATFORMS)}: {', '.join(lone)}")
+    lines = (" ".join([name, *dict.fromkeys(digests)]) for name, digests in found.items())
+    return sorted(lines, key=str.lower)
 
 
 def report(arguments: Sequence[str]) -> list[dict[str, Any]]:
@@ -86,7 +110,7 @@ def main() -> int:
     FOLDER.mkdir(exist_ok=True)
     for role in (*EXTRAS, BUILD):
         text = "\n".join(resolved(needed(role)))
-        head = "# Written by `python -m tools.pin_hashes`: Python 3.11 on linux/amd64.\n"
+        head = "# Written by `python -m tools.pin_hashes`: Python 3.11, linux/amd64 and arm64.\n"
         (FOLDER / f"{role}.txt").write_text(f"{head}{text}\n", "utf-8")
         print(f"{role}: {text.count('==')} packages")
     return 0

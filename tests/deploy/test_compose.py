@@ -44,13 +44,13 @@ def test_it_has_two_regions_and_every_role() -> None:
         ("compose.yaml", "127.0.0.1:8080:8080/tcp", "8080:8080/tcp", "open to other machines"),
         ("compose.yaml", "8080:8080/tcp", "8080:8081/tcp", "it binds"),
         ("compose.yaml", "pull smollm2-135m-instruct", "list", "no service fetches"),
-        ("compose.yaml", "docker/tokenizer.", "docker/router.", "is built from"),
+        ("compose.yaml", "target: tokenizer", "target: router", "is built from"),
         ("compose.yaml", '["models:/var', '["wares:/var', "wares is not declared"),
         ("compose.yaml", "./router.toml", "./routers.toml", "routers.toml"),
         ("compose.yaml", "1:9100/ready", "1:9101/ready", "health check"),
         ("router.toml", "tokenizer:7200", "tokenizer:7201", "tokenizer:7201"),
         ("router.toml", "allow_plaintext = true", "", "no certificate"),
-        ("../docker/edge.Dockerfile", "/var/lib/outrider/state", "/srv", "image's user"),
+        ("../docker/Dockerfile", "/var/lib/outrider/state", "/srv", "image's user"),
     ],
 )
 def test_a_mistake_is_found(folder: Path, file: str, before: str, after: str, problem: str) -> None:

@@ -1,21 +1,27 @@
 """What the images hold is enough: every role starts with its own extra's packages alone.
 
-Images cannot be built in a test. What can be tested is what would break them: an import of a
-package that belongs to another role's extra.
+Images are built and run by tools/images.py. What a test without a container engine finds is what
+would break them: an import of a package that belongs to another role's extra.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
 import sys
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from outrider.cli.local.settings import config_class
+from outrider.config import load
 from tools.check_deploy import DEPLOY
 from tools.deploy_checks.gpu_image import normal
+from tools.images import build_command
 from tools.pin_hashes import FOLDER, needed
 
 ROLES = ("edge", "router", "tokenizer", "inference")
@@ -38,26 +44,94 @@ INCLUDED = {
 }
 
 
-def dockerfile(role: str) -> str:
-    return (DEPLOY / "docker" / f"{role}.Dockerfile").read_text()
+DEFAULTS = DEPLOY / "docker" / "defaults"
+DOCKERFILE = (DEPLOY / "docker" / "Dockerfile").read_text()
+
+
+def stage(name: str) -> str:
+    """One stage of the Dockerfile, its first line included."""
+    (found,) = (it for it in re.split(r"(?m)^(?=FROM )", DOCKERFILE) if f" AS {name}\n" in it)
+    return found
 
 
 @pytest.mark.parametrize("role", ROLES)
 def test_an_image_is_of_its_role(role: str) -> None:
-    text = dockerfile(role)
-    assert f"--require-hashes --requirement {role}.txt" in text
-    assert "pip install" not in re.sub(r"pip install [^\n]*(--require-hashes|--no-index)", "", text)
-    assert f'ENTRYPOINT ["outrider", "serve", "{role}"]' in text
-    assert re.search(r"^USER 10001:10001$", text, re.M)
-    assert re.search(r"^HEALTHCHECK .*\n.*9100/health", text, re.M)
-    assert text.count("FROM ") == 2
+    packages, image = stage(f"{role}-packages"), stage(role)
+    assert f"--require-hashes --requirement {role}.txt" in packages
+    assert "sbom.py /opt/outrider/share" in packages
+    assert image.startswith("FROM base AS ")
+    assert f"COPY --from={role}-packages /opt/outrider /opt/outrider" in image
+    assert f'ENTRYPOINT ["outrider", "serve", "{role}"]' in image
+    assert f'CMD ["--config", "/etc/outrider/{role}.toml"]' in image
+    base = stage("base")
+    assert re.search(r"^USER 10001:10001$", base, re.M)
+    assert re.search(r"^HEALTHCHECK .*\n.*9100/health", base, re.M)
+
+
+def test_nothing_is_installed_without_a_hash() -> None:
+    pinned = re.sub(r"pip install (?:[^\n]*|.*\\\n.*)(--require-hashes|--no-index)", "", DOCKERFILE)
+    assert "pip install" not in pinned
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_default_command_has_settings_of_its_role(role: str) -> None:
+    config = load(config_class(role), role, file=DEFAULTS / f"{role}.toml", environ={})
+    assert (config.host, config.admin.port) == ("0.0.0.0", 9100)
+    assert f"EXPOSE {config.port}/" in stage(role)
+
+
+def test_a_default_command_without_certificates_says_so(tmp_path: Path) -> None:
+    """In a sentence; it is not open to everybody instead."""
+    done = subprocess.run(
+        [
+            *(Path(sys.executable).parent / "outrider", "serve", "router"),
+            *("--config", DEFAULTS / "router.toml", "--set", "admin.port=0", "--set", "port=0"),
+        ],
+        capture_output=True,
+        text=True,
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr + done.stdout
+    assert "set certificate, private_key and ca" in done.stderr + done.stdout
+
+
+def test_the_bill_of_materials_names_packages_and_licences(tmp_path: Path) -> None:
+    script = DEPLOY / "docker" / "sbom.py"
+    subprocess.run([sys.executable, script, tmp_path], check=True, timeout=120)
+    document = json.loads((tmp_path / "sbom.cdx.json").read_text())
+    assert (document["bomFormat"], document["specVersion"]) == ("CycloneDX", "1.6")
+    found = {it["purl"].partition("@")[0]: it for it in document["components"]}
+    assert len({it["bom-ref"] for it in document["components"]}) == len(document["components"])
+    grpc = found["pkg:pypi/grpcio"]
+    assert grpc["licenses"][0]["license"]["name"] == "Apache-2.0"
+    assert "pkg:pypi/outrider" in found
+    (folder,) = (tmp_path / "licenses").glob(f"grpcio-{grpc['version']}")
+    assert any("Apache" in text.read_text() for text in folder.iterdir())
+
+
+@pytest.mark.parametrize(("docker", "verb"), [(True, "build"), (False, "bud")])
+def test_the_command_that_builds_an_image(docker: bool, verb: str) -> None:
+    command = build_command("edge", "base@sha256:0", "linux/arm64", docker=docker)
+    assert command[0] == verb and command[-1] == "."
+    pairs = list(pairwise(command))
+    for pair in (
+        ("--target", "edge"),
+        ("--build-arg", "PYTHON_IMAGE=base@sha256:0"),
+        ("--platform", "linux/arm64"),
+    ):
+        assert pair in pairs
 
 
 @pytest.mark.parametrize("role", [*ROLES, "build"])
 def test_what_an_image_installs_is_pinned_by_hash(role: str) -> None:
     """All that the role's extras ask for, in the versions of constraints.txt."""
     lines = (FOLDER / f"{role}.txt").read_text().splitlines()[1:]
-    pins = [re.fullmatch(r"([\w.-]+)==(\S+) --hash=sha256:[0-9a-f]{64}", line) for line in lines]
+    pins = [
+        re.fullmatch(r"([\w.-]+)==(\S+)( --hash=sha256:[0-9a-f]{64}){1,2}", line) for line in lines
+    ]
     pinned = {normal(pin[1]): pin[2] for pin in pins if pin}
     assert len(pinned) == len(lines)
     constraints = (DEPLOY.parent / "constraints.txt").read_text().splitlines()
@@ -69,7 +143,7 @@ def test_what_an_image_installs_is_pinned_by_hash(role: str) -> None:
 
 
 def test_the_image_for_gpus_leaves_what_it_builds_on_as_it_is() -> None:
-    text = dockerfile("inference-gpu")
+    text = stage("inference-gpu")
     assert "--system-site-packages --without-pip /opt/outrider" in text
     assert re.search(r"--no-deps \\\n +--require-hashes --requirement inference-gpu.txt", text)
     assert re.search(r"^USER 10001:10001$", text, re.M)

@@ -16,6 +16,7 @@ from tools.deploy_checks.config_policies import loaded
 from tools.deploy_checks.lint import dockerfile_problems, yaml_problems
 from tools.deploy_checks.manifests import Manifests, schema_problems
 from tools.deploy_checks.policies import POLICIES, policy_problems
+from tools.prometheus_rules import rule_problems, rules
 
 REGIONS = {"us-east", "eu-west", "ap-southeast"}
 NAMES = [folder.name for folder in overlays()]
@@ -100,6 +101,21 @@ def set_limits(things: dict[str, dict[str, Any]], **settings: str) -> None:
     for key, value in settings.items():
         name = f"OUTRIDER_EDGE_SHARED_LIMITS_{key}"
         container(things, EDGE)["env"].append({"name": name, "value": value})
+
+
+def add_route(
+    things: dict[str, dict[str, Any]],
+    port: int = 443,
+    timeout: str = "0s",
+    host: str = "chat.example.com",
+) -> None:
+    """Lead a gateway to the edges. They take the place of two other objects."""
+    policy, route = things["HorizontalPodAutoscaler/edge"], things["PodDisruptionBudget/edge"]
+    target = {"name": "edge", "sectionName": "https"}
+    policy["kind"], route["kind"] = "BackendTLSPolicy", "HTTPRoute"
+    policy["spec"] = {"targetRefs": [target], "validation": {"hostname": host}}
+    rule = {"backendRefs": [{"name": "edge", "port": port}], "timeouts": {"request": timeout}}
+    route["spec"] = {"hostnames": ["chat.example.com"], "rules": [rule]}
 
 
 EDGE, ROUTER, TOKENIZER = "Deployment/edge", "Deployment/router", "Deployment/tokenizer"
@@ -191,6 +207,16 @@ MISTAKES: dict[str, list[Change]] = {
     ],
     "grpc_services_are_headless": [
         lambda t: t["Service/router"]["spec"].pop("clusterIP"),
+    ],
+    "routes_lead_to_the_edge": [
+        lambda t: add_route(t, port=80),
+        lambda t: add_route(t, timeout="15s"),
+        lambda t: add_route(t, host="another.example.com"),
+    ],
+    "traces_find_their_way": [
+        lambda t: container(t, EDGE)["env"].append(
+            {"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": "http://collector.tracing:4318"}
+        ),
     ],
     "configurations_load": [
         lambda t: replace(config(t, "edge"), "drain_s", "drian_s"),
@@ -363,6 +389,50 @@ def test_edges_reach_the_redis_of_limits_where_a_site_has_one(overlay: str) -> N
     assert list(policy_problems(manifests)) == []
     assert ports(manifests) - ports(built(overlay)) == {6379}
     assert 7100 in ports(manifests), "and routers"
+
+
+def test_edges_answer_over_tcp_at_every_site() -> None:
+    for name in NAMES:
+        (config,) = (it for _, role, it in loaded(built(name)) if role == "edge")
+        assert (config.http.host, config.http.port) == (config.host, config.port), name
+
+
+@pytest.mark.parametrize("component", ["gateway", "inference-keda", "monitoring", "otlp"])
+@pytest.mark.parametrize("overlay", ["us-east", "edge-site"])
+def test_what_a_cluster_brings(component: str, overlay: str) -> None:
+    manifests = component_manifests(DEPLOY / "components" / component, overlay)
+    assert list(schema_problems(manifests)) == []
+    if (component, overlay) == ("inference-keda", "edge-site"):
+        (problem,) = policy_problems(manifests)
+        assert "StatefulSet/inference, which is not here" in problem
+    else:
+        assert list(policy_problems(manifests)) == []
+
+
+def test_the_operator_has_the_rules_of_prometheus() -> None:
+    assert rule_problems() == []
+    manifests = component_manifests(DEPLOY / "components" / "monitoring")
+    (rule,) = manifests.of_kind("PrometheusRule")
+    assert rule["spec"] == rules()["spec"]
+
+
+def test_every_pod_with_metrics_is_scraped() -> None:
+    manifests = component_manifests(DEPLOY / "components" / "monitoring")
+    (monitor,) = manifests.of_kind("PodMonitor")
+    wanted = monitor["spec"]["selector"]["matchLabels"].items()
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    for workload in manifests.workloads():
+        labels = workload["spec"]["template"]["metadata"]["labels"]
+        assert wanted <= labels.items() and labels["mesh-region"] == "us-east"
+        ports = workload["spec"]["template"]["spec"]["containers"][0]["ports"]
+        assert endpoint["port"] in {port["name"] for port in ports}
+
+
+def test_traces_leave_every_role() -> None:
+    objects = copy.deepcopy(component_manifests(DEPLOY / "components" / "otlp").objects)
+    without = Manifests(tuple(it for it in objects if it["metadata"]["name"] != "otlp"))
+    problems = [it for it in policy_problems(without) if it.startswith("traces_find_their_way")]
+    assert len(problems) == 4, "each of the four roles has the settings, and needs the policy"
 
 
 def test_replicas_reach_the_prefix_store_and_nobody_else_does() -> None:

@@ -1,4 +1,4 @@
-"""Check compose.yaml against the Dockerfiles, the services' own settings and each other's ports."""
+"""Check compose.yaml against the Dockerfile, the services' own settings and each other's ports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ Service: TypeAlias = Mapping[str, Any]
 
 _VARIABLE = re.compile(r"\$\{\w+:-([^}]*)\}")
 _HEALTH = re.compile(r"http://127\.0\.0\.1:(\d+)/ready")
-_CMD = re.compile(r"^CMD (\[.*\])$", re.MULTILINE)
 _OWNED = re.compile(r"--owner 10001 --group 10001 \\\n +(.*)$", re.MULTILINE)
 _ROLE_IMAGE = re.compile(r"outrider-(\w+):")
 
@@ -36,15 +35,15 @@ class Composition:
         self.configs: dict[str, Any] = {}
         """What the services that run a role would run with, by name."""
 
-    def dockerfile(self, service: Service) -> Path:
-        """The Dockerfile of the image that a service runs. Raises ValueError unless all that build
-        it name the same."""
-        ((context, file),) = {
-            (str(it["build"]["context"]), str(it["build"]["dockerfile"]))
+    def build(self, service: Service) -> tuple[Path, str]:
+        """The Dockerfile and the target of the image that a service runs. Raises ValueError unless
+        all that build it name the same."""
+        ((context, file, target),) = {
+            tuple(str(it["build"][key]) for key in ("context", "dockerfile", "target"))
             for it in self.services.values()
             if it["image"] == service["image"] and "build" in it
         }
-        return self.folder / context / file
+        return self.folder / context / file, target
 
     def role(self, service: Service) -> str:
         """The role that a service runs; empty: another command."""
@@ -59,16 +58,18 @@ class Composition:
 
     def config(self, service: Service) -> Any:
         """The settings that a role would run with. Raises OutriderError, LookupError."""
-        arguments = service.get("command")
-        if arguments is None:
-            (cmd,) = _CMD.findall(self.dockerfile(service).read_text("utf-8"))
-            arguments = yaml.safe_load(cmd)
+        dockerfile, role = self.build(service)
+        own = f"/etc/outrider/{role}.toml"
+        arguments = service.get("command", ["--config", own])
         pairs = list(zip(arguments[::2], arguments[1::2], strict=True))
         flags = flags_of([value for flag, value in pairs if flag == "--set"])
         file = None
         if (path := dict(pairs).get("--config")) is not None:
-            file = self.folder / {target: source for source, target in self.mounts(service)}[path]
-        role = self.role(service)
+            mounted = {target: source for source, target in self.mounts(service)}
+            if path in mounted or path != own:
+                file = self.folder / mounted[path]
+            else:
+                file = dockerfile.parent / "defaults" / f"{role}.toml"
         environ = {key: str(value) for key, value in service.get("environment", {}).items()}
         return load(config_class(role), role, file=file, environ=environ, flags=flags)
 
@@ -104,12 +105,12 @@ def compose_problems(file: Path) -> Iterator[str]:
 
 def _image_problems(it: Composition, service: Service) -> Iterator[str]:
     try:
-        dockerfile = it.dockerfile(service)
+        dockerfile, target = it.build(service)
     except ValueError:
-        yield f"{service['image']} is built by no service, or from two Dockerfiles"
+        yield f"{service['image']} is built by no service, or by two targets"
         return
-    if not service["image"].startswith(f"outrider-{dockerfile.name.partition('.')[0]}:"):
-        yield f"{service['image']} is built from {dockerfile.name}"
+    if not service["image"].startswith(f"outrider-{target}:"):
+        yield f"{service['image']} is built from the target {target}"
     if not dockerfile.exists():
         yield f"there is no {dockerfile}"
         return

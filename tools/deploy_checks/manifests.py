@@ -16,6 +16,11 @@ _WITHOUT_SCHEMA = {
     ("cert-manager.io/v1", "Certificate"),
     ("cert-manager.io/v1", "Issuer"),
     ("cilium.io/v2", "CiliumNetworkPolicy"),
+    ("gateway.networking.k8s.io/v1", "BackendTLSPolicy"),
+    ("gateway.networking.k8s.io/v1", "HTTPRoute"),
+    ("keda.sh/v1alpha1", "ScaledObject"),
+    ("monitoring.coreos.com/v1", "PodMonitor"),
+    ("monitoring.coreos.com/v1", "PrometheusRule"),
 }
 _WORKLOADS = ("Deployment", "StatefulSet", "DaemonSet")
 NAME_LABEL = "app.kubernetes.io/name"
@@ -80,5 +85,13 @@ def schema_problems(manifests: Manifests) -> Iterator[str]:
 def _selects(thing: Object, labels: Mapping[str, str]) -> bool:
     spec = thing["spec"]
     selector = spec.get("podSelector") or spec.get("selector") or {}
-    wanted = selector.get("matchLabels", {} if "podSelector" in spec else selector)
-    return bool(wanted) and wanted.items() <= labels.items()
+    expressions = selector.get("matchExpressions", ())
+    plain = {} if "podSelector" in spec or expressions else selector
+    wanted = selector.get("matchLabels", plain)
+    return (
+        bool(wanted or expressions)
+        and wanted.items() <= labels.items()
+        and all(
+            it["operator"] == "In" and labels.get(it["key"]) in it["values"] for it in expressions
+        )
+    )

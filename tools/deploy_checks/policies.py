@@ -32,6 +32,8 @@ POLICIES: tuple[Policy, ...] = (
     service_policies.services_reach_pods,
     service_policies.the_edge_speaks_quic,
     service_policies.grpc_services_are_headless,
+    service_policies.routes_lead_to_the_edge,
+    service_policies.traces_find_their_way,
     config_policies.configurations_load,
     config_policies.ports_are_those_configured,
     config_policies.pods_have_time_to_drain,

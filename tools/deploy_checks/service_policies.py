@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from urllib.parse import urlsplit
 
 from tools.deploy_checks.manifests import NAME_LABEL, Manifests, Object, label
 
@@ -36,7 +37,7 @@ def nothing_passes_by_default(manifests: Manifests) -> Iterator[str]:
             spec["podSelector"] == {}
             and set(spec["policyTypes"]) == {"Ingress", "Egress"}
             and not spec.get("ingress")
-            and ports <= {53}
+            and ports <= {53, 5353}
         ):
             return
     yield "there is no NetworkPolicy that denies by default"
@@ -92,8 +93,7 @@ def replicas_reach_one_another(manifests: Manifests) -> Iterator[str]:
 def workloads_survive_disruptions(manifests: Manifests) -> Iterator[str]:
     """At least two pods, and a budget that keeps one and still lets nodes drain."""
     minimum = {
-        thing["spec"]["scaleTargetRef"]["name"]: thing["spec"]["minReplicas"]
-        for thing in manifests.of_kind("HorizontalPodAutoscaler")
+        thing["spec"]["scaleTargetRef"]["name"]: low for thing, low, _, _ in _scalers(manifests)
     }
     for workload in manifests.workloads():
         name, spec = workload["metadata"]["name"], workload["spec"]
@@ -111,14 +111,19 @@ def workloads_survive_disruptions(manifests: Manifests) -> Iterator[str]:
 def autoscalers_have_targets(manifests: Manifests) -> Iterator[str]:
     """That exist, with a range, and a slow way down."""
     names = {label(workload) for workload in manifests.workloads()}
-    for thing in manifests.of_kind("HorizontalPodAutoscaler"):
-        spec, target = thing["spec"], thing["spec"]["scaleTargetRef"]
-        if f"{target['kind']}/{target['name']}" not in names:
-            yield f"{label(thing)} scales {target['name']}, which is not here"
-        if spec["maxReplicas"] <= spec["minReplicas"]:
-            yield f"{label(thing)}: maxReplicas must be above minReplicas"
-        window = spec.get("behavior", {}).get("scaleDown", {}).get("stabilizationWindowSeconds", 0)
-        if window < 300:
+    scaled = set()
+    for thing, low, high, behavior in _scalers(manifests):
+        target = (
+            f"{thing['spec']['scaleTargetRef']['kind']}/{thing['spec']['scaleTargetRef']['name']}"
+        )
+        if target not in names:
+            yield f"{label(thing)} scales {target}, which is not here"
+        if target in scaled:
+            yield f"{label(thing)}: {target} has two autoscalers"
+        scaled.add(target)
+        if high <= low:
+            yield f"{label(thing)}: the most replicas must be above the fewest"
+        if behavior.get("scaleDown", {}).get("stabilizationWindowSeconds", 0) < 300:
             yield f"{label(thing)}: scale down over 300 seconds or more, streams are long"
 
 
@@ -162,6 +167,69 @@ def grpc_services_are_headless(manifests: Manifests) -> Iterator[str]:
         headless = service["spec"].get("clusterIP") == "None"
         if grpc and not headless:
             yield f"{label(service)}: set clusterIP: None"
+
+
+def routes_lead_to_the_edge(manifests: Manifests) -> Iterator[str]:
+    """What a gateway sends on goes to the edges' port for HTTP, over TLS for the same host, and
+    ends no stream."""
+    ports = {
+        (service["metadata"]["name"], port["port"]): port["name"]
+        for service in manifests.of_kind("Service")
+        for port in service["spec"]["ports"]
+        if port.get("protocol", "TCP") == "TCP" and port.get("targetPort") == "https"
+    }
+    encrypted = {
+        (target["name"], target.get("sectionName")): policy["spec"]["validation"]["hostname"]
+        for policy in manifests.of_kind("BackendTLSPolicy")
+        for target in policy["spec"]["targetRefs"]
+    }
+    for route in manifests.of_kind("HTTPRoute"):
+        hosts = route["spec"].get("hostnames", ())
+        for rule in route["spec"]["rules"]:
+            if rule.get("timeouts", {}).get("request") != "0s":
+                yield f"{label(route)}: set timeouts.request 0s, replies are long"
+            for backend in rule["backendRefs"]:
+                port = ports.get((backend["name"], backend["port"]))
+                if port is None:
+                    yield f"{label(route)}: {backend['name']} has no HTTP at {backend['port']}"
+                elif encrypted.get((backend["name"], port)) not in hosts:
+                    yield f"{label(route)}: no BackendTLSPolicy for {backend['name']} and its host"
+
+
+def traces_find_their_way(manifests: Manifests) -> Iterator[str]:
+    """Where pods are told of a collector, a policy lets them reach its port."""
+    maps = {it["metadata"]["name"]: it["data"] for it in manifests.of_kind("ConfigMap")}
+    for workload in manifests.workloads():
+        for container in workload["spec"]["template"]["spec"]["containers"]:
+            told = {
+                key: str(value)
+                for source in container.get("envFrom", ())
+                for key, value in maps.get(source.get("configMapRef", {}).get("name"), {}).items()
+            }
+            told |= {it["name"]: str(it.get("value", "")) for it in container.get("env", ())}
+            if not (endpoint := told.get("OTEL_EXPORTER_OTLP_ENDPOINT")):
+                continue
+            port = urlsplit(endpoint).port
+            allowed = {
+                it["port"]
+                for policy in manifests.selecting("NetworkPolicy", workload)
+                for rule in policy["spec"].get("egress") or ()
+                for it in rule["ports"]
+            }
+            if port not in allowed:
+                yield f"{label(workload)}: no policy lets traces out to {endpoint}"
+
+
+def _scalers(manifests: Manifests) -> Iterator[tuple[Object, int, int, Object]]:
+    """Autoscalers, Kubernetes' and KEDA's: the fewest and the most replicas, and how they scale."""
+    for thing in manifests.of_kind("HorizontalPodAutoscaler"):
+        spec = thing["spec"]
+        yield thing, spec["minReplicas"], spec["maxReplicas"], spec.get("behavior", {})
+    for thing in manifests.of_kind("ScaledObject"):
+        spec = thing["spec"]
+        advanced = spec.get("advanced", {}).get("horizontalPodAutoscalerConfig", {})
+        low, high = spec.get("minReplicaCount", 0), spec.get("maxReplicaCount", 100)
+        yield thing, low, high, advanced.get("behavior", {})
 
 
 def _selected(service: Object, manifests: Manifests) -> list[Object]:
