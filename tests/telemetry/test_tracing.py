@@ -238,7 +238,6 @@ def collector() -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
 def test_the_endpoint_of_traces_alone_exports(
     collector: tuple[str, list[tuple[str, bytes]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
     address, got = collector
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", f"{address}/my/traces")

@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import anyio
 import anyio.abc
@@ -210,7 +210,7 @@ class HttpListener:
         if self.frontend.proxies.trusts(host):
             prefix = f"{host} {port}"  # by itself: it is of many clients
         try:
-            release, budget = await self._room(prefix, writer.transport)
+            release, budget = await self._room(prefix, cast(asyncio.Transport, writer.transport))
         except OverloadedError:
             self.frontend.context.telemetry.refused("connections")
             await self._turn_away(reader, writer)
@@ -232,7 +232,7 @@ class HttpListener:
             self._waiting.wake(prefix)
 
     async def _room(
-        self, prefix: str, transport: asyncio.Transport
+        self, prefix: str, transport: asyncio.ReadTransport
     ) -> tuple[Callable[[], None], MemoryBudget]:
         """Count the connection, as `_admit` does, once there is room for it: until then it waits
         unread, behind others of its address. Raises OverloadedError if too many wait already, or
