@@ -8,15 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from bench.arrivals.requests import RequestFactory
-from bench.harness import Cell, Run, median
+from bench.harness import Cell, Run, median, quantile
 from bench.harness.load import System, Work, WorkResult, poisson
-from bench.peers.lineup import OPENVINO, rotated
+from bench.peers.lineup import INEXACT, INEXACT_DRAFTS, OPENVINO, OURS, OURS_DRAFTS, rotated
 
 MAX_TOKENS = 48
 CAPACITY_SESSIONS = 16
 EQUAL = f"80 % of the {OPENVINO}'s"
 LATENCY_TAILS = {"TTFT": (0.95,), "ITL": (0.95, 0.99)}
 """Quantiles that are shown beside the median."""
+_COMPARED = {"ttft_p50": ("TTFT", 0.5), "ttft_p95": ("TTFT", 0.95), "itl_p95": ("ITL", 0.95)}
+"""What is compared with the best peer at the equal rate."""
+_OURS = (OURS, OURS_DRAFTS, INEXACT, INEXACT_DRAFTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +110,23 @@ def report(run: Run, loads: Loads) -> None:
         table.add(load, name, rate, *cells)
     for name, found in loads.capacities.items():
         run.samples(f"capacity, {name}", found, unit="requests/s")
+    run.figures.update(against_best_peer(loads))
+
+
+def against_best_peer(loads: Loads) -> dict[str, dict[str, float]]:
+    """Each of our systems' figures at the equal rate over the least of any peer's: below 1, no peer
+    is as early. No entry without peers."""
+    figures: dict[str, dict[str, float]] = {}
+    for figure, (kind, share) in _COMPARED.items():
+        at = list(LATENCY_TAILS).index(kind)
+        found = {
+            name: quantile(loads.latency(load, name)[at], share)
+            for load, name in loads.outcomes
+            if load == EQUAL
+        }
+        best = min((value for name, value in found.items() if name not in _OURS), default=None)
+        if best:
+            figures[f"{figure}_vs_best_peer"] = {
+                name: round(value / best, 3) for name, value in found.items() if name in _OURS
+            }
+    return figures

@@ -134,3 +134,9 @@ def test_loads_are_compared_at_the_same_rate() -> None:
     assert run.tables[0].columns[6:] == ("n, ITL", "ITL p50", "ITL p95", "ITL p99")
     assert {row[3] for row in run.tables[0].rows} == {1}
     assert {row[5] for row in run.tables[0].rows} == {TOO_FEW}
+    assert run.figures == {
+        "ttft_p50_vs_best_peer": {OURS_DRAFTS: 2.0},
+        "ttft_p95_vs_best_peer": {OURS_DRAFTS: 2.0},
+        "itl_p95_vs_best_peer": {OURS_DRAFTS: 0.5},
+    }
+    assert open_loop.against_best_peer(open_loop.Loads()) == {}
