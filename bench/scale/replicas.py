@@ -39,7 +39,6 @@ INFO = EngineInfo(
     num_blocks=NUM_BLOCKS,
     block_bytes=BLOCK_TOKENS * 23_040,
     max_context_tokens=2048,
-    min_rows=2,
     scratch_tokens=1,
     num_candidates=1,
 )
