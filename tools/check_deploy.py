@@ -1,7 +1,7 @@
 """Check deploy/: build every overlay, validate it strictly, hold it to the policies, lint.
 
 python -m tools.check_deploy           all of it; status 1 for problems, 2 for a missing tool
-python -m tools.check_deploy --fetch   only fetch kustomize, so that later runs are offline
+python -m tools.check_deploy --fetch   only fetch kustomize and Helm, so that later runs are offline
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from pathlib import Path
 
 import yaml
 
-from tools.deploy_checks import kustomize
+from tools.deploy_checks import helm, kustomize
 from tools.deploy_checks.compose import compose_problems
 from tools.deploy_checks.gpu_image import pin_problems
 from tools.deploy_checks.kustomize import ToolMissingError
 from tools.deploy_checks.lint import dockerfile_problems, yaml_problems
 from tools.deploy_checks.manifests import Manifests, schema_problems
 from tools.deploy_checks.policies import POLICIES, policy_problems
+from tools.helm_chart import CHART, chart_problems
 from tools.pin_hashes import FOLDER, project_requirements
 from tools.prometheus_rules import rule_problems
 
@@ -87,6 +88,7 @@ def checks() -> Iterator[tuple[str, list[str]]]:
     problems = list(compose_problems(DEPLOY / "compose" / "compose.yaml"))
     yield "compose.yaml (settings, ports, addresses, volumes)", problems
     yield "rules of the Prometheus operator (from deploy/prometheus)", rule_problems()
+    yield "Helm chart (from deploy/base; helm lint)", [*chart_problems(), *helm.lint(CHART)]
     for folder in overlays():
         title = f"overlay {folder.name} (kustomize, strict schema, {len(POLICIES)} policies)"
         yield title, list(problems_of(overlay_manifests, folder))
@@ -100,6 +102,7 @@ def main(arguments: list[str]) -> int:
     try:
         if arguments == ["--fetch"]:
             print("kustomize:", *kustomize.command())
+            print("helm:", helm.command())
             return 0
         failed = 0
         for title, problems in checks():

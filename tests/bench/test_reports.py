@@ -116,7 +116,9 @@ def test_the_lossy_table_counts_replies_of_all_rounds() -> None:
 
 
 def test_faults_have_a_core_size_on_the_real_engine() -> None:
-    (plan,) = faults_bench.plans(quick=False, core=True).values()
-    assert plan.shape.engine == "openvino"
+    core, full = (faults_bench.plans(quick=False, core=it) for it in (True, False))
+    plan, ahead = core.values()
+    assert plan.shape.engine == ahead.shape.engine == "openvino"
     assert (plan.replica_kills, plan.router_kills, plan.edge_kills) == (12, 4, 4)
-    assert set(faults_bench.plans(quick=False, core=False)) == {"fake", "openvino"}
+    assert ahead.shape.kv_ahead and ahead.replica_kills == 12
+    assert set(full) == {"fake", *core}
