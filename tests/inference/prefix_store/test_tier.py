@@ -20,6 +20,7 @@ class StuckStore:
     """Answers when it may: it has nothing."""
 
     num_failures = 0
+    is_open = False
 
     def __init__(self) -> None:
         self.may_answer = asyncio.Event()
@@ -43,6 +44,7 @@ class Store:
     """Has what it was given, in no time unless it takes some of the clock."""
 
     num_failures = 0
+    is_open = False
 
     def __init__(self) -> None:
         self.entries: dict[bytes, bytes] = {}
