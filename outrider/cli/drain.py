@@ -38,7 +38,9 @@ _Move = Annotated[
 ]
 _Force = Annotated[
     bool,
-    typer.Option("--force", help="Even if no other replica takes sessions for one of the models."),
+    typer.Option(
+        "--force", help="Drain even if no other replica takes sessions for a model of theirs."
+    ),
 ]
 
 

@@ -22,7 +22,7 @@ ASK: Mapping[str, Any] = {"messages": [{"role": "user", "content": "Say it."}]}
 SLOW_MS = 30.0
 SAMPLING: dict[str, Any] = {"temperature": 0.8, "seed": 9007199254740991 - 7}
 SHORT = {"sampling": {**SAMPLING, "max_tokens": 24}}
-LONG = {"sampling": {**SAMPLING, "max_tokens": 150}}
+LONG = {"sampling": {**SAMPLING, "max_tokens": 300}}
 _LOADED = """(async () => {
   const script = document.querySelector("script[type=module]").src;
   globalThis.native = await import(new URL("./native-transport.js", script));
