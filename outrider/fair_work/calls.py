@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Generator
 from contextlib import suppress
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from outrider.fair_work.defects import defect, is_defect
@@ -23,25 +24,25 @@ class _Call(Generic[AnswerT]):
         self._loop = asyncio.get_running_loop()
         self._slices = slices
         self._what = what
+        self._outcome: Callable[[], None] | None = None
         self.answer: asyncio.Future[AnswerT] = self._loop.create_future()
         self.is_cancelled = False
 
     def work(self) -> bool:
-        """In a thread: one slice; returns whether there is another one that is wanted. Gives the
-        loop the outcome."""
+        """In a thread: one slice; returns whether there is another one that is wanted."""
         if self.is_cancelled:
             return False
         try:
             next(self._slices)
         except StopIteration as done:
-            self._deliver(self._succeed, done.value)
+            self._outcome = partial(self._succeed, done.value)
             return False
         except BaseException as failure:
             if not is_defect(failure):
                 raise
             # What is no Exception (a panic) cannot be handed to who waits as it is.
-            is_told = isinstance(failure, Exception)
-            self._deliver(self._fail, failure if is_told else defect(failure, self._what))
+            told = failure if isinstance(failure, Exception) else defect(failure, self._what)
+            self._outcome = partial(self._fail, told)
             return False
         return not self.is_cancelled
 
@@ -49,9 +50,12 @@ class _Call(Generic[AnswerT]):
         """It has lost its place in the queue."""
         self._fail(given_up())
 
-    def _deliver(self, settle: Callable[[Any], None], outcome: Any) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody waits
-            self._loop.call_soon_threadsafe(settle, outcome)
+    def deliver(self) -> None:
+        """In a thread, when its place is free again: give the loop the outcome. Whoever has the
+        answer may ask at once for as much again."""
+        if self._outcome is not None:
+            with suppress(RuntimeError):  # the loop is closed: nobody waits
+                self._loop.call_soon_threadsafe(self._outcome)
 
     def _succeed(self, answer: AnswerT) -> None:
         if not self.answer.done():
@@ -84,6 +88,7 @@ class FairThreads:
             max_pending_bytes,
             _Call.work,
             _Call.give_up,
+            finished=_Call.deliver,
             name=name,
         )
         self._what = what

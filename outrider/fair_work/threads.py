@@ -29,16 +29,19 @@ class WorkerThreads(Generic[JobT]):
         work: Callable[[JobT], bool],
         give_up: Callable[[JobT], None],
         *,
+        finished: Callable[[JobT], None] = lambda _: None,
         name: str = "tokenize",
     ) -> None:
         """`work` is called in a worker with every job and does not raise; it returns whether more
         of the job is to be done, when it is called again. `give_up` is called by `put`, with a job
-        that waited and has lost its place. Sizes as in JobQueue. Sets the interpreter's switch
-        interval to SWITCH_INTERVAL_S at most."""
+        that waited and has lost its place. `finished` is called in a worker with a job of which
+        no more is to be done, when its place and its size are free again. Sizes as in JobQueue.
+        Sets the interpreter's switch interval to SWITCH_INTERVAL_S at most."""
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
         self._queue: JobQueue[JobT] = JobQueue(num_workers, max_queued, max_pending_size)
         self._give_up = give_up
         self._work = work
+        self._finished = finished
         self._num_workers = num_workers
         self._is_closed = False
         self._changed = threading.Condition()
@@ -94,6 +97,8 @@ class WorkerThreads(Generic[JobT]):
                     else:
                         self._queue.finish(job)
                     self._changed.notify()  # a job of another class may be allowed to run now
+            if not has_more:
+                self._finished(job)
 
     def _take(self) -> JobT | None:
         with self._changed:

@@ -31,6 +31,7 @@ from outrider.cli.local import development_key
 from outrider.cli.main import app_for
 from outrider.models.store import default_root
 from tests.cli.invoking import invoke
+from tests.e2e.router import Router
 
 pytestmark = pytest.mark.e2e
 
@@ -280,3 +281,9 @@ def test_programs_run(block: Block, reader: Reader) -> None:
         text = _FRAGMENT.format(block=textwrap.indent(text, " " * 12))
     printed = reader.run(sys.executable, "-c", reader.here(text))
     assert printed.strip() or "print(" not in block.text
+
+
+@pytest.mark.model
+async def test_whoever_followed_the_guides_left_every_replica_in_service(reader: Reader) -> None:
+    async with Router(reader.mesh) as router:
+        await router.is_whole()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -60,23 +60,26 @@ class Link:
             server.close()
             for task in self._tasks:
                 task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _connected(
         self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter
     ) -> None:
         is_armed = self.is_armed
-        try:
-            replica, to_replica = await asyncio.open_connection(HOST, self.target)
-        except OSError:
-            to_client.close()
-            return
-        for source, sink, limit in (
-            (client, to_replica, 0),
-            (replica, to_client, HELD_AFTER_BYTES if is_armed else 0),
-        ):
-            task = asyncio.create_task(self._pass(source, sink, limit))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        with closing(to_client):
+            try:
+                replica, to_replica = await asyncio.open_connection(HOST, self.target)
+            except OSError:
+                return
+            with closing(to_replica):
+                await asyncio.gather(
+                    self._pass(client, to_replica, 0),
+                    self._pass(replica, to_client, HELD_AFTER_BYTES if is_armed else 0),
+                )
 
     async def _pass(
         self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, limit: int

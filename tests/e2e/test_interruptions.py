@@ -114,6 +114,7 @@ async def test_a_reply_by_a_schema_goes_on_at_another_replica(
             timeout=LIMIT_S,
         ) as client,
     ):
+        await router.is_whole()
         stream = await client.chat.completions.create(
             model=mesh.state.models[0]["name"],
             messages=[{"role": "user", "content": PROMPT}],

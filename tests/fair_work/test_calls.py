@@ -96,6 +96,11 @@ async def test_what_is_pending_is_bounded_in_bytes(workers: FairThreads) -> None
     assert await asyncio.gather(*both) == [3, 4]
 
 
+async def test_who_is_answered_may_ask_for_as_much_again_at_once(workers: FairThreads) -> None:
+    for number in range(300):
+        assert await workers.run(partial(str, number), ONE, num_bytes=600) == str(number)
+
+
 async def test_long_texts_leave_a_thread_to_short_ones() -> None:
     workers = FairThreads(2, 10, 10 * SLICE_SIZE)
     release = threading.Event()
