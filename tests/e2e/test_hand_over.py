@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(300)]
 BLOCK = 16
 CALL_MS = 20.0
 """Of the fake engine: a reply is there to be interrupted, and computes next to nothing."""
-REPLY_TOKENS = 100
+REPLY_TOKENS = 250
 HELD_AFTER_BYTES = 4096
 """Some blocks of the fake engine, packed."""
 LIMIT_S = 120.0
@@ -70,16 +70,17 @@ class Link:
         assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        with closing(to_client):
+        with ExitStack() as stack:
+            stack.callback(to_client.transport.abort)
             try:
                 replica, to_replica = await asyncio.open_connection(HOST, self.target)
             except OSError:
                 return
-            with closing(to_replica):
-                await asyncio.gather(
-                    self._pass(client, to_replica, 0),
-                    self._pass(replica, to_client, HELD_AFTER_BYTES if is_armed else 0),
-                )
+            stack.callback(to_replica.transport.abort)
+            await asyncio.gather(
+                self._pass(client, to_replica, 0),
+                self._pass(replica, to_client, HELD_AFTER_BYTES if is_armed else 0),
+            )
 
     async def _pass(
         self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, limit: int
