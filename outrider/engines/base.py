@@ -205,7 +205,7 @@ class Engine(Protocol):
 
 
 def ladder(max_rows: int) -> tuple[int, ...]:
-    """1, 2, 4, 8, 12, 16, 24, 32, 48, ... up to max_rows."""
+    """1, 2, 4, 6, 8, 12, 16, 24, 32, 48, ... up to max_rows."""
     return tuple(size for size in _steps(max_rows) if size <= max_rows)
 
 
@@ -213,7 +213,7 @@ def _steps(max_rows: int) -> Iterator[int]:
     size = 1
     while size <= max_rows:
         yield size
-        if size >= 8:
+        if size >= 4:
             yield size + size // 2
         size *= 2
 

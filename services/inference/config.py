@@ -87,7 +87,7 @@ class InferenceConfig:
     which computes another call, or all of them together a single text."""
     max_fixed_rows: int | None = None
     """Calls of up to this many rows may run on models compiled for their number of rows: faster,
-    but each of 1, 2, 4, 8, 12, 16, 24, 32, ... holds the weights again (200 MiB for the default
+    but each of 1, 2, 4, 6, 8, 12, 16, ... holds the weights again (200 MiB for the default
     model). The model's size and the free memory limit their number (docs/guides/models.md). 0:
     none; unset: the model definition's value, else 32. OpenVINO only."""
     max_fixed_bytes: NonNegativeInt = 0

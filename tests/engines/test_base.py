@@ -15,14 +15,24 @@ def test_an_engine_that_does_not_care() -> None:
     assert NO_SIZING.max_prepared == 0
 
 
-def test_the_ladder_rises_by_a_third_or_half_once_calls_are_large() -> None:
-    assert ladder(100) == (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96)
+def test_the_ladder_rises_by_a_third_or_half_from_four_rows_on() -> None:
+    assert ladder(100) == (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
     assert ladder(3) == (1, 2)
     assert ladder(0) == ()
 
 
 def test_small_calls_take_the_next_size_and_large_ones_the_next_multiple() -> None:
-    assert [RULE.padded(n) for n in (1, 2, 3, 9, 24, 25, 33)] == [1, 2, 4, 12, 24, 32, 48]
+    assert [RULE.padded(n) for n in (1, 2, 3, 5, 7, 9, 24, 25, 33)] == [
+        1,
+        2,
+        4,
+        6,
+        8,
+        12,
+        24,
+        32,
+        48,
+    ]
     assert RULE.rounded(17) == 32
 
 

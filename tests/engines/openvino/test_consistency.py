@@ -39,7 +39,9 @@ def kernels(changes_at: int = 0, head_changes_at: int = 0, long_changes_at: int 
     return compute
 
 
-@pytest.mark.parametrize(("changes_at", "expected"), [(0, 1), (2, 2), (5, 8), (16, 16), (33, 48)])
+@pytest.mark.parametrize(
+    ("changes_at", "expected"), [(0, 1), (2, 2), (5, 6), (7, 8), (16, 16), (33, 48)]
+)
 def test_calls_of_too_few_rows_are_found(changes_at: int, expected: int) -> None:
     compute = kernels(changes_at)
     assert least_rows(compute, compute_reference(compute, 999), SIZES) == expected
