@@ -99,6 +99,10 @@ _ALL = (
         "scale_thousand", "bench.scale", ("--thousand",), minutes=70.0,
         data=tuple(f"bench/results/{name}.json" for name in SCALE_INPUTS),
     ),
+    Bench(
+        "oracle", "bench.oracle", minutes=25.0, core_minutes=4.0,
+        data=tuple(f"bench/results/{name}.json" for name in SCALE_INPUTS),
+    ),
     Bench("router", "bench.router", minutes=6.0),
     Bench("cost", "bench.cost", minutes=25.0, peers=("smg", "vllm_router")),
     Bench("routing", "bench.peers.routing", minutes=30.0, peers=("smg", "dynamo")),

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from bench.scale.calls import CallTimes
 from bench.scale.clock import Clock
@@ -15,6 +15,33 @@ from bench.scale.regions import Region, rtt_ms
 from bench.scale.replicas import Hooks, Replica
 from bench.scale.routers import Report, Router, Site
 from outrider.errors import OutriderError
+from services.inference.kv.events import BlockEvent
+from services.inference.scheduler.types import SchedulerLoad
+
+
+class Served(Protocol):
+    """A replica, as the fleet uses it."""
+
+    def open(self, ask: Ask) -> None:
+        """Serve it."""
+
+    def load(self) -> SchedulerLoad:
+        """Its load report."""
+
+    def take_blocks(self) -> tuple[BlockEvent, ...]:
+        """What changed in its prefix cache since the last take."""
+
+    def kill(self) -> None:
+        """End it without a word to anybody."""
+
+
+MakeReplica: TypeAlias = Callable[[str, Clock, CallTimes, Hooks, int], Served]
+"""Name, clock, duration of calls, hooks and seed to a replica."""
+
+
+def _real(name: str, clock: Clock, times: CallTimes, hooks: Hooks, seed: int) -> Served:
+    return Replica(clock, times, hooks, seed)
+
 
 MakeRouter: TypeAlias = Callable[[Region, Sequence[Region], int], Router]
 """Own region, all regions and seed to a router."""
@@ -62,7 +89,7 @@ class _Slot:
     def __init__(self, name: str, region: int) -> None:
         self.name = name
         self.region = region
-        self.replica: Replica | None = None
+        self.replica: Served | None = None
         self.life = 0
         self.asks: dict[int, tuple[Ask, int]] = {}
         """Those it was given and has not finished, and in which of its lives."""
@@ -71,9 +98,16 @@ class _Slot:
 class Fleet:
     """One run."""
 
-    def __init__(self, setting: FleetSetup, times: CallTimes, make_router: MakeRouter) -> None:
+    def __init__(
+        self,
+        setting: FleetSetup,
+        times: CallTimes,
+        make_router: MakeRouter,
+        make_replica: MakeReplica = _real,
+    ) -> None:
         self._setting = setting
         self._times = times
+        self._make_replica = make_replica
         self._clock = Clock()
         self._random = random.Random(setting.seed)
         self._fate = random.Random(setting.seed)
@@ -203,7 +237,7 @@ class Fleet:
         )
         slot.life += 1
         seed = self._random.getrandbits(32)
-        slot.replica = Replica(self._clock, self._times, hooks, seed)
+        slot.replica = self._make_replica(slot.name, self._clock, self._times, hooks, seed)
         for index, router in enumerate(self._routers):
             rtt_s = self._rtt_s[index][slot.region]
             region = self._setting.regions[slot.region].name

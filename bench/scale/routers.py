@@ -74,6 +74,8 @@ class Report:
                 low=_part(load.low),
                 medium=_part(load.medium),
                 service_ms=load.service_ms,
+                kv_blocks_total=load.kv_blocks_total,
+                kv_blocks_free=load.kv_blocks_free,
                 queues_low=load.overload_level >= OverloadLevel.QUEUE_LOW,
                 refuses_sessions=load.overload_level >= OverloadLevel.REFUSE,
             ),
