@@ -380,6 +380,7 @@ def _panel(number: int, panel: Panel) -> dict[str, Any]:
                 "datasource": source,
                 "expr": line.expression,
                 "legendFormat": line.legend,
+                "exemplar": "outrider_ttft_seconds" in line.expression,
             }
             for index, line in enumerate(panel.lines)
         ],

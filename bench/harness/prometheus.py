@@ -57,6 +57,12 @@ class Prometheus:
         times = {"start": str(start_s), "end": str(end_s), "step": str(step_s)}
         return list(self._get("query_range", query=expression, **times)["result"])
 
+    def exemplars(self, selector: str) -> list[dict[str, Any]]:
+        """Exemplars of these series since yesterday."""
+        now = time.time()
+        found = self._get("query_exemplars", query=selector, start=str(now - 86_400), end=str(now))
+        return [exemplar for series in found for exemplar in series["exemplars"]]
+
     def targets(self) -> list[dict[str, Any]]:
         """Scraped endpoints, with their health."""
         return list(self._get("targets")["activeTargets"])
@@ -73,11 +79,11 @@ class Prometheus:
                 return bool(reply.status == 200)
         return False
 
-    def _get(self, path: str, **parameters: str) -> dict[str, Any]:
+    def _get(self, path: str, **parameters: str) -> Any:
         query = urllib.parse.urlencode(parameters)
         try:
             with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{query}", timeout=60) as reply:
-                return dict(json.load(reply)["data"])
+                return json.load(reply)["data"]
         except urllib.error.HTTPError as error:
             raise ValueError(f"{parameters}: {error.read().decode()}") from error
 
@@ -108,6 +114,7 @@ def running_prometheus(
                     f"--config.file={config}",
                     f"--storage.tsdb.path={files.path / 'data'}",
                     f"--web.listen-address={address}",
+                    "--enable-feature=exemplar-storage",
                 ],
                 stdout=log,
                 stderr=log,

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CollectorRegistry, disable_created_metrics
+from prometheus_client.exposition import choose_encoder
 
 from outrider import __version__
 from outrider.errors import ConfigError
@@ -89,6 +89,7 @@ class AdminServer:
                 f"cannot listen on admin address {self._config.host}:{self._config.port}: "
                 f"{error.strerror}"
             ) from error
+        disable_created_metrics()  # in OpenMetrics a series more for each counter and histogram
         self._process = ProcessCollector(asyncio.get_running_loop())
         self._registry.register(self._process)
         self._stalls = StallMonitor(self._registry, cause=self._cause)
@@ -135,6 +136,7 @@ class AdminServer:
             line, *fields = request.decode("ascii").split("\r\n")
             method, target, version = line.split(" ")
             hosts = [it[5:].strip() for it in fields if it[:5].lower() == "host:"]
+            accept = ",".join(it[7:].strip() for it in fields if it[:7].lower() == "accept:")
             if len(hosts) > 1 or not (hosts or version == "HTTP/1.0"):
                 answer = _plain(HTTPStatus.BAD_REQUEST, "send one Host (RFC 9112, section 3.2)")
             elif hosts and self._is_misdirected(hosts[0]):
@@ -143,7 +145,7 @@ class AdminServer:
                     "this port is for the machine it is on: ask for 127.0.0.1 or localhost",
                 )
             else:
-                answer = await self.answer(method, target.split("?")[0])
+                answer = await self.answer(method, target.split("?")[0], accept)
         except asyncio.LimitOverrunError:
             answer = _plain(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "header too large")
         except asyncio.IncompleteReadError:
@@ -158,15 +160,17 @@ class AdminServer:
         Elsewhere any name may be the operators'."""
         return is_loopback(self._config.host) and not is_loopback(host_of(authority))
 
-    async def answer(self, method: str, path: str) -> Answer:
-        """To one request."""
+    async def answer(self, method: str, path: str, accept: str = "") -> Answer:
+        """To one request. Metrics are in Prometheus' own format, or with exemplars in OpenMetrics
+        if `accept`, the request's Accept field, asks for that."""
         if method not in ("GET", "HEAD"):
             return _plain(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD")
         if path == "/metrics":
             if self._refresh is not None:
                 self._refresh()
-            text = await asyncio.to_thread(generate_latest, self._registry)
-            return HTTPStatus.OK, CONTENT_TYPE_LATEST, text
+            encode, content_type = choose_encoder(accept)
+            text = await asyncio.to_thread(encode, self._registry)
+            return HTTPStatus.OK, content_type, text
         if path == "/health":
             return json_answer(HTTPStatus.OK, {"status": "alive"})
         if path == "/ready":

@@ -130,9 +130,10 @@ class Metrics:
         for histogram in (self._ttft, self._token_latency):
             histogram.show((names.CHAT, names.OUTRIDER, model))
 
-    def record_ttft(self, ms: float, model: str) -> None:
-        """Time from a session's arrival to its first committed (edge: shown) token."""
-        self._ttft.record(ms / 1e3, (names.CHAT, names.OUTRIDER, model))
+    def record_ttft(self, ms: float, model: str, trace_id: str = "") -> None:
+        """Time from a session's arrival to its first committed (edge: shown) token. `trace_id`: of
+        its trace, if that is exported."""
+        self._ttft.record(ms / 1e3, (names.CHAT, names.OUTRIDER, model), trace_id)
         self._gen_ai_ttft.record(ms / 1e3, _attributes(model))
 
     def record_token_latency(self, ms: float, model: str) -> None:

@@ -151,6 +151,11 @@ class Span:
         """32 hexadecimal digits; empty without a trace."""
         return self.context[0][3:35]
 
+    @property
+    def exported_trace_id(self) -> str:
+        """The same of a span that this process exports, whether or not it fails; else empty."""
+        return ""
+
     def set(self, **attributes: AttributeValue) -> None:
         """Add attributes; write `**{"dotted.name": value}` for dotted names."""
 
@@ -175,6 +180,10 @@ class _RecordedSpan(Span):
     @property
     def is_recorded(self) -> bool:
         return True
+
+    @property
+    def exported_trace_id(self) -> str:
+        return self.trace_id if self._span.get_span_context().trace_flags.sampled else ""
 
     def set(self, **attributes: AttributeValue) -> None:
         self._span.set_attributes(attributes)

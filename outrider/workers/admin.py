@@ -43,8 +43,9 @@ class GroupAdmin(AdminServer):
         self._state = state
         self._own = registry
 
-    async def answer(self, method: str, path: str) -> Answer:
-        """Answer a request; see AdminServer."""
+    async def answer(self, method: str, path: str, accept: str = "") -> Answer:
+        """Answer a request; see AdminServer. What several processes counted is gathered in
+        Prometheus' own format, which has no exemplars."""
         if method in ("GET", "HEAD"):
             if path == "/metrics":
                 return await self._metrics()
@@ -52,7 +53,7 @@ class GroupAdmin(AdminServer):
                 return await self._readiness()
             if path == "/config":
                 return await self._config_file()
-        return await super().answer(method, path)
+        return await super().answer(method, path, accept)
 
     async def _metrics(self) -> Answer:
         answers = await self._ask_all("/metrics")

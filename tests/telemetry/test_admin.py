@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from bench.harness.prometheus import running_prometheus
 from outrider.errors import ConfigError
 from outrider.telemetry import admin
 from outrider.telemetry.config import AdminConfig
@@ -66,6 +67,32 @@ async def test_metrics(running: Running) -> None:
     assert fields["Content-Type"].startswith("text/plain")
     assert int(fields["Content-Length"]) == len(body)
     assert b"outrider_ttft_seconds_bucket" in body
+
+
+async def test_who_asks_for_openmetrics_gets_exemplars(running: Running) -> None:
+    running.metrics.record_ttft(5, "m", "a" * 32)
+    accept = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
+    request = f"GET /metrics HTTP/1.1\r\nHost: localhost\r\nAccept: {accept}\r\n\r\n"
+    status, fields, body = await running.send(request.encode())
+    assert status == 200
+    assert fields["Content-Type"].startswith("application/openmetrics-text")
+    assert body.endswith(b"# EOF\n")
+    assert ('# {trace_id="' + "a" * 32 + '"} 0.005').encode() in body
+    assert b"_created" not in body
+    assert b"trace_id" not in (await running.get("/metrics"))[2]
+
+
+async def test_a_real_prometheus_keeps_exemplars(running: Running) -> None:
+    running.metrics.record_ttft(5, "m", "a" * 32)
+    with running_prometheus({"edge": [f"127.0.0.1:{running.port}"]}, rules=()) as prometheus:
+
+        async def are_kept() -> bool:
+            found = await asyncio.to_thread(prometheus.exemplars, "outrider_ttft_seconds_bucket")
+            return [it["labels"] for it in found] == [{"trace_id": "a" * 32}]
+
+        async with asyncio.timeout(60):
+            while not await are_kept():
+                await asyncio.sleep(0.1)
 
 
 async def test_metrics_are_brought_up_to_date_when_they_are_read(running: Running) -> None:

@@ -94,6 +94,21 @@ def test_two_services_in_one_process_do_not_meet() -> None:
     second.close()
 
 
+def test_a_bucket_names_the_trace_of_its_latest_value_that_has_one() -> None:
+    metrics = Metrics("edge")
+    for ms, trace in ((20.1, "a" * 32), (20.2, "b" * 32), (20.3, ""), (900.0, "c" * 32)):
+        metrics.record_ttft(ms, "m", trace)
+    exemplars = {
+        sample.exemplar.labels["trace_id"]: sample.exemplar.value
+        for family in metrics.registry.collect()
+        for sample in family.samples
+        if sample.exemplar is not None
+    }
+    assert exemplars == {"b" * 32: pytest.approx(0.0202), "c" * 32: 0.9}
+    assert b"trace_id" not in generate_latest(metrics.registry)
+    metrics.close()
+
+
 def test_buckets_are_those_that_opentelemetry_shows() -> None:
     metrics = Metrics("inference")
     for ms in (0.0, 1.0, 1.001, 29_999.0, 30_000.0, 1e6):

@@ -131,6 +131,16 @@ def test_without_a_valid_parent_a_trace_begins_though_nobody_takes_it(bad: tuple
     assert re.fullmatch(r"00-[0-9a-f]{32}-[0-9a-f]{16}-01", span.context[0])
     assert span.trace_id != other.trace_id
     assert tracing.start_span("next", parent=span.context).context == span.context
+    assert span.exported_trace_id == ""
+
+
+@pytest.mark.usefixtures("exporter")
+@pytest.mark.parametrize(("flags", "is_exported"), [("01", True), ("03", True), ("00", False)])
+def test_only_a_sampled_trace_can_be_looked_up(flags: str, is_exported: bool) -> None:
+    span = tracing.start_span("work", parent=(PARENT[0][:-2] + flags, ""))
+    assert span.trace_id == "0af7651916cd43dd8448eb211c80319c"
+    assert span.exported_trace_id == (span.trace_id if is_exported else "")
+    span.end()
 
 
 def test_an_endpoint_without_the_exporter_is_a_warning_and_the_service_goes_on(

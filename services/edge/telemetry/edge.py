@@ -366,7 +366,9 @@ class EdgeTelemetry:
         labels = self._record_chat(asked.model, now - asked_at, session.error_reason)
         num_tokens = session.num_tokens - session.num_resumed
         metrics.counter(TOKENS).add(num_tokens, labels)
-        self._record_ttft(asked_at, times.provisional, times.committed, labels)
+        self._record_ttft(
+            asked_at, times.provisional, times.committed, labels, span.exported_trace_id
+        )
         if session.reply is not None:
             metrics.record_usage(session.num_prompt_tokens, num_tokens, labels[MODEL_LABEL])
             self._record_display(session.reply.display, labels)
@@ -426,11 +428,17 @@ class EdgeTelemetry:
             gauge(PREDICTED_GAIN, labels, controller.predicted_gain)
 
     def _record_ttft(
-        self, asked: float, provisional: float | None, committed: float | None, labels: Labels
+        self,
+        asked: float,
+        provisional: float | None,
+        committed: float | None,
+        labels: Labels,
+        trace_id: str,
     ) -> None:
         shown = [at for at in (provisional, committed) if at is not None]
         if shown:
-            self._metrics.record_ttft((min(shown) - asked) * 1000, labels[MODEL_LABEL])
+            ttft_ms = (min(shown) - asked) * 1000
+            self._metrics.record_ttft(ttft_ms, labels[MODEL_LABEL], trace_id)
         if provisional is not None:
             self._metrics.counter(PROVISIONAL_TTFT).add(provisional - asked, labels)
             self._metrics.counter(PROVISIONAL_CHATS).add(1, labels)

@@ -47,7 +47,8 @@ class SessionTelemetry:
         if self._first_at is None:
             self._first_at = now
             if not self._num_resumed:
-                self._metrics.record_ttft((now - self._opened_at) * 1e3, self._model)
+                ttft_ms = (now - self._opened_at) * 1e3
+                self._metrics.record_ttft(ttft_ms, self._model, self._span.exported_trace_id)
         elif num_tokens:
             interval_ms = (now - self._last_at) * 1e3
             self._metrics.record_token_latency(interval_ms / num_tokens, self._model)
