@@ -89,7 +89,8 @@ class AdminServer:
                 f"cannot listen on admin address {self._config.host}:{self._config.port}: "
                 f"{error.strerror}"
             ) from error
-        disable_created_metrics()  # in OpenMetrics a series more for each counter and histogram
+        # In OpenMetrics they are one series more for each counter and histogram.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._process = ProcessCollector(asyncio.get_running_loop())
         self._registry.register(self._process)
         self._stalls = StallMonitor(self._registry, cause=self._cause)
