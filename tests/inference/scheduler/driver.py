@@ -79,7 +79,11 @@ class Peer:
     def _check_counts(self, usage: Usage) -> None:
         """Each token has one source, and the calls add up."""
         assert min(usage.sources) >= 0 and sum(usage.sources) == usage.completion_tokens
-        assert usage.sources.edge <= sum(it.accepted for it in self.commits)
+        # By any chain: one that was replaced during the call counts as well, though the commit
+        # could not refer to it.
+        chains = self.chains.values()
+        offered = [any(it.get(at) == token for it in chains) for at, token in enumerate(self.reply)]
+        assert usage.sources.edge <= sum(offered)
         assert usage.draft_tokens == sum(it.drafted * it.calls for it in usage.acceptance)
         assert usage.accepted_tokens == sum(it.accepted * it.calls for it in usage.acceptance)
         assert all(it.accepted <= it.drafted for it in usage.acceptance)
