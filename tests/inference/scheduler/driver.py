@@ -79,8 +79,9 @@ class Peer:
     def _check_counts(self, usage: Usage) -> None:
         """Each token has one source, and the calls add up."""
         assert min(usage.sources) >= 0 and sum(usage.sources) == usage.completion_tokens
-        # By any chain: one that was replaced during the call counts as well, though the commit
-        # could not refer to it.
+        if len(self.chains) < 2:
+            assert usage.sources.edge <= sum(it.accepted for it in self.commits)
+        # A chain that was replaced during the call counts, though the commit could not refer to it.
         chains = self.chains.values()
         offered = [any(it.get(at) == token for it in chains) for at, token in enumerate(self.reply)]
         assert usage.sources.edge <= sum(offered)
