@@ -16,10 +16,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 CHECKS := types lint imports protos-check
 # What `make test` leaves out; tests/conftest.py says which tests these are.
-PROMISES := not instrument and not soak and not packages and not torch and not vllm
+PROMISES := not hosts and not instrument and not soak and not packages and not torch and not vllm
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all new-examples client-packages torch vllm check collect lint types imports protos-check deploy-check images images-check trace-check bench bench-core bench-check protos docs dist format exactness clean
+.PHONY: help setup demo test test-all cluster-test new-examples client-packages torch vllm check collect lint types imports protos-check deploy-check images images-check trace-check bench bench-core bench-check protos docs dist format exactness clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -51,8 +51,13 @@ vllm: setup  ## Install vLLM's server for CPUs beside .venv (4 GB), for the test
 test-all: torch client-packages  ## That, the tests of benchmarks, tools, deploy and pages, soaks, packages of others, and properties on new examples
 	@$(MAKE) --no-print-directory -j 2 collect $(CHECKS) deploy-check
 	@$(BIN)/outrider models pull $(MODEL)
-	$(PY) -m pytest -n 3
+	$(PY) -m pytest -n 3 -m "not hosts"
 	@$(MAKE) --no-print-directory new-examples SEED=$(SEED)
+
+# Each host is a network namespace, and so is what the tests run in: it has no other network.
+cluster-test: setup  ## Tests over several hosts, made here of network namespaces: a region is lost, cut off, drained (as root)
+	@$(BIN)/outrider models pull $(MODEL)
+	OUTRIDER_OWN_NETWORK=1 unshare --net $(PY) -m pytest -n 0 -m hosts tests/regions
 
 new-examples: torch  ## Property tests on examples that no commit before had (SEED=N: on others)
 	@echo "Property tests on new examples; the same again: make new-examples SEED=$(SEED)"

@@ -7,9 +7,10 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Protocol
 
-from bench.faults.fleet import Fleet
-from bench.harness.mesh import HOST
 from outrider.client import Client, Committed, ReconnectPolicy, connect
 from outrider.engines.factory import create_engine
 from outrider.errors import OutriderError
@@ -85,6 +86,11 @@ class RunningChat:
         """When its last commit came; before the first, when it was asked."""
         return self.times[-1] if self.times else self.began_at
 
+    def longest_pause_ms(self, since: float) -> float:
+        """The longest time without a commit that ended after `since`, time.monotonic()."""
+        pairs = pairwise((self.began_at, *self.times))
+        return 1e3 * max((after - before for before, after in pairs if after > since), default=0.0)
+
 
 @dataclass(slots=True)
 class ChatTotals:
@@ -121,15 +127,34 @@ class ChatTotals:
         return ", ".join(told) if told else ""
 
 
+class Served(Protocol):
+    """What is chatted with."""
+
+    @property
+    def urls(self) -> Sequence[str]:
+        """Of its edges."""
+
+    @property
+    def ca(self) -> Path:
+        """Whom their clients trust."""
+
+    @property
+    def key(self) -> str:
+        """An API key of theirs; "": they need none."""
+
+    @property
+    def has_tokenizers(self) -> bool:
+        """Whether clients may send text without tokenizing it."""
+
+
 class ChatLoad:
     """Keeps `num_chats` chats going for as long as the context lasts, and compares every reply with
     the reference."""
 
-    def __init__(self, fleet: Fleet, references: list[ReferenceChat], num_chats: int) -> None:
-        self._fleet = fleet
+    def __init__(self, served: Served, references: list[ReferenceChat], num_chats: int) -> None:
+        self._served = served
         self._references = references
         self._num_chats = num_chats
-        self._has_thin_chats = bool(fleet.tokenizers)
         self._random = random.Random(7)
         self._is_over = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -164,15 +189,18 @@ class ChatLoad:
                 task.result()
 
     async def _work(self, number: int) -> None:
-        edges = [f"quic://{HOST}:{edge.port}" for edge in self._fleet.edges]
+        edges = list(self._served.urls)
         first, *others = edges[number % len(edges) :] + edges[: number % len(edges)]
         patient = ReconnectPolicy(give_up_after_s=60)
-        async with connect(first, others=others, ca=self._fleet.ca, reconnect=patient) as client:
+        trusted = {"ca": self._served.ca, "key": self._served.key, "timeout_s": 30.0}
+        async with connect(first, others=others, reconnect=patient, **trusted) as client:
             self._num_connected += 1
             if self._num_connected == self._num_chats:
                 self._all_connected.set()
+            # So that they all run at once: the first would have ended before the last connects.
+            await self._all_connected.wait()
             while not self._is_over:
-                thin = self._has_thin_chats and self._random.random() < 0.5
+                thin = self._served.has_tokenizers and self._random.random() < 0.5
                 await self._chat(client, self._random.choice(self._references), thin=thin)
 
     async def _chat(self, client: Client, reference: ReferenceChat, *, thin: bool) -> None:

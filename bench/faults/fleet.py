@@ -58,6 +58,21 @@ class Fleet:
     files: RunFolder
     """Configurations and logs of all processes."""
 
+    @property
+    def urls(self) -> list[str]:
+        """Of the edges."""
+        return [f"quic://{edge.address}" for edge in self.edges]
+
+    @property
+    def key(self) -> str:
+        """The edges ask for none."""
+        return ""
+
+    @property
+    def has_tokenizers(self) -> bool:
+        """Whether clients may send text without tokenizing it."""
+        return bool(self.tokenizers)
+
     async def num_sessions(self, down: Collection[Service] = ()) -> dict[str, int]:
         """Sessions by replica, as the routers that are not `down` see them."""
         counts = {replica.name: 0 for replica in self.replicas}

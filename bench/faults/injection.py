@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from bench.faults.chats import REPLICA_KILL, ChatLoad, RunningChat
 from bench.faults.fleet import Fleet, is_far
@@ -101,7 +100,7 @@ class FaultInjector:
             under_way += [run for run in self._load.running if run not in under_way]
             service.signal(signal.SIGCONT)
             await self._gone_on(faults, under_way)
-            pauses = [(_longest_ms(run, struck_at), run) for run in under_way]
+            pauses = [(run.longest_pause_ms(struck_at), run) for run in under_way]
             self._note(
                 faults, [pause for pause in pauses if pause[0] >= _HELD_SHARE * stop_s * 1e3]
             )
@@ -162,7 +161,7 @@ class FaultInjector:
         strike()
         await asyncio.sleep(least_s)
         await self._gone_on(faults, under_way)
-        pauses = [(_longest_ms(run, struck_at), run) for run in under_way]
+        pauses = [(run.longest_pause_ms(struck_at), run) for run in under_way]
         pauses.sort(key=lambda pause: -pause[0])
         self._note(faults, pauses[:num_hit])
 
@@ -196,9 +195,3 @@ class FaultInjector:
         if self._down:
             await asyncio.sleep(_RECONNECT_S[self._down[0].role])
         self._down.clear()
-
-
-def _longest_ms(run: RunningChat, since: float) -> float:
-    """The longest time without a commit that ended after `since`."""
-    pairs = pairwise((run.began_at, *run.times))
-    return 1e3 * max((after - before for before, after in pairs if after > since), default=0.0)

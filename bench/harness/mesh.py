@@ -61,23 +61,29 @@ class Service:
         settings: Sequence[str] = (),
         program: Sequence[str] = (),
         tls: TlsConfig | None = None,
+        host: str = HOST,
+        within: Sequence[str] = (),
     ) -> None:
-        """`values` are the keys of its section, `settings` KEY=VALUE that count before them,
-        `models` the definitions that it knows. `environment` has variables of its process besides
-        those of this one. `program` is run in place of `outrider serve ROLE` and has to understand
+        """It listens on `host`; `within` stands before its command, to run it on another host
+        (bench.regions.hosts). `values` are the keys of its section, `settings` KEY=VALUE that count
+        before them, `models` the definitions that it knows. `environment` has variables of its
+        process besides those of this one. `program` is run in place of `outrider serve ROLE` and
+        has to understand
         `--config` and `--ready-file`. It runs on these cores; without any, on this process's."""
         self.name = name
         self.role = role
+        self.host = host
         self.port = port or (free_udp_port() if role == Role.EDGE else free_tcp_port())
-        given = {"host": HOST, "port": self.port, "log_level": "warning", "drain_s": 0.0}
-        self.values: Mapping[str, object] = {**given, "admin": {"port": 0}, **values}
+        given = {"host": host, "port": self.port, "log_level": "warning", "drain_s": 0.0}
+        admin = {"host": host, "port": 0}
+        self.values: Mapping[str, object] = {**given, "admin": admin, **values}
         self.log = folder / f"{name}.log"
         config, self._ready = (folder / f"{name}.{kind}" for kind in ("toml", "json"))
         spec = completed(ProcessSpec(name, role, self.values), {}, tls or TlsConfig())
         config.write_text(to_toml(spec, models), encoding="utf-8")
         words = program or (sys.executable, "-m", "outrider.cli.main", "serve", role)
         files = ("--config", str(config), "--ready-file", str(self._ready))
-        self._command = (*words, *files, *(f"--set={setting}" for setting in settings))
+        self._command = (*within, *words, *files, *(f"--set={setting}" for setting in settings))
         environ = {**os.environ, **(environment or {})}
         # As `outrider up` and the image start it: its death is noticed sooner, too.
         self._environment = with_huge_pages(environ) if role == Role.INFERENCE else environ
@@ -91,7 +97,7 @@ class Service:
     @property
     def address(self) -> str:
         """HOST:PORT on which it listens."""
-        return f"{HOST}:{self.port}"
+        return f"{self.host}:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -143,7 +149,7 @@ class Service:
 
     async def metrics(self) -> str:
         """Its page of metrics."""
-        url = f"http://{HOST}:{self.ports.admin}/metrics"
+        url = f"http://{self.host}:{self.ports.admin}/metrics"
         return await asyncio.to_thread(lambda: urlopen(url, timeout=10).read().decode())
 
     async def samples(self) -> list[Sample]:
@@ -221,6 +227,9 @@ class Mesh:
         models: Mapping[str, Mapping[str, object]] | None = None,
         settings: Sequence[str] = (),
         program: Sequence[str] = (),
+        host: str = HOST,
+        within: Sequence[str] = (),
+        port: int = 0,
     ) -> Service:
         """A further service, which is not started yet; see Service."""
         own = {"region": region, **values} if region else values
@@ -228,12 +237,14 @@ class Mesh:
         if self._certificates is not None:
             tls = self._certificates.issue(Role(role), region, name=name)
         made = Service(
-            *(name, role, own, self.folder),
+            *(name, role, own, self.folder, port),
             cores=cores,
             models=models,
             settings=settings,
             program=program,
             tls=tls,
+            host=host,
+            within=within,
         )
         self.services.append(made)
         self._stack.callback(made.end)

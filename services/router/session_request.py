@@ -43,6 +43,9 @@ class SessionRequest:
     """Hash of the address prefix of a client without a key; empty: the client has a key."""
     begun_ahead: bool = False
     """Its committed tokens were computed in the background, before it was admitted."""
+    is_proven: bool = False
+    """It lost its router after the replica there had committed tokens of it: that replica was not
+    lost because of its prompt."""
     is_background: bool = False
     """Computed before anybody asks for it: it is placed at once or refused, never queued, and
     counts for nobody."""

@@ -10,10 +10,10 @@ from random import Random
 
 import dns.rcode
 
+from bench.harness.name_server import NameServer, running_name_server
 from outrider.peers.discovery import Discovery
 from outrider.peers.membership import DiscoveryPolicy, parse_target
 from outrider.testing import eventually, leak_check
-from tests.peers.name_server import NameServer, running_name_server
 
 
 class Notes:

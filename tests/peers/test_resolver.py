@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 import dns.rcode
 import pytest
 
+from bench.harness.name_server import NameServer, running_name_server
 from outrider.errors import ConfigError, UnavailableError
 from outrider.peers.membership import parse_target
 from outrider.peers.resolver import DnsResolver
-from tests.peers.name_server import NameServer, running_name_server
 
 
 @pytest.fixture

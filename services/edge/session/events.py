@@ -315,6 +315,8 @@ class OpenRegion:
     begun_ahead: bool = False
     """The tokens to resume after were computed in the background: to the region it is a new
     request, not one that lost its replica."""
+    is_proven: bool = False
+    """A token came from the replica that had the session last: it could serve it."""
 
 
 @dataclass(frozen=True, slots=True)

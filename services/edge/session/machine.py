@@ -409,6 +409,7 @@ class ChatSession:
         chat.region = item.region
         chat.replica = item.replica
         chat.num_replicas += 1
+        chat.reopening.moved()
         chat.reply.moved(item)
         return []
 

@@ -37,6 +37,8 @@ class Reopening:
         has one, or a token came since."""
         self._backoff = Backoff(policy.first_pause_s, policy.max_pause_s)
         self._num_prompt_tokens: int | None = None
+        self._is_proven = False
+        """Whether a token came from the replica that has the session, or had it last."""
         self.again_at: float | None = None
         """When the region is asked again; None: it has been asked."""
 
@@ -57,9 +59,10 @@ class Reopening:
             if left_ms <= 0:
                 raise DeadlineError("the deadline passed before a region was asked")
         self.again_at = None
+        is_proven, self._is_proven = self._is_proven, False
         resume = replace(request.resume, ids=final_ids, model_identity=model_identity)
         resumed = replace(request, resume=resume)
-        return OpenRegion(resumed, prompt, left_ms, echo)
+        return OpenRegion(resumed, prompt, left_ms, echo, is_proven=is_proven)
 
     def opened(self, num_prompt_tokens: int, *, has_tokens: bool) -> None:
         """The region opened the session. Raises OutriderError if the chat has final tokens and the
@@ -97,6 +100,11 @@ class Reopening:
     def worked(self) -> None:
         """A token came."""
         self._lost_at = None
+        self._is_proven = True
+
+    def moved(self) -> None:
+        """The router moved the session to another replica."""
+        self._is_proven = False
 
     def _next_pause_s(self, error: OutriderError) -> float:
         asked_s = error.retry_delay_ms / 1e3 if isinstance(error, OverloadedError) else 0.0

@@ -106,6 +106,7 @@ class RegionWire:
             trace=common_pb2.TraceContext(traceparent=trace[0], tracestate=trace[1]),
             background=request.is_background,
             begun_ahead=action.begun_ahead,
+            proven=action.is_proven,
         )
         if request.resume.ids:
             opening.resume.CopyFrom(self._block(request.resume.ids))

@@ -70,6 +70,7 @@ def read_request(
         call_key=request_key(opening.tenant, opening.request_id),
         is_background=opening.background,
         begun_ahead=opening.begun_ahead,
+        is_proven=opening.proven,
     )
 
 

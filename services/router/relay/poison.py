@@ -18,7 +18,9 @@ The record of a session ends with the session, even if that ends because its edg
 may then be opened again, perhaps through another router. Replicas report every crash to every
 router, so each can find the crashes of a request (CrashReports). While a replica that could have
 had the request is away, a session that resumes after tokens gets engine calls of its own, because
-the report may be still to come (replica_monitor).
+the report may be still to come (replica_monitor). Not so if its edge had tokens of it from the
+replica that had it last: as above, that has shown that it can be served. When a whole region is
+lost, hundreds come at once, and would be computed one after the other.
 """
 
 from __future__ import annotations

@@ -126,10 +126,13 @@ class ReplicaMonitor:
         return departures + [_departure(session, why) for session in others]
 
     def opened(self, session: RelayedSession, now: float) -> None:
-        """A session came. One that resumes after tokens may have crashed a replica that is away."""
+        """A session came. One that resumes after tokens may have crashed a replica that is away,
+        unless it had tokens of that replica."""
         request = session.request
-        is_doubtful = request.is_resumed and any(
-            _may_have_crashed(replica, request, now) for replica in self._registry
+        is_doubtful = (
+            request.is_resumed
+            and not request.is_proven
+            and any(_may_have_crashed(replica, request, now) for replica in self._registry)
         )
         self._failover.opened(session, now, is_doubtful=is_doubtful)
 

@@ -66,6 +66,21 @@ def test_a_lost_stream_is_opened_again_at_once_behind_the_last_token() -> None:
     assert chat.num_resumed == 0, "no other client had any of it"
 
 
+def test_it_is_said_whether_the_one_that_is_lost_had_committed_anything() -> None:
+    """If it had, it was not lost because of the request, which need not be computed alone."""
+    chat = in_state(SessionState.OPENING)
+    assert not opened(chat, LOST, 0.5).is_proven
+    chat.handle(OPENED, 0.6)
+    chat.handle(Commit(0, 0, 0, (1, 2)), 1.0)
+    assert opened(chat, LOST, 1.5).is_proven
+    (again,) = chat.handle(LOST, 1.6) or chat.handle(Tick(), 1.7)
+    assert isinstance(again, OpenRegion) and not again.is_proven
+    chat.handle(OPENED, 1.8)
+    chat.handle(Commit(0, 2, 0, (1,)), 1.9)
+    chat.handle(RegionMoved("replica-2", "us-west"), 2.0)
+    assert not opened(chat, LOST, 2.1).is_proven, "the next replica had committed nothing yet"
+
+
 def test_final_tokens_never_follow_another_prompt_than_before() -> None:
     """Messages that a region tokenizes may be made shorter there by other limits."""
     for has_tokens in (False, True):

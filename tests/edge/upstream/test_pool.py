@@ -11,6 +11,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from bench.harness.name_server import running_name_server
 from outrider.backoff import Backoff
 from outrider.errors import OutriderError, UnavailableError
 from outrider.peers.health import HealthPolicy, PeerState
@@ -24,7 +25,6 @@ from services.edge.upstream.link import LinkPolicy
 from services.edge.upstream.metrics import RouterMetrics
 from services.edge.upstream.pool import RouterPool, RouterPoolPolicy
 from services.edge.upstream.table import RouterTable
-from tests.peers.name_server import running_name_server
 
 
 class Router(router_pb2_grpc.RouterServiceServicer):

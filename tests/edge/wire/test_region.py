@@ -160,6 +160,12 @@ def test_a_prediction_goes_up_as_a_block() -> None:
     assert not fresh().open(OpenRegion(request(), (1,), 0), ("", "")).open.HasField("prediction")
 
 
+def test_that_a_lost_replica_could_serve_it_goes_up() -> None:
+    for is_proven in (False, True):
+        action = OpenRegion(request(), (1,), 0, is_proven=is_proven)
+        assert fresh().open(action, ("", "")).open.proven == is_proven
+
+
 def test_numbers_go_up_and_come_back() -> None:
     wire = fresh()
     assert wire.open(OpenRegion(request(), (1,), 0, echo=3), ("", "")).open.echo == 3

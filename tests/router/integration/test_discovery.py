@@ -9,11 +9,11 @@ from typing import Any
 
 import dns.rcode
 
+from bench.harness.name_server import NameServer, running_name_server
 from outrider.peers.membership import DiscoveryPolicy
 from outrider.testing import eventually, leak_check
 from outrider.v1 import router_pb2
 from services.router.fleet.entries import ReplicaTarget
-from tests.peers.name_server import NameServer, running_name_server
 from tests.router.relay.mesh import commit, done
 from tests.router.replica import Replica, RouterUnderTest, running_router, started
 

@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from bench.harness.name_server import running_name_server
 from outrider.errors import ConfigError, PermissionDeniedError
 from outrider.peers.membership import DiscoveryPolicy
 from outrider.rpc import from_rpc_error
@@ -19,7 +20,6 @@ from outrider.tls import Role, Tls, TlsConfig
 from outrider.v1 import inference_pb2, router_pb2
 from services.router.config import RouterConfig
 from services.router.fleet.entries import ReplicaConfig, ReplicaTarget
-from tests.peers.name_server import running_name_server
 from tests.router.replica import Replica, routed, running_replicas, running_router, started
 from tests.tls.issuing import Issuer
 

@@ -162,6 +162,7 @@ async def test_after_a_loss_a_session_goes_alone_and_measures_no_round_trip(mesh
         ({"residency": ["us"]}, False),
         ({"tenant": "bold"}, True),
         ({"resume": None}, False),
+        ({"proven": True}, False),
     ],
 )
 async def test_a_resumed_reply_goes_alone_while_a_replica_that_could_have_had_it_is_away(

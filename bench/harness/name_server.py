@@ -1,4 +1,4 @@
-"""A DNS server on loopback that answers what a test tells it to answer. UDP alone, RFC 1035."""
+"""A DNS server that answers what it is told to answer. UDP alone, RFC 1035."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ class NameServer(asyncio.DatagramProtocol):
 
 
 @asynccontextmanager
-async def running_name_server() -> AsyncIterator[NameServer]:
-    """A name server, stopped at the end."""
+async def running_name_server(host: str = "127.0.0.1") -> AsyncIterator[NameServer]:
+    """A name server on a free port, stopped at the end."""
     loop = asyncio.get_running_loop()
-    transport, server = await loop.create_datagram_endpoint(NameServer, local_addr=("127.0.0.1", 0))
+    transport, server = await loop.create_datagram_endpoint(NameServer, local_addr=(host, 0))
     try:
         yield server
     finally:

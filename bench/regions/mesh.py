@@ -1,0 +1,245 @@
+"""A mesh over hosts: a router, a tokenizer and replicas in each of three regions, two edges at a
+site of their own, mutual TLS, and names that a name server answers for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from bench.harness.mesh import Mesh, Service, mesh
+from bench.harness.name_server import NameServer, running_name_server
+from bench.regions.hosts import Host, Hosts, hosts
+from bench.relay.lane import Conditions
+from outrider.cli import router_state
+from outrider.cli.local.certificates import OPERATOR, of_process
+from outrider.errors import UnavailableError
+from outrider.tls import Tls
+
+NEAR: Final = "us-east"
+"""The region that is nearest to the edges."""
+REGIONS: Final = (NEAR, "us-west", "eu-west")
+SITE: Final = "site"
+"""The edges' host."""
+CLIENTS: Final = "clients"
+"""The host of this process."""
+ONE_WAY_MS: Final[Mapping[tuple[str, str], float]] = {
+    (CLIENTS, SITE): 5.0,
+    (SITE, NEAR): 5.0,
+    (SITE, "us-west"): 30.0,
+    (SITE, "eu-west"): 40.0,
+    (NEAR, "us-west"): 30.0,
+    (NEAR, "eu-west"): 40.0,
+    ("us-west", "eu-west"): 70.0,
+}
+"""Milliseconds from one host to another; 0 between others, which only operators use."""
+TENANT: Final = "anywhere"
+BOUND_TENANT: Final = "bound"
+"""A tenant whose prompts may be in NEAR alone."""
+MAX_SESSIONS: Final = 128
+"""Of a replica at once: two regions have room for the chats of three."""
+_ROUTER_PORT: Final = 7100
+_REPLICA_PORT: Final = 7200
+_TOKENIZER_PORT: Final = 7300
+_EDGE_PORT: Final = 4433
+_START_LIMIT_S: Final = 120.0
+_POLL_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class RegionalMesh:
+    """All processes, where they run, and the network between their hosts."""
+
+    hosts: Hosts
+    names: NameServer
+    """Answers for the names of routers, tokenizers and replicas."""
+    regions: Mapping[str, tuple[Service, ...]]
+    """Services of a region: its router first, its tokenizer, its replicas."""
+    edges: tuple[Service, ...]
+    key: str
+    """An API key of a tenant whose prompts may be anywhere."""
+    bound_key: str
+    """An API key of BOUND_TENANT."""
+    made: Mesh
+
+    @property
+    def urls(self) -> list[str]:
+        """Of the edges."""
+        return [f"quic://{edge.address}" for edge in self.edges]
+
+    @property
+    def ca(self) -> Path:
+        """The certificate of the edges."""
+        return self.made.ca
+
+    @property
+    def has_tokenizers(self) -> bool:
+        """Clients may send text without tokenizing it."""
+        return True
+
+    @property
+    def num_replicas(self) -> int:
+        """In all regions."""
+        return sum(len(services) - 2 for services in self.regions.values())
+
+    def router(self, region: str) -> Service:
+        """The region's router."""
+        return self.regions[region][0]
+
+    async def replicas_seen(self, region: str) -> list[dict[str, Any]]:
+        """Rows of `outrider status --json` on the replicas, as a region's router sees them. Raises
+        UnavailableError."""
+        operator = Tls.open(of_process(self.made.folder, OPERATOR))
+        state = await router_state.ask(self.router(region).address, operator)
+        return list(state["replicas"])
+
+    async def until_whole(self, regions: Collection[str] = REGIONS) -> None:
+        """Return once the routers of these regions have all replicas of all regions in service.
+        Raises TimeoutError."""
+        async with asyncio.timeout(_START_LIMIT_S):
+            for region in regions:
+                while True:
+                    with contextlib.suppress(UnavailableError):
+                        rows = await self.replicas_seen(region)
+                        if sum(it["state"] == "READY" for it in rows) == self.num_replicas:
+                            break
+                    await asyncio.sleep(_POLL_S)
+
+    def kill(self, region: str) -> None:
+        """SIGKILL for every process of the region. Its kernel resets their connections."""
+        self.hosts[region].kill_all()
+        for service in self.regions[region]:
+            service.kill()  # it is dead; its end is awaited
+
+    async def lose(self, region: str) -> None:
+        """The region's machines have no power any more: nobody hears of its processes' ends."""
+        await self.hosts.cut(self.hosts.around(region))
+        self.kill(region)
+
+    async def bring_back(self, region: str) -> None:
+        """Power and network are there again, and its services are started. Returns when all routers
+        have all replicas in service."""
+        await self.hosts.mend(self.hosts.around(region))
+        await self.made.start(*self.regions[region])
+        await self.until_whole()
+
+
+@contextlib.asynccontextmanager
+async def running(
+    engine: str, *, num_replicas: int = 2, fake_call_ms: float = 0.0
+) -> AsyncIterator[RegionalMesh]:
+    """Start every process, in a process that has its own network (hosts.enter_own_network); all are
+    stopped when the context ends. `num_replicas` is of each region. `fake_call_ms`: how long a call
+    of the fake engine waits."""
+    async with (
+        hosts(CLIENTS, (SITE, *REGIONS)) as network,
+        mesh("regions", is_secure=True) as made,
+        running_name_server(network[CLIENTS].address) as names,
+    ):
+        for (one, other), delay_ms in ONE_WAY_MS.items():
+            await network.set(one, other, Conditions(delay_ms=delay_ms))
+        ports = f"{_REPLICA_PORT}-{_REPLICA_PORT + num_replicas - 1}"
+        for region in REGIONS:
+            for what in ("router", "tokenizer", "replicas"):
+                names.records[f"{what}.{region}.test", "A"] = [network[region].address]
+        regions = {
+            region: (
+                _router(made, network[region], names, ports),
+                _service(made, network[region], f"tokenizer-{region}", "tokenizer", {}),
+                *(
+                    _replica(made, network[region], number, engine, fake_call_ms)
+                    for number in range(num_replicas)
+                ),
+            )
+            for region in REGIONS
+        }
+        keys = (_new_key(made.folder, tenant) for tenant in (TENANT, BOUND_TENANT))
+        edges = tuple(_edge(made, network[SITE], names, number) for number in range(2))
+        await made.start(*(it for services in regions.values() for it in services))
+        # The first edge makes the certificate that the other one finds.
+        for edge in edges:
+            await made.start(edge)
+        it = RegionalMesh(network, names, regions, edges, *keys, made)
+        await it.until_whole()
+        yield it
+
+
+def _service(
+    made: Mesh, host: Host, name: str, role: str, values: Mapping[str, object], port: int = 0
+) -> Service:
+    return made.service(
+        name,
+        role,
+        values,
+        region=host.name if role in ("router", "inference") else "",
+        host=host.address,
+        within=host.within,
+        port=port or _TOKENIZER_PORT,
+    )
+
+
+def _router(made: Mesh, host: Host, names: NameServer, replica_ports: str) -> Service:
+    others = [region for region in REGIONS if region != host.name]
+    values = {
+        "replica_targets": tuple(
+            {"target": f"dns:replicas.{region}.test:{replica_ports}", "region": region}
+            for region in REGIONS
+        ),
+        "tokenizers": tuple(
+            f"dns:tokenizer.{region}.test:{_TOKENIZER_PORT}" for region in (host.name, *others)
+        ),
+        "discovery": _discovery(names),
+    }
+    return _service(made, host, f"router-{host.name}", "router", values, _ROUTER_PORT)
+
+
+def _replica(made: Mesh, host: Host, number: int, engine: str, fake_call_ms: float) -> Service:
+    name = f"{host.name}-{number}"
+    values: dict[str, object] = {
+        "replica": name,
+        "engine": engine,
+        "threads": 1,
+        "kv_bytes": 1 << 28,
+        # Without drafts, so that replies last until something happens.
+        "scheduler": {"max_sessions": MAX_SESSIONS, "max_draft_tokens": 0},
+    }
+    if fake_call_ms:
+        values["fake_call_ms"] = fake_call_ms
+    return _service(made, host, name, "inference", values, _REPLICA_PORT + number)
+
+
+def _edge(made: Mesh, host: Host, names: NameServer, number: int) -> Service:
+    name = f"edge-{number}"
+    values = {
+        "name": name,
+        "routers": tuple(f"dns:router.{region}.test:{_ROUTER_PORT}" for region in REGIONS),
+        "discovery": _discovery(names),
+        "state_dir": str(made.folder),
+        "server_names": (host.address,),
+        "drafter.model": "none",
+        # All clients have one address.
+        "quic": {"max_connections_per_address": 1000, "max_chats_per_address": 1000},
+        "access.keys_file": str(_keys_file(made.folder)),
+        "tenants": ({"name": TENANT}, {"name": BOUND_TENANT, "regions": (NEAR,)}),
+    }
+    return _service(made, host, name, "edge", values, _EDGE_PORT + number)
+
+
+def _discovery(names: NameServer) -> dict[str, object]:
+    return {"nameservers": (names.address,)}
+
+
+def _keys_file(folder: Path) -> Path:
+    return folder / "keys.json"
+
+
+def _new_key(folder: Path, tenant: str) -> str:
+    command = (sys.executable, "-m", "outrider.cli.main", "keys", "create", tenant)
+    options = ("--keys-file", str(_keys_file(folder)))
+    done = subprocess.run((*command, *options), capture_output=True, text=True, check=True)
+    return done.stdout.strip()
