@@ -158,13 +158,13 @@ async def running(
             )
             for region in REGIONS
         }
-        keys = (_new_key(made.folder, tenant) for tenant in (TENANT, BOUND_TENANT))
+        key, bound_key = (_new_key(made.folder, tenant) for tenant in (TENANT, BOUND_TENANT))
         edges = tuple(_edge(made, network[SITE], names, number) for number in range(2))
         await made.start(*(it for services in regions.values() for it in services))
         # The first edge makes the certificate that the other one finds.
         for edge in edges:
             await made.start(edge)
-        it = RegionalMesh(network, names, regions, edges, *keys, made)
+        it = RegionalMesh(network, names, regions, edges, key, bound_key, made)
         await it.until_whole()
         yield it
 
