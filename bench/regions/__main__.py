@@ -38,7 +38,7 @@ async def _measure(
     references: list[ReferenceChat], num_chats: int, num_rounds: int
 ) -> dict[str, Seen]:
     seen = {name: Seen() for name in INCIDENTS}
-    async with running("fake", fake_call_ms=CALL_MS) as mesh:
+    async with running(CALL_MS) as mesh:
         for turn in range(num_rounds):
             for name, incident in INCIDENTS.items():
                 totals, pauses_ms = await interrupted(mesh, incident, references, num_chats)

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -41,11 +41,13 @@ ONE_WAY_MS: Final[Mapping[tuple[str, str], float]] = {
 TENANT: Final = "anywhere"
 BOUND_TENANT: Final = "bound"
 """A tenant whose prompts may be in NEAR alone."""
+NUM_REPLICAS: Final = 2
+"""Of each region."""
 MAX_SESSIONS: Final = 128
 """Of a replica at once: two regions have room for the chats of three."""
 _ROUTER_PORT: Final = 7100
-_REPLICA_PORT: Final = 7200
-_TOKENIZER_PORT: Final = 7300
+_REPLICA_PORT: Final = 7300
+_TOKENIZER_PORT: Final = 7200
 _EDGE_PORT: Final = 4433
 _START_LIMIT_S: Final = 120.0
 _POLL_S: Final = 0.1
@@ -82,11 +84,6 @@ class RegionalMesh:
         """Clients may send text without tokenizing it."""
         return True
 
-    @property
-    def num_replicas(self) -> int:
-        """In all regions."""
-        return sum(len(services) - 2 for services in self.regions.values())
-
     def router(self, region: str) -> Service:
         """The region's router."""
         return self.regions[region][0]
@@ -98,15 +95,15 @@ class RegionalMesh:
         state = await router_state.ask(self.router(region).address, operator)
         return list(state["replicas"])
 
-    async def until_whole(self, regions: Collection[str] = REGIONS) -> None:
-        """Return once the routers of these regions have all replicas of all regions in service.
-        Raises TimeoutError."""
+    async def until_whole(self) -> None:
+        """Return once every router has all replicas of all regions in service. Raises
+        TimeoutError."""
         async with asyncio.timeout(_START_LIMIT_S):
-            for region in regions:
+            for region in self.regions:
                 while True:
                     with contextlib.suppress(UnavailableError):
                         rows = await self.replicas_seen(region)
-                        if sum(it["state"] == "READY" for it in rows) == self.num_replicas:
+                        if sum(it["state"] == "READY" for it in rows) == NUM_REPLICAS * len(self.regions):
                             break
                     await asyncio.sleep(_POLL_S)
 
@@ -130,12 +127,9 @@ class RegionalMesh:
 
 
 @contextlib.asynccontextmanager
-async def running(
-    engine: str, *, num_replicas: int = 2, fake_call_ms: float = 0.0
-) -> AsyncIterator[RegionalMesh]:
-    """Start every process, in a process that has its own network (hosts.enter_own_network); all are
-    stopped when the context ends. `num_replicas` is of each region. `fake_call_ms`: how long a call
-    of the fake engine waits."""
+async def running(call_ms: float) -> AsyncIterator[RegionalMesh]:
+    """Start every process, from one that has a network of its own (hosts.enter_own_network); all
+    are stopped when the context ends. Replicas have the fake engine, whose calls wait `call_ms`."""
     async with (
         hosts(CLIENTS, (SITE, *REGIONS)) as network,
         mesh("regions", is_secure=True) as made,
@@ -143,7 +137,7 @@ async def running(
     ):
         for (one, other), delay_ms in ONE_WAY_MS.items():
             await network.set(one, other, Conditions(delay_ms=delay_ms))
-        ports = f"{_REPLICA_PORT}-{_REPLICA_PORT + num_replicas - 1}"
+        ports = f"{_REPLICA_PORT}-{_REPLICA_PORT + NUM_REPLICAS - 1}"
         for region in REGIONS:
             for what in ("router", "tokenizer", "replicas"):
                 names.records[f"{what}.{region}.test", "A"] = [network[region].address]
@@ -152,8 +146,8 @@ async def running(
                 _router(made, network[region], names, ports),
                 _service(made, network[region], f"tokenizer-{region}", "tokenizer", {}),
                 *(
-                    _replica(made, network[region], number, engine, fake_call_ms)
-                    for number in range(num_replicas)
+                    _replica(made, network[region], number, call_ms)
+                    for number in range(NUM_REPLICAS)
                 ),
             )
             for region in REGIONS
@@ -198,18 +192,17 @@ def _router(made: Mesh, host: Host, names: NameServer, replica_ports: str) -> Se
     return _service(made, host, f"router-{host.name}", "router", values, _ROUTER_PORT)
 
 
-def _replica(made: Mesh, host: Host, number: int, engine: str, fake_call_ms: float) -> Service:
+def _replica(made: Mesh, host: Host, number: int, call_ms: float) -> Service:
     name = f"{host.name}-{number}"
-    values: dict[str, object] = {
+    values = {
         "replica": name,
-        "engine": engine,
+        "engine": "fake",
+        "fake_call_ms": call_ms,
         "threads": 1,
         "kv_bytes": 1 << 28,
         # Without drafts, so that replies last until something happens.
         "scheduler": {"max_sessions": MAX_SESSIONS, "max_draft_tokens": 0},
     }
-    if fake_call_ms:
-        values["fake_call_ms"] = fake_call_ms
     return _service(made, host, name, "inference", values, _REPLICA_PORT + number)
 
 

@@ -22,5 +22,5 @@ def references() -> list[ReferenceChat]:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def mesh() -> AsyncIterator[RegionalMesh]:
-    async with running("fake", fake_call_ms=CALL_MS) as mesh:
+    async with running(CALL_MS) as mesh:
         yield mesh
