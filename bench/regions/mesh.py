@@ -103,7 +103,9 @@ class RegionalMesh:
                 while True:
                     with contextlib.suppress(UnavailableError):
                         rows = await self.replicas_seen(region)
-                        if sum(it["state"] == "READY" for it in rows) == NUM_REPLICAS * len(self.regions):
+                        if sum(it["state"] == "READY" for it in rows) == NUM_REPLICAS * len(
+                            self.regions
+                        ):
                             break
                     await asyncio.sleep(_POLL_S)
 
