@@ -103,9 +103,8 @@ class RegionalMesh:
                 while True:
                     with contextlib.suppress(UnavailableError):
                         rows = await self.replicas_seen(region)
-                        if sum(it["state"] == "READY" for it in rows) == NUM_REPLICAS * len(
-                            self.regions
-                        ):
+                        num_ready = sum(it["state"] == "READY" for it in rows)
+                        if num_ready == NUM_REPLICAS * len(self.regions):
                             break
                     await asyncio.sleep(_POLL_S)
 
