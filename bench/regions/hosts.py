@@ -13,12 +13,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from bench.harness.processes import child, read_json, write_json
-from bench.regions.network import DEVICE, Way, set_command
+from bench.regions.network import DEVICE, Way
 from bench.relay.lane import Conditions
 from outrider import children
 from outrider.children import PipedProcess
@@ -81,7 +81,7 @@ class Hosts:
     async def set(self, one: str, other: str, conditions: Conditions) -> None:
         """The same conditions both ways between two hosts."""
         for way in ((one, other), (other, one)):
-            await self._ask(set_command(way, conditions))
+            await self._ask({"set": way, "conditions": asdict(conditions)})
 
     async def cut(self, ways: Iterable[Way]) -> None:
         """Carry nothing any more from the first to the second host of each; nobody is told."""
@@ -97,10 +97,10 @@ class Hosts:
         return [way for it in names for other in others for way in ((it, other), (other, it))]
 
     async def take_traffic(self) -> dict[Way, dict[str, int]]:
-        """`packets`, and of these `lost`, and `cut`, by way, since the last time."""
+        """`packets`, and of these `lost`, by way, since the last time."""
         answer = await self._ask({"traffic": None})
         return {
-            (row["from"], row["to"]): {name: row[name] for name in ("packets", "lost", "cut")}
+            (row["from"], row["to"]): {name: row[name] for name in ("packets", "lost")}
             for row in answer["ways"]
         }
 

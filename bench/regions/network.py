@@ -24,8 +24,6 @@ import json
 import os
 import struct
 import sys
-from collections import defaultdict
-from dataclasses import asdict
 from ipaddress import IPv4Address
 from typing import Any, Final, TypeAlias
 
@@ -60,8 +58,6 @@ class Network:
         """By address."""
         self._pumps: dict[Way, Pump[bytes]] = {}
         self._cut: set[Way] = set()
-        self._num_cut: dict[Way, int] = defaultdict(int)
-        """Packets that came to a way that was cut."""
 
     def add(self, host: str, pid: int, address: str) -> None:
         """Give a host a device. Raises OSError where that is not allowed."""
@@ -86,8 +82,8 @@ class Network:
         rows = []
         for (source, target), pump in self._pumps.items():
             traffic = pump.lane.take_traffic()
-            row = {"from": source, "to": target, "packets": traffic.packets, "lost": traffic.lost}
-            rows.append({**row, "cut": self._num_cut.pop((source, target), 0)})
+            counts = {"packets": traffic.packets, "lost": traffic.lost}
+            rows.append({"from": source, "to": target, **counts})
         return rows
 
     def close(self) -> None:
@@ -119,13 +115,10 @@ class Network:
                 return
             target = self._hosts.get(destination(packet) or b"")
             if target is None:
-                continue  # IPv6's greetings, and addresses that nobody has
+                continue  # IPv6 router solicitations, and addresses that nobody has
             way = (host, target)
-            pump = self._pump(way)
-            if way in self._cut:
-                self._num_cut[way] += 1
-            else:
-                pump.send(packet, len(packet))
+            if way not in self._cut:
+                self._pump(way).send(packet, len(packet))
 
 
 def _open_device(pid: int) -> int:
@@ -178,11 +171,6 @@ async def main() -> None:
             print(json.dumps(answer(network, json.loads(line))), flush=True)
     finally:
         network.close()
-
-
-def set_command(way: Way, conditions: Conditions) -> dict[str, Any]:
-    """The command that sets a way's conditions."""
-    return {"set": way, "conditions": asdict(conditions)}
 
 
 if __name__ == "__main__":
