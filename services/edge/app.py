@@ -39,6 +39,7 @@ from services.edge.access.limiter import Limiter, LimitSharing
 from services.edge.chat.context import Description, EdgeContext
 from services.edge.chat.resumption import ResumableChats
 from services.edge.chat.revocation import KeyedChats
+from services.edge.chat.shared_replies import open_shared_replies
 from services.edge.chat.time_slicing import TimeSlicer
 from services.edge.chat.timers import SharedTimer
 from services.edge.config import EdgeConfig
@@ -165,7 +166,12 @@ class Edge:
         """Holds the task that follows changes of the file of API keys."""
 
         # What chats find, and the doors that they come through.
-        resumable = ResumableChats(config.resume_limits(), self.telemetry, self._process.named)
+        self._shared_replies = open_shared_replies(
+            config.shared_replies, config.resumption.window_s
+        )
+        resumable = ResumableChats(
+            config.resume_limits(), self.telemetry, self._process.named, self._shared_replies
+        )
         context = EdgeContext(
             name=config.name,
             region=config.region,
@@ -182,6 +188,7 @@ class Edge:
             long_texts=self._long_texts,
             telemetry=self.telemetry,
             resumable=resumable,
+            shared_replies=self._shared_replies,
             time_slicer=slicer,
             timer=SharedTimer(),
             rewriter=Rewriter(config.rewriting),
@@ -326,6 +333,8 @@ class Edge:
             self._registry.unregister(self._expiry)
         if self._shared_limits is not None:
             await self._shared_limits.close()
+        if self._shared_replies is not None:
+            await self._shared_replies.close()
         if self._issuer is not None:
             await self._issuer.stop()
         await self._following.aclose()

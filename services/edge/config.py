@@ -46,6 +46,7 @@ from services.edge.access.identity import (
     trust_of,
 )
 from services.edge.chat.resumption_table import ResumeLimits
+from services.edge.chat.shared_replies import SharedRepliesConfig
 from services.edge.drafter.settings import (
     NO_DRAFT_MODEL,
     DrafterConfig,
@@ -104,6 +105,8 @@ class EdgeConfig:
     """Tokens of an issuer."""
     shared_limits: SharedLimitsConfig = field(default_factory=SharedLimitsConfig)
     """Through what edges hold the limits of tenants together."""
+    shared_replies: SharedRepliesConfig = field(default_factory=SharedRepliesConfig)
+    """Through what edges find each other's replies to requests with an idempotency key."""
     anonymous: bool = False
     """Whether clients without a key are served over QUIC."""
     trust: str = "connection"
@@ -233,6 +236,11 @@ class EdgeConfig:
             raise ConfigError(f"uploads is auto, always or never, not {self.uploads!r}")
         if trust_of(self.trust, "trust") is Trust.USER:
             raise ConfigError("trust is chat, connection or tenant; users have a tenant's key")
+        if self.shared_replies.url and not self.cache_salt_key:
+            raise ConfigError(
+                "shared_replies needs cache_salt_key, the same at all edges: by it they know whose "
+                "a reply is"
+            )
         self._check_models()
         self.identities()
 

@@ -52,6 +52,7 @@ from services.edge.session.events import (
     RegionDone,
     RegionFailed,
     RegionOpened,
+    ResumePoint,
     TellDrafter,
     Tick,
     Tokenize,
@@ -77,11 +78,14 @@ class AskedChat:
     identity: Identity
     ahead: AnswerAhead | None = None
     """Holds the beginning of the reply, if it was begun before the request came."""
+    had: ResumePoint | None = None
+    """What its client has of the reply; None: what the request resumes after."""
 
     @property
     def cursor(self) -> ReplayCursor:
         """How much of the reply its client has from an earlier run."""
-        return ReplayCursor(self.request.resume.upto, self.request.resume.num_chars)
+        had = self.had or self.request.resume
+        return ReplayCursor(had.upto, had.num_chars)
 
 
 class ResumeToken:

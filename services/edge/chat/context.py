@@ -12,6 +12,7 @@ from services.edge.access.identity import Identities
 from services.edge.access.limiter import Limiter
 from services.edge.chat.resumption import ResumableChats
 from services.edge.chat.revocation import KeyedChats
+from services.edge.chat.shared_replies import SharedReplies
 from services.edge.chat.time_slicing import TimeSlicer
 from services.edge.chat.timers import SharedTimer
 from services.edge.models.choice import usable
@@ -48,6 +49,8 @@ class EdgeContext:
     long_texts: TokenizerClient
     telemetry: EdgeTelemetry
     resumable: ResumableChats
+    shared_replies: SharedReplies | None
+    """Replies that other edges of the site may have; None: each edge has its own."""
     time_slicer: TimeSlicer
     """Runs work that may be due for many chats at once."""
     timer: SharedTimer

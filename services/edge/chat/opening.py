@@ -1,8 +1,8 @@
-"""How a chat begins: whose it is, which model it gets, and the wait for that model."""
+"""How a chat begins: whose it is, whether another edge has its reply, which model it gets, and the
+waits for these."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import secrets
 from collections.abc import Callable
@@ -11,24 +11,22 @@ from dataclasses import replace
 import structlog
 
 from outrider.access.api_keys import Scope
-from outrider.errors import (
-    CancelledError,
-    MalformedFrameError,
-    OutriderError,
-)
+from outrider.errors import KeyReusedError, OutriderError
 from outrider.models.template_variables import date_in
-from outrider.session.client import Done, Failed
-from outrider.session.types import FinishReason, Timings, Usage
 from outrider.today import today
 from services.edge.access.identity import Credential, Identity
 from services.edge.chat.answer_ahead import AnswerAhead
 from services.edge.chat.chat import AskedChat, Chat
 from services.edge.chat.context import EdgeContext
-from services.edge.chat.replay import ReplayReader
+from services.edge.chat.replay import ReplayLog, ReplayReader
+from services.edge.chat.resumption import check_model
+from services.edge.chat.resumption_table import ChatKey
+from services.edge.chat.shared_replies import Claim, SharedReplies
 from services.edge.chat.stream import Peer, RequestStream
+from services.edge.chat.waiting import Waiting
 from services.edge.models.choice import choose
 from services.edge.models.served import ServedModel
-from services.edge.session.events import CancelAsked, ChatAsked, ChatRequest, ClientFailed, Input
+from services.edge.session.events import ChatRequest
 from services.edge.upstream.distance import check_added_rtt
 
 log = structlog.get_logger()
@@ -87,14 +85,30 @@ def _open_chat(
     if _is_joined(asked, context):
         return
     name = choose(asked.request.model, context.models.names, asked.identity.models)
-    asked = replace(asked, request=replace(asked.request, model=name))
     leave = stream.begin_chat(asked.identity.client)
+    if context.shared_replies is not None and request.is_keyed:
+        claiming = ClaimingChat(asked, context, leave, name)
+        stream.follow(claiming)
+        claiming.start(context.shared_replies)
+        return
+    _use_model(asked, name, context, leave)
+
+
+def _use_model(
+    asked: AskedChat,
+    name: str,
+    context: EdgeContext,
+    leave: Callable[[], None],
+    waited_s: float = 0.0,
+) -> None:
+    """Begin with the model of this name, at once or when it is loaded. Raises OutriderError."""
+    asked = replace(asked, request=replace(asked.request, model=name))
     model = context.models.use(name)
     if model is not None:
-        _start(asked, model, context, _held(model, leave, context))
+        _start(asked, model, context, _held(model, leave, context), waited_s)
         return
     waiting = WaitingChat(asked, context, leave)
-    stream.follow(waiting)
+    asked.stream.follow(waiting)
     waiting.start()
 
 
@@ -156,23 +170,79 @@ def _start(
     chat.start(waited_s)
 
 
-class WaitingChat:
-    """Handles a stream while the chat waits for its model. It counts as a chat under way, and is
-    kept for no client that goes away: a request that is sent again waits again."""
+class ClaimingChat(Waiting):
+    """Waits to learn whether another edge has, or had, the reply."""
 
-    is_placed = False
+    def __init__(
+        self, asked: AskedChat, context: EdgeContext, leave: Callable[[], None], model: str
+    ) -> None:
+        """`model`: name of the model of a chat that begins."""
+        super().__init__(asked, context, leave)
+        self._model = model
+        self._claim: Claim | None = None
+
+    def start(self, shared: SharedReplies) -> None:
+        """Begin to wait. The stream passes inputs here by now."""
+        request, owner = self._asked.request, self._asked.identity.owner
+        key = ChatKey(owner, request.request_id)
+        self._claim = shared.claim(key, request.digest, self._claimed)
+
+    def _give_up(self) -> None:
+        if self._claim is not None:
+            self._claim.give_up()
+
+    def _claimed(self, found: ReplayLog | KeyReusedError | None) -> None:
+        if isinstance(found, KeyReusedError):
+            self._fail(found)
+        else:
+            self._go_on(lambda: self._begin(found))
+
+    def _begin(self, found: ReplayLog | None) -> None:
+        asked, context = self._asked, self._context
+        with contextlib.ExitStack() as held:
+            held.callback(self._leave)
+            # The same request may have come again here, and have been answered before.
+            if _is_joined(asked, context):
+                return
+            if found is not None and found.accepted is not None:
+                model = found.accepted.model
+                check_model(asked.request, model, asked.identity.models)
+                if found.done is not None:
+                    context.telemetry.resumed("replayed")
+                    asked.stream.catch_up(ReplayReader(found, asked.cursor, lambda: ""))
+                    asked.stream.end()
+                    return
+                self._model = choose(model, context.models.names, asked.identity.models)
+                asked = _continued(asked, found)
+            held.pop_all()
+            _use_model(asked, self._model, context, self._leave, self.waited_s)
+
+
+def _continued(asked: AskedChat, found: ReplayLog) -> AskedChat:
+    """The request, for what follows the part of its reply that another edge computed."""
+    had, accepted = asked.request.resume, found.accepted
+    assert accepted is not None
+    resume = replace(had, template_date=accepted.template_date)
+    # What is read of log probabilities comes with the tokens, so that those are computed anew.
+    if found.upto and asked.request.sampling.num_logprobs < 0:
+        resume = replace(
+            resume,
+            upto=found.upto,
+            num_chars=found.num_chars,
+            ids=found.ids,
+            # Of unknown origin: what follows is called inexact too.
+            model_identity=b"" if found.is_inexact else found.model_identity or b"",
+        )
+    return replace(asked, request=replace(asked.request, resume=resume), had=had)
+
+
+class WaitingChat(Waiting):
+    """Waits for the chat's model."""
 
     def __init__(self, asked: AskedChat, context: EdgeContext, leave: Callable[[], None]) -> None:
-        """`leave` is called when the chat ends."""
-        self._loop = asyncio.get_running_loop()
-        self._asked = asked
-        self._context = context
-        self._leave = leave
+        super().__init__(asked, context, leave)
         self._model: ServedModel | None = None
         """Once it has been granted."""
-        self._asked_at = self._loop.time()
-        self.closed = False
-        context.telemetry.chat_opened()
 
     def start(self) -> None:
         """Begin to wait. The stream passes inputs here by now."""
@@ -189,83 +259,29 @@ class WaitingChat:
             self._context.models.release(model)
             return
         self._model = model
-        self._context.time_slicer.defer(self._begin)
+        self._context.time_slicer.defer(self._loaded)
 
     def refused(self, error: OutriderError) -> None:
         """There is no such model, not now."""
         if not self.closed:
             self._fail(error)
 
-    # For the stream.
-
-    def feed(self, item: Input) -> None:
-        """The client said something further, or the stream ends, for this reason."""
-        if self.closed:
-            return
-        match item:
-            case ClientFailed(error):
-                self._fail(error)
-            case ChatAsked():
-                self._fail(
-                    MalformedFrameError("a second request is out of place; a stream is one chat")
-                )
-            case CancelAsked():
-                self._end(CancelledError("the client cancelled"), self._cancelled())
-            case _:
-                self.client_lost()
-
-    def token_arrived(self) -> None:
-        """There is no token yet."""
-
-    def client_lost(self) -> None:
-        """The client is gone."""
-        if not self.closed:
-            self._end(CancelledError("the client is gone"), None)
+    def _loaded(self) -> None:
+        if not self.closed and self._model is not None:
+            self._go_on(self._begin)
 
     def _begin(self) -> None:
-        model = self._model
-        if self.closed or model is None:
-            return
-        self.closed = True
-        self._model = None
+        model, self._model = self._model, None
+        assert model is not None
         asked, context = self._asked, self._context
-        waited_s = self._loop.time() - self._asked_at
-        try:
-            with _held(model, self._leave, context) as held:
-                # The same request may have come again, and have got its model before.
-                if not _is_joined(asked, context):
-                    _start(asked, model, context, held.pop_all(), waited_s)
-        except Exception as failure:
-            error = self._error_of(failure)
-            context.telemetry.record_unopened(asked.request, waited_s, error)
-            asked.stream.end(Failed(error.bare()))
-        finally:
-            context.telemetry.chat_closed()
+        with _held(model, self._leave, context) as held:
+            # The same request may have come again, and have got its model before.
+            if not _is_joined(asked, context):
+                _start(asked, model, context, held.pop_all(), self.waited_s)
 
-    def _error_of(self, failure: Exception) -> OutriderError:
-        if isinstance(failure, OutriderError):
-            return failure
-        log.error("chat_failed", exc_info=failure)
-        return OutriderError(f"the edge failed in this chat: {type(failure).__name__}")
-
-    def _cancelled(self) -> Done:
-        took = Timings(total_ms=(self._loop.time() - self._asked_at) * 1000)
-        return Done(FinishReason.CANCELLED, Usage(), Timings(), took, 0, "", "")
-
-    def _fail(self, error: OutriderError) -> None:
-        self._end(error, Failed(error.bare()))
-
-    def _end(self, error: OutriderError, last: Done | Failed | None) -> None:
-        """Give up the wait, or the model if it is there."""
-        self.closed = True
-        context = self._context
+    def _give_up(self) -> None:
         model, self._model = self._model, None
         if model is not None:
-            context.models.release(model)
+            self._context.models.release(model)
         else:
-            context.models.leave(self)
-        self._leave()
-        self._asked.stream.end(last)
-        waited_s = self._loop.time() - self._asked_at
-        context.telemetry.record_unopened(self._asked.request, waited_s, error)
-        context.telemetry.chat_closed()
+            self._context.models.leave(self)

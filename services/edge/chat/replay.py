@@ -1,10 +1,10 @@
 """The events that a chat sent its client, kept so that a client that comes back gets the rest
 (pure).
 
-A ReplayLog keeps what is final, a ReplayCursor records how much of it one client has, a
-ReplayReader reads in pieces what that client lacks, and a ClientChannel sends it on the client's
-present stream. The log is the buffer: a client that comes back is sent no more at a time than it
-reads.
+A ReplayLog keeps what is final, a ReplayCursor records how much of it one client has, a LogReader
+reads in pieces what is missing there, a ReplayReader does so until a client has caught up, and a
+ClientChannel sends it on the client's present stream. The log is the buffer: a client that comes
+back is sent no more at a time than it reads.
 """
 
 from __future__ import annotations
@@ -142,6 +142,11 @@ class ReplayLog:
         return len(self._ids)
 
     @property
+    def ids(self) -> tuple[int, ...]:
+        """All final tokens."""
+        return tuple(self._ids)
+
+    @property
     def num_bytes(self) -> int:
         """Estimated size in memory."""
         ids_bytes = self._ids.itemsize * len(self._ids)
@@ -190,48 +195,32 @@ class ReplayLog:
         self.is_inexact = self.is_inexact or commit.inexact
 
 
-class ReplayReader:
-    """Reads what a client lacks, while the log grows; a Backlog."""
+class LogReader:
+    """Reads the events of a log that a cursor lacks, while the log grows."""
 
-    def __init__(self, log: ReplayLog, cursor: ReplayCursor, token: Callable[[], str]) -> None:
-        """`cursor`: how much of the chat the client has; it moves as the reader reads. `token`: see
-        ClientChannel."""
-        self._log: ReplayLog | None = log
-        """None: it is over."""
+    def __init__(self, log: ReplayLog, cursor: ReplayCursor) -> None:
+        """`cursor` moves as the reader reads."""
+        self._log = log
         self._cursor = cursor
-        self._token = token
         self._accepted: Accepted | None = None
         self._model_identity: bytes | None = None
         self._is_inexact = False
         self._has_ended = False
-        """Whether Done was sent. This and the three attributes above hold what this client was sent
-        so far."""
+        """Whether Done was read. This and the three attributes above say what was read so far."""
 
-    @property
-    def is_over(self) -> bool:
-        """See `Backlog.is_over`."""
-        return self._log is None
-
-    def next(self) -> tuple[ClientEvent, str] | None:
-        """See `Backlog.next`."""
+    def next(self) -> ClientEvent | None:
+        """The next event, of bounded size; None: there is none yet."""
         log = self._log
-        if log is None:
-            return None
         if log.accepted is not self._accepted:
             self._accepted = log.accepted
             if log.accepted is not None:
-                return log.accepted, self._token()
+                return log.accepted
         if (missing := self._missing(log)) is not None:
-            return missing, ""
+            return missing
         if log.done is not None and not self._has_ended:
             self._has_ended = True
-            return log.done, ""
-        self.stop()
+            return log.done
         return None
-
-    def stop(self) -> None:
-        """Nothing more of it is wanted."""
-        self._log = None
 
     def _missing(self, log: ReplayLog) -> Committed | None:
         piece = log.after(self._cursor)
@@ -242,6 +231,34 @@ class ReplayReader:
             self._is_inexact = True
             piece = piece._replace(inexact=True)
         return self._cursor.clip(piece, self._cursor.num_chars)
+
+
+class ReplayReader:
+    """Reads what a client lacks until it has caught up; a Backlog."""
+
+    def __init__(self, log: ReplayLog, cursor: ReplayCursor, token: Callable[[], str]) -> None:
+        """`cursor`: how much of the chat the client has; it moves as the reader reads. `token`: see
+        ClientChannel."""
+        self._reader: LogReader | None = LogReader(log, cursor)
+        """None: it is over."""
+        self._token = token
+
+    @property
+    def is_over(self) -> bool:
+        """See `Backlog.is_over`."""
+        return self._reader is None
+
+    def next(self) -> tuple[ClientEvent, str] | None:
+        """See `Backlog.next`."""
+        event = None if self._reader is None else self._reader.next()
+        if event is None:
+            self.stop()
+            return None
+        return event, self._token() if isinstance(event, Accepted) else ""
+
+    def stop(self) -> None:
+        """Nothing more of it is wanted."""
+        self._reader = None
 
 
 _SHOWN: Final = (Provisional, Retracted)

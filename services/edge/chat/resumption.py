@@ -20,6 +20,7 @@ from services.edge.chat.resumption_table import (
     ResumableInput,
     ResumeLimits,
 )
+from services.edge.chat.shared_replies import SharedReplies
 from services.edge.chat.stream import ChatHandler, RequestStream
 from services.edge.session.events import CancelAsked, ChatRequest, ClientGone
 from services.edge.telemetry.edge import EdgeTelemetry
@@ -47,9 +48,11 @@ class ResumableChats:
         limits: ResumeLimits,
         telemetry: EdgeTelemetry,
         named: Callable[[int], bytes] | None = None,
+        shared: SharedReplies | None = None,
     ) -> None:
         """`named` makes random bytes that name this process, on an edge with several
-        (outrider.workers.steering): a client sends them to come back to it."""
+        (outrider.workers.steering): a client sends them to come back to it. `shared`: where other
+        edges find the chats that their clients named by a key; None: nowhere."""
         self._loop = asyncio.get_running_loop()
         self._table = ChatTable[ServedChat](limits)
         self._telemetry = telemetry
@@ -57,6 +60,7 @@ class ResumableChats:
         self._armed_at: float | None = None
         self._is_closed = False
         self._named = named
+        self._shared = shared
         self.window_s = limits.window_s
 
     def find(self, request: ChatRequest, identity: Identity) -> Entry | None:
@@ -73,7 +77,7 @@ class ResumableChats:
             raise UnknownChatError("this edge does not hold that chat; send the whole request")
         entry = entry or self._table.find(ChatKey(owner, request.request_id), request.digest)
         if entry is not None:
-            _check_model(request, entry, identity.models)
+            check_model(request, entry.model, identity.models)
             self._table.renew(entry, token, self._new_token())
         return entry
 
@@ -92,8 +96,11 @@ class ResumableChats:
         """A chat begins; `find` found none for its request."""
         if request.resume.upto or request.resume.token:
             self._telemetry.resumed("rerun")
+        key = ChatKey(identity.owner, request.request_id)
+        if self._shared is not None and request.is_keyed:
+            self._shared.begun(key, request.digest, log, chat)
         return self._table.add(
-            ChatKey(identity.owner, request.request_id),
+            key,
             EvictionKey(identity.origin, identity.share),
             request.digest,
             self._new_token(),
@@ -128,6 +135,8 @@ class ResumableChats:
         self._advance(
             entry, ResumableInput.DONE if well and not self._is_closed else ResumableInput.FAILED
         )
+        if self._shared is not None:
+            self._shared.ended(entry.key)
 
     def close(self) -> None:
         """Nobody can come back any more."""
@@ -167,15 +176,16 @@ class ResumableChats:
         self._give_up(self._table.expire(self._loop.time()))
 
 
-def _check_model(request: ChatRequest, entry: Entry, allowed: tuple[str, ...]) -> None:
-    """A request that names no model is about the chat's own, whichever is the default by now."""
-    if not is_allowed(entry.model, allowed):
+def check_model(request: ChatRequest, model: str, allowed: tuple[str, ...]) -> None:
+    """A request for a chat with `model` that was begun before. One that names no model is about the
+    chat's own, whichever is the default by now. Raises UnknownModelError and KeyReusedError."""
+    if not is_allowed(model, allowed):
         raise UnknownModelError(
             "this chat is with a model that this credential is not for; use another one, or begin "
             "another chat"
         )
-    if request.model not in ("", entry.model):
+    if request.model not in ("", model):
         raise KeyReusedError(
-            f"this chat is with the model {entry.model}; ask for that one, or take a new key for "
-            "another chat"
+            f"this chat is with the model {model}; ask for that one, or take a new key for another "
+            "chat"
         )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import msgspec
 
 from outrider.errors import InvalidRequestError
+from services.edge.chat.resumption_table import ChatKey
 from services.edge.http.exchange import Exchange
 from services.edge.session.request_fields import choice_id, request_id
 
@@ -14,7 +15,7 @@ class Cancelled(msgspec.Struct, kw_only=True):
     """What became of the replies that were given up."""
 
     num_cancelled: int
-    """Choices that were under way; 0: the reply had ended, or is not at this edge."""
+    """Choices that were under way; 0: the reply had ended, or is not known here."""
 
 
 async def serve_cancel(exchange: Exchange) -> None:
@@ -26,7 +27,9 @@ async def serve_cancel(exchange: Exchange) -> None:
         )
     own, identity = request_id(key), exchange.identity
     assert identity is not None
-    resumable = exchange.frontend.context.resumable
-    choices = range(exchange.frontend.config.max_choices)
-    count = sum(resumable.cancel(choice_id(own, index), identity) for index in choices)
+    context = exchange.frontend.context
+    names = [choice_id(own, index) for index in range(exchange.frontend.config.max_choices)]
+    count = sum(context.resumable.cancel(name, identity) for name in names)
+    if not count and (shared := context.shared_replies) is not None:
+        count = await shared.cancel([ChatKey(identity.owner, name) for name in names])
     await exchange.answer(200, msgspec.json.encode(Cancelled(num_cancelled=count)))

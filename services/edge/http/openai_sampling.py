@@ -269,6 +269,7 @@ def chat_request(
             template_date=position.template_date,
         ),
         digest=digest,
+        is_keyed=bool(asked.idempotency_key),
     )
 
 

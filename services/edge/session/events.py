@@ -84,6 +84,8 @@ class ChatRequest:
     resume: ResumePoint = ResumePoint()
     digest: bytes = b""
     """Digest of the request as it arrived, without fields that may differ when it is repeated."""
+    is_keyed: bool = False
+    """Its client has named it by an idempotency key, and may ask for it again at another edge."""
     is_background: bool = False
     """Nobody has asked for it yet: the region computes it beside nobody, or refuses it."""
     group: bytes = b""

@@ -360,10 +360,11 @@ class ChatSession:
             prediction=prediction,
             num_ahead=len(ahead.ids),
         )
-        chat.resumed = [*chat.reply.resume(request.resume.ids)]
+        identity = request.resume.model_identity or None
+        chat.resumed = [
+            _with_identity(it, identity) for it in chat.reply.resume(request.resume.ids)
+        ]
         self.num_resumed = len(asked.request.resume.ids)
-        if ahead.ids:
-            chat.resumed = [_with_identity(it, ahead.model_identity) for it in chat.resumed]
         begun = chat.reply.start(now)
         self.milestones.opened = now
         actions = [self._open_region(chat, now), *begun]
@@ -571,8 +572,8 @@ _OF_REGION: Final = (RegionOpened, Commit, RegionMoved, RegionDone)
 _NO_ANSWER = "the deadline passed and the region did not answer; try again"
 
 
-def _with_identity(event: Action, identity: bytes) -> Action:
-    """A commit that says which model computed its tokens: its client had none before."""
+def _with_identity(event: Action, identity: bytes | None) -> Action:
+    """A commit that says which model computed its tokens; None: it is unknown."""
     return event._replace(model_identity=identity) if isinstance(event, Committed) else event
 
 

@@ -7,10 +7,11 @@ import importlib.util
 from outrider.codec.kv import max_frame_bytes
 from outrider.model_identity import inexact_identity
 from outrider.redis_settings import RedisAddress, needs_client, sealing_key, secret
+from outrider.sealing import SEAL_BYTES
 from outrider.telemetry.metrics import Metrics
 from services.inference.kv_tiers.blocks import BlockLoader
 from services.inference.prefix_store.config import PrefixStoreConfig
-from services.inference.prefix_store.sealing import SEAL_BYTES, Sealer
+from services.inference.prefix_store.sealing import Sealer
 from services.inference.prefix_store.store import RedisStore, connect
 from services.inference.prefix_store.tier import PrefixStoreTier
 

@@ -17,25 +17,16 @@ asked for. Nonces are random: one key seals far fewer than 2^32 blocks.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from hashlib import blake2b
 from typing import Final
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from outrider.sealing import Seal
 
 PREFIX: Final = b"outrider:kv:1:"
 RUN_BLOCKS: Final = 16
 """Blocks of a prompt, from its first one on, whose names share a tag, which keeps them on one node
 of a cluster. All prompts of a trust group with one beginning share its run, so longer runs would
 fill one node."""
-_KEY_BYTES: Final = 32
-_NONCE_BYTES: Final = 12
-SEAL_BYTES: Final = _NONCE_BYTES + 16
-"""Bytes that a value adds to its frame: the nonce and GCM's tag."""
 _NAME_BYTES: Final = 16
 _TAG_BYTES: Final = 4
 
@@ -46,10 +37,7 @@ class Sealer:
     def __init__(self, secret: str, identity: bytes) -> None:
         """`secret`: the same in all replicas that share the store, and as hard to guess as a key.
         Raises ValueError for an empty one."""
-        if not secret:
-            raise ValueError("entries need a secret")
-        self._name_key = _derived(secret, b"names", identity)
-        self._cipher = AESGCM(_derived(secret, b"values", identity))
+        self._seal = Seal(secret, b"prefix store", identity)
 
     def names(self, block_hashes: Sequence[bytes]) -> list[bytes]:
         """Names for the blocks of a prompt, given by their hashes (outrider.codec.block_hashes),
@@ -57,28 +45,16 @@ class Sealer:
         names = []
         tag = b""
         for index, block_hash in enumerate(block_hashes):
-            hashed = self._hashed(block_hash, _NAME_BYTES)
+            hashed = self._seal.hashed(block_hash, _NAME_BYTES)
             if index % RUN_BLOCKS == 0:
-                tag = self._hashed(block_hash, _TAG_BYTES)
+                tag = self._seal.hashed(block_hash, _TAG_BYTES)
             names.append(PREFIX + b"{" + tag + b"}" + hashed)
         return names
 
-    def _hashed(self, block_hash: bytes, size: int) -> bytes:
-        return blake2b(block_hash, key=self._name_key, digest_size=size).hexdigest().encode()
-
     def seal(self, name: bytes, frame: bytes) -> bytes:
         """The value of `frame` under this name."""
-        nonce = os.urandom(_NONCE_BYTES)
-        return nonce + self._cipher.encrypt(nonce, frame, name)
+        return self._seal.seal(name, frame)
 
     def open(self, name: bytes, value: bytes) -> bytes | None:
         """The frame; None for anything that `seal` did not make for this name."""
-        try:
-            return self._cipher.decrypt(value[:_NONCE_BYTES], value[_NONCE_BYTES:], name)
-        except (InvalidTag, ValueError):
-            return None
-
-
-def _derived(secret: str, purpose: bytes, identity: bytes) -> bytes:
-    info = b"outrider prefix store " + purpose + b" " + identity
-    return HKDF(SHA256(), _KEY_BYTES, salt=None, info=info).derive(secret.encode())
+        return self._seal.open(name, value)

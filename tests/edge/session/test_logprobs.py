@@ -68,7 +68,7 @@ def test_of_an_earlier_run_elsewhere_none_are_known() -> None:
     asked = replace(asked, resume=ResumePoint("", 2, 8, (1, 2), IDENTITY))
     chat.handle(ChatAsked(asked), 0.0)
     _, _, resumed = chat.handle(PromptReady(PROMPT), 0.0)
-    assert resumed == Committed(" the cat", (1, 2), 2)
+    assert resumed == Committed(" the cat", (1, 2), 2, model_identity=IDENTITY)
     chat.handle(OPENED, 0.1)
     commit, *_ = chat.handle(Commit(0, 2, 0, (3,), logprobs=(told(3),)), 0.2)
     assert isinstance(commit, Committed) and len(commit.logprobs) == 1

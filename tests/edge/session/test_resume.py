@@ -45,7 +45,7 @@ def test_a_reply_goes_on_after_ids_of_an_earlier_run() -> None:
     assert chat.handle(PromptReady(PROMPT), 0.0) == [
         OpenRegion(asked, PROMPT, 0),
         Accepted("r-1", "m", 3, sampling=asked.sampling),
-        Committed(" the cat", (1, 2), 2),
+        Committed(" the cat", (1, 2), 2, model_identity=IDENTITY),
     ]
     assert _first_commit(chat) is None, "nothing new is final"
     drafts, shown = chat.handle(Tick(), 0.001)
