@@ -373,8 +373,9 @@ def test_a_second_model(component: str) -> None:
     assert sorted(served) == sorted(region if component == "second-model" else [both])
 
 
+@pytest.mark.parametrize("component", ["edge-limits", "edge-replies"])
 @pytest.mark.parametrize("overlay", ["us-east", "edge-site"])
-def test_edges_reach_the_redis_of_limits_where_a_site_has_one(overlay: str) -> None:
+def test_edges_reach_a_redis_where_a_site_has_one(component: str, overlay: str) -> None:
     def ports(manifests: Manifests) -> set[object]:
         return {
             port["port"]
@@ -384,7 +385,7 @@ def test_edges_reach_the_redis_of_limits_where_a_site_has_one(overlay: str) -> N
             for port in rule["ports"]
         }
 
-    manifests = component_manifests(DEPLOY / "components" / "edge-limits", overlay)
+    manifests = component_manifests(DEPLOY / "components" / component, overlay)
     assert list(schema_problems(manifests)) == []
     assert list(policy_problems(manifests)) == []
     assert ports(manifests) - ports(built(overlay)) == {6379}

@@ -31,7 +31,7 @@ _KEPT_SHARE = 0.75
 """Share of a memory limit for kept data; the rest is for sessions, streams and the allocator."""
 _UNITS = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "k": 10**3, "M": 10**6, "G": 10**9}
 """Kubernetes' suffixes for numbers of bytes."""
-_REDIS_TABLES = ("shared_limits", "shared_cache", "prefix_store")
+_REDIS_TABLES = ("shared_limits", "shared_replies", "shared_cache", "prefix_store")
 
 
 def configurations_load(manifests: Manifests) -> Iterator[str]:

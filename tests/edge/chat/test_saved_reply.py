@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from outrider.session.client import Accepted, Committed, Done
 from outrider.session.types import FinishReason, Timings, Usage
 from services.edge.chat import saved_reply
-from services.edge.chat.replay import ReplayLog
+from services.edge.chat.replay import ReplayCursor, ReplayLog
 from services.edge.chat.resumption_table import ChatKey
 from services.edge.chat.saved_reply import ReplySaver, ReplySealer
 
@@ -32,7 +32,7 @@ def sealed(saver: ReplySaver) -> list[bytes]:
 
 
 def told(log: ReplayLog) -> tuple[object, ...]:
-    text = log.after(saved_reply.ReplayCursor()).text
+    text = log.after(ReplayCursor()).text
     return log.accepted, log.ids, text, log.model_identity, log.is_inexact, log.done
 
 

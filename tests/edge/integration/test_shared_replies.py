@@ -224,6 +224,25 @@ async def test_a_reader_of_redis_learns_nothing(
         assert 0 < reader.ttl(name) <= 30
 
 
+async def test_a_user_with_no_more_rights_than_it_needs(
+    server: RedisServer, words: Vocabulary, tmp_path: Path
+) -> None:
+    rights = "+evalsha +script|load +hmget +hget +hset +hdel +del +expire +time"
+    with redis.Redis(port=server.port) as client:
+        names = "~outrider:replies:*"
+        client.execute_command("ACL", "SETUSER", "edge", "on", ">pass", names, *rights.split())
+        client.execute_command("ACL", "SETUSER", "default", "off")
+    shared = SharedRepliesConfig(
+        server.url, key=SECRET, user="edge", password="pass", timeout_ms=5000.0
+    )
+    async with edges(server, words, tmp_path, shared_replies=shared) as (one, two):
+        one.mesh.region.hold(6)
+        last = await one.cut(CHAT, 6)
+        assert CHAT.text_of(await two.asked(CHAT, last)) == REPLY[6:]
+        assert two.num_resumed == [6]
+        one.mesh.region.gate.set()
+
+
 @pytest.mark.parametrize("is_running", [True, False], ids=["running", "whole"])
 async def test_a_reply_is_given_up_at_any_edge(
     is_running: bool, server: RedisServer, words: Vocabulary, tmp_path: Path
