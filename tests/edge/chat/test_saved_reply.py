@@ -63,13 +63,14 @@ def test_a_log_is_read_as_it_was_saved(
 def test_a_log_is_read_up_to_what_is_not_genuine(
     commits: list[tuple[str, list[int]]], data: st.DataObject
 ) -> None:
-    log, pieces = ReplayLog(), []
+    log, frames = ReplayLog(), []
     saver = ReplySaver(log)
     log.append(ACCEPTED)
-    pieces += sealed(saver)
+    frames += saver.more()
     for text, ids in commits:
         appended(log, text, ids)
-        pieces += sealed(saver)
+        frames += saver.more()
+    pieces = [SEALER.seal(NAME, index, frame) for index, frame in enumerate(frames)]
     at = data.draw(st.integers(0, len(pieces) - 1))
     other = SEALER.name(ChatKey(b"owner", "another"))
     forged = data.draw(
@@ -78,8 +79,8 @@ def test_a_log_is_read_up_to_what_is_not_genuine(
                 b"",
                 pieces[at][:-1],
                 bytes(len(pieces[at])),
-                SEALER.seal(NAME, at + 1, b""),
-                SEALER.seal(other, at, b""),
+                SEALER.seal(NAME, at + 1, frames[at]),
+                SEALER.seal(other, at, frames[at]),
                 SEALER.seal(NAME, at, b"\xff"),
             ]
         )
