@@ -24,6 +24,9 @@ contexts of 500 and 1,500 tokens, slices of 1 to 128 rows."""
 _MAX_SURPRISE = 2.0
 """An observation counts as at most this many times the prediction: a longer call was delayed by
 something else."""
+_FIRST_CALLS = 4
+"""So many calls tell whether fixed_ms was guessed far too low: the shortest of them was held up by
+nothing."""
 
 # DecodeCostModel
 _DECODE_RIDGE = 12.0
@@ -56,9 +59,11 @@ class CostModel:
         self.row_ms = row_ms
         self.attention_ms = 0.0
         """Per thousand tokens of context times rows."""
+        self._guess = fixed_ms, row_ms
+        self._first: list[tuple[int, float, float]] = []
+        """Padded rows, attention work and duration of the first calls."""
         self._moments = _Moments()
-        for rows in _PRIOR_ROWS:
-            self._moments.add(rows, 0.0, fixed_ms + row_ms * rows)
+        self._add_guess(fixed_ms)
         self._squared_rows = 0.0
         """Sum over the calls that were timed: how much they tell of the cost of a row."""
 
@@ -89,10 +94,38 @@ class CostModel:
 
     def observe(self, rows: int, duration_ms: float, attention: float = 0.0) -> None:
         """Learn from one call with this many rows and this attention work."""
-        longest_ms = _MAX_SURPRISE * self.predict_ms(rows, attention)
         padded = self._sizing.padded(rows)
-        self._moments.add(padded, attention, min(duration_ms, longest_ms))
         self._squared_rows += padded**2
+        if len(self._first) < _FIRST_CALLS:
+            self._first.append((padded, attention, duration_ms))
+            self._guess_again()
+        else:
+            self._add(padded, attention, duration_ms)
+
+    def _guess_again(self) -> None:
+        """Fit the first calls anew. If fixed_ms was guessed far too low, it is guessed anew: else
+        the fit would take the difference for the cost of what these calls have and a guess has not,
+        their contexts."""
+        self.fixed_ms, self.row_ms = self._guess
+        self.attention_ms = 0.0
+        shortest_ms, rows = min((duration_ms, rows) for rows, _, duration_ms in self._first)
+        guess_ms = self.fixed_ms + self.row_ms * rows
+        if shortest_ms > _MAX_SURPRISE * guess_ms:
+            self.fixed_ms += shortest_ms - guess_ms
+        self._moments = _Moments()
+        self._add_guess(self.fixed_ms)
+        for call in self._first:
+            self._add(*call)
+
+    def _add_guess(self, fixed_ms: float) -> None:
+        row_ms = self._guess[1]
+        for rows in _PRIOR_ROWS:
+            self._moments.add(rows, 0.0, fixed_ms + row_ms * rows)
+
+    def _add(self, padded: int, attention: float, duration_ms: float) -> None:
+        """One more call in the fit."""
+        predicted_ms = self.fixed_ms + self.row_ms * padded + self.attention_ms * attention
+        self._moments.add(padded, attention, min(duration_ms, _MAX_SURPRISE * predicted_ms))
         row_ms, attention_ms = self._moments.slopes(self.row_ms, self.attention_ms, _RIDGE, _RIDGE)
         mean_rows, mean_attention, mean_ms = self._moments.means()
         self.row_ms = min(max(row_ms, _MIN_ROW_MS), max(mean_ms / max(mean_rows, 1.0), _MIN_ROW_MS))

@@ -73,6 +73,26 @@ def test_an_engine_ten_times_slower_than_guessed_is_soon_known() -> None:
     assert cost.predict_ms(10) == pytest.approx(200.0, rel=0.2)
 
 
+@pytest.mark.parametrize("first_rows", [2, 8, 168])
+def test_a_guess_far_too_low_is_not_taken_for_the_cost_of_contexts(first_rows: int) -> None:
+    """As of replies on an engine that takes 200 ms whatever is in a call, behind a first prompt."""
+    cost = CostModel(8.0, 1.2)
+    cost.observe(first_rows, 200.0 + 0.1 * first_rows, attention_work(first_rows, 0))
+    for step in range(12):
+        cost.observe(8, 200.8, 4 * attention_work(2, 40 + step))
+    assert cost.attention_ms * attention_work(2, 50) < 2.0, "one more reply costs next to nothing"
+    assert cost.predict_ms(8, 4 * attention_work(2, 52)) == pytest.approx(200.8, rel=0.05)
+
+
+def test_first_calls_that_were_held_up_do_not_make_the_guess_worse() -> None:
+    cost = CostModel(8.0, 1.2)
+    for rows, duration_ms in ((2, 3000.0), (20, 900.0), (2, 10.4), (4, 400.0)):
+        cost.observe(rows, duration_ms)
+    for _ in range(20):
+        cost.observe(2, 10.4)
+    assert cost.predict_ms(2) < 1.5 * 10.4
+
+
 def slices_of(rng: Random) -> list[tuple[int, int]]:
     """(tokens, past) of a call: replies, and perhaps a chunk of a prompt."""
     replies = [(1, rng.choice([100, 500, 1500])) for _ in range(rng.randrange(1, 9))]
