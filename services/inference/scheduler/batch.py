@@ -298,8 +298,8 @@ class BatchBuilder:
             return self._without_drafts(slots)
         rows = sum(1 + slot.num_padding for slot in drafting)
         taken = sum(slot.num_tokens + slot.num_padding for slot in slots)
-        max_rows = self._draft_budget.max_rows(drafting, rows, taken, short=short, level=level)
-        grants = self._draft_budget.allocate(drafting, rows, max_rows)
+        most = self._draft_budget.max_rows(drafting, rows, taken, short=short, level=level)
+        grants = self._draft_budget.allocate(drafting, rows, most)
         num_drafts = sum(grant.num_drafts for grant in grants) + len(drafting) - rows
         self.prefill_budget.drafts_scheduled(num_drafts)
         granted = iter(grants)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+from outrider.session.types import Priority
 from services.inference.scheduler.cost_model import CostModel, DecodeCostModel, attention_work
 from services.inference.scheduler.draft_sources import (
     NO_PROPOSAL,
@@ -46,6 +47,15 @@ class DraftOffer(NamedTuple):
     """Probability that draft i and all before it are accepted; never rises."""
     num_padding: int = 0
     """Leading drafts that cost nothing: the slice has their rows anyway (min_rows)."""
+
+
+class DraftRows(NamedTuple):
+    """How many rows the drafts of a call may take."""
+
+    max_rows: int
+    """Most rows of the call, drafts included."""
+    has_low: bool
+    """Whether drafts of LOW sessions are among them, beyond their padding."""
 
 
 class DraftGrant(NamedTuple):
@@ -180,26 +190,39 @@ class DraftBudget:
         *,
         short: bool,
         level: OverloadLevel,
-    ) -> int:
-        """Most rows, drafts included, of these slots, which have `rows` without them, in a call of
-        `taken` tokens. Prompt tokens take time from drafts in short calls only: in others, drafts
-        that came with a prompt are verified with its last chunk."""
+    ) -> DraftRows:
+        """Rows of these slots, which have `rows` without drafts, in a call of `taken` tokens.
+
+        Prompt tokens take time from drafts in short calls only: in others, drafts that came with a
+        prompt are verified with its last chunk. Drafts of sessions above LOW may make a short call
+        as long as they could without LOW sessions.
+        """
         free = self._cost.padded_rows(rows)
+        has_low = True
         if level >= OverloadLevel.NO_DRAFTS:
             most = free
         else:
             row_ms = self._cost.row_ms
-            contexts = [slot.session.num_computed for slot in slots]
-            decode_ms = self._cost.decode_ms(contexts, self._min_rows)
+            decode_ms = self._decode_ms(slots)
             if short:
-                spare_ms = self._limits.low_tick_ms - decode_ms - row_ms * (taken - rows)
+                limit_ms = self._limits.low_tick_ms
+                above_low = [slot for slot in slots if slot.session.priority is not Priority.LOW]
+                if any(slot.session.sources.may_propose for slot in above_low):
+                    without_ms = self._limits.draft_stretch * self._decode_ms(above_low)
+                    has_low = without_ms <= limit_ms
+                    limit_ms = max(limit_ms, without_ms)
+                spare_ms = limit_ms - decode_ms - row_ms * (taken - rows)
             else:
                 limit_ms = max(self._limits.max_tick_ms, self._limits.draft_stretch * decode_ms)
                 spare_ms = limit_ms - decode_ms
             most = max(free, rows + int(spare_ms / row_ms))
-        return min(most, rows + self._limits.max_batch_tokens - taken)
+        return DraftRows(min(most, rows + self._limits.max_batch_tokens - taken), has_low)
 
-    def allocate(self, slots: Sequence[BatchSlot], rows: int, max_rows: int) -> list[DraftGrant]:
+    def _decode_ms(self, slots: Sequence[BatchSlot]) -> float:
+        contexts = [slot.session.num_computed for slot in slots]
+        return self._cost.decode_ms(contexts, self._min_rows)
+
+    def allocate(self, slots: Sequence[BatchSlot], rows: int, most: DraftRows) -> list[DraftGrant]:
         """One grant for each slot of a call, whose slots have `rows` rows without drafts.
 
         Prompt tokens are left out of the price: beside a long prefill every draft would look cheap.
@@ -228,6 +251,8 @@ class DraftBudget:
             asked.append(ask)
             if may_draft:
                 limits, room = self._limits, session.max_drafts
+                if session.priority is Priority.LOW and not most.has_low:
+                    room = min(room, slot.num_padding)
                 proposals.append(
                     sources.propose(
                         min(limits.max_draft_tokens, room),
@@ -242,7 +267,7 @@ class DraftBudget:
             DraftOffer(proposal.survival, slot.num_padding)
             for proposal, slot in zip(proposals, slots, strict=True)
         ]
-        counts = allocate_draft_rows(offers, rows, max_rows, cost)
+        counts = allocate_draft_rows(offers, rows, most.max_rows, cost)
         paid = [count - slot.num_padding for count, slot in zip(counts, slots, strict=True)]
         attempts = self._gate.attempts(trackers, paid, rows, cost)
         return [
