@@ -135,7 +135,7 @@ class BatchBuilder:
         self._max_pause_s = limits.max_pause_ms / 1e3
         self._pool = pool
         self._queues = queues
-        self.prefill_budget = PrefillBudget(limits, cost, self._min_rows)
+        self.prefill_budget = PrefillBudget(limits, cost, decode_cost, self._min_rows)
         self._draft_budget = DraftBudget(limits, cost, decode_cost, self._min_rows)
         self._plan: _Plan | None = None
         self._was_alone = False

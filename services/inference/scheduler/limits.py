@@ -41,7 +41,11 @@ class SchedulerLimits:
     """How many times longer than without drafts a call may take."""
     low_tick_ms: PositiveFloat = 20.0
     """Latency budget of calls with LOW sessions while others keep coming: a call cannot be
-    interrupted."""
+    interrupted. Where calls take longer without LOW sessions, `low_stretch` bounds them."""
+    low_stretch: Annotated[float, at_least(1)] = 1.1
+    """How many times longer LOW sessions may make a call that exceeds low_tick_ms anyway: their
+    rows are cheap where a call's fixed cost is high, and one such call is as long as the wait for
+    it."""
     max_pause_ms: NonNegativeFloat = 500.0
     """Time after which a session that is left out of the calls gets a starvation turn, one session
     per call."""
@@ -75,6 +79,10 @@ class SchedulerLimits:
     def tick_ms(self, reply_ms: float) -> float:
         """The latency budget, where a call for one reply takes `reply_ms`."""
         return max(self.max_tick_ms, self.max_tick_calls * reply_ms)
+
+    def low_bound_ms(self, without_ms: float) -> float:
+        """The latency budget of a call with LOW sessions that takes `without_ms` without them."""
+        return max(self.low_tick_ms, self.low_stretch * without_ms)
 
     def slo_ttft_ms(self, priority: Priority) -> float:
         """The time-to-first-token objective of a class; 0: none."""

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 from outrider.session.types import Priority
-from services.inference.scheduler.cost_model import CostModel, attention_work
+from services.inference.scheduler.cost_model import CostModel, DecodeCostModel, attention_work
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.session import SchedulingState, Session
 from services.inference.scheduler.types import OverloadLevel
@@ -40,9 +40,16 @@ _FAR_SHORTER = 4
 class PrefillBudget:
     """Bounds of the next call, for the sessions that may take part in it."""
 
-    def __init__(self, limits: SchedulerLimits, cost: CostModel, min_rows: int) -> None:
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        cost: CostModel,
+        decode_cost: DecodeCostModel,
+        min_rows: int,
+    ) -> None:
         self._limits = limits
         self._cost = cost
+        self._decode_cost = decode_cost
         self._min_rows = min_rows
         self._above_low_at = -math.inf
         """When a session above LOW was opened last."""
@@ -58,7 +65,7 @@ class PrefillBudget:
         self._draft_rows += _DRAFT_ROWS_SMOOTHING * (num_rows - self._draft_rows)
 
     def must_be_short(self, schedulable: Sequence[Session], now: float) -> bool:
-        """Whether the call is bounded by low_tick_ms: LOW sessions take part, all prompts are
+        """Whether the call is bounded by low_bound_ms: LOW sessions take part, all prompts are
         theirs, and sessions above LOW keep coming. Also if it is a call of background sessions:
         nobody who comes meanwhile is to wait for those."""
         if schedulable and schedulable[0].is_background:
@@ -72,20 +79,21 @@ class PrefillBudget:
     def fit_short_call(self, schedulable: Sequence[Session], now: float) -> list[Session]:
         """The sessions that a short call takes: all prompts, which share what time is left; all
         replies above LOW; the first reply; then LOW replies by how long they waited, as long as the
-        call stays below low_tick_ms. One LOW reply that waited for max_pause_ms is always taken."""
+        call stays below low_bound_ms. One LOW reply is always taken, and one that waited for
+        max_pause_ms."""
         prompts = [s for s in schedulable if s.state is SchedulingState.PREFILLING]
         replies = [s for s in schedulable if s.state is not SchedulingState.PREFILLING]
-        # The first reply is the one whose memory is sure to suffice.
-        chosen = [s for s in replies if s is replies[0] or s.priority is not Priority.LOW]
+        chosen = _certain(replies)
         chosen_ids = {session.session_id for session in chosen}
         overdue_at = now - self._limits.max_pause_ms / 1e3
-        spare_ms = self._limits.low_tick_ms - self._decode_ms(chosen)
+        without_ms = self._decode_ms(chosen)
+        spare_ms = self._limits.low_bound_ms(without_ms) - without_ms
         if prompts:
             spare_ms /= 2
         has_low = any(session.priority is Priority.LOW for session in chosen)
         others = (session for session in replies if session.session_id not in chosen_ids)
         for session in sorted(others, key=lambda one: (one.last_scheduled_at, one.num_reply)):
-            spare_ms -= self._decode_ms([session]) - self._cost.fixed_ms
+            spare_ms -= self._added_ms(session)
             if spare_ms < 0 and has_low and session.last_scheduled_at > overdue_at:
                 break
             has_low = True
@@ -116,7 +124,7 @@ class PrefillBudget:
                 # A call takes fixed_ms whatever is in it: smaller chunks would only be more calls.
                 bound_ms = max(limits.low_tick_ms, LEAST_STRETCH * decode_ms)
             elif short:
-                bound_ms = limits.low_tick_ms
+                bound_ms = limits.low_bound_ms(self._decode_ms(_certain(replies)))
             else:
                 bound_ms = self._bound_ms(decode_ms, prompts, replies, level)
             tokens = self._tokens_within(bound_ms - decode_ms, prompts[0].num_computed)
@@ -186,6 +194,12 @@ class PrefillBudget:
         token_ms = self._cost.row_ms + self._cost.attention_ms * past / 1e3
         return int(max(0.0, spare_ms - start_ms) / token_ms)
 
+    def _added_ms(self, reply: Session) -> float:
+        """By how much one more reply lengthens a call."""
+        reading = attention_work(self._min_rows, reply.num_computed)
+        cost = self._decode_cost
+        return cost.row_ms * self._min_rows + cost.attention_ms * reading
+
     def _decode_ms(self, replies: Sequence[Session], draft_rows: float = 0.0) -> float:
         contexts = [session.num_computed for session in replies]
         return self._cost.decode_ms(contexts, self._min_rows, draft_rows)
@@ -197,6 +211,12 @@ def chunk_tokens(num_uncomputed: int, budget: int, min_rows: int) -> int:
         return num_uncomputed
     chunk = min(budget, num_uncomputed - min_rows)
     return chunk if chunk >= min_rows else 0
+
+
+def _certain(replies: Sequence[Session]) -> list[Session]:
+    """Of these, in order of rank, those in every short call: all above LOW, and the first, whose
+    memory is sure to suffice."""
+    return [s for s in replies if s is replies[0] or s.priority is not Priority.LOW]
 
 
 def _overtaking(prompts: Sequence[Session], budget: int) -> list[Session]:

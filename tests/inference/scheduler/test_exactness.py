@@ -88,6 +88,7 @@ LIMITS = st.builds(
     max_lead=st.sampled_from([0, 3, 12]),
     ageing_s=st.sampled_from([0.0, 0.1, 10.0]),
     low_tick_ms=st.sampled_from([1.0, 12.0, 60.0]),
+    low_stretch=st.sampled_from([1.0, 1.1, 4.0]),
     max_pause_ms=st.sampled_from([0.0, 30.0, 500.0]),
     slo_ttft_low_ms=st.sampled_from([0.0, 0.0, 200.0]),
     slo_ttft_medium_ms=st.sampled_from([0.0, 300.0]),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.engines.base import LogitsRows
@@ -15,7 +15,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Sampler
 from outrider.session.types import Priority
 from services.inference.scheduler.batch import Batch
-from services.inference.scheduler.cost_model import CostModel
+from services.inference.scheduler.cost_model import CostModel, DecodeCostModel
 from services.inference.scheduler.draft_sources import DraftSources, EdgeAcceptance
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.prefill_budget import PrefillBudget, chunk_tokens
@@ -100,6 +100,90 @@ def test_low_replies_take_turns_on_an_engine_slower_than_their_calls_may_be() ->
     assert longest < 2 * limits.max_pause_ms / 1e3
 
 
+def beside_low(
+    fixed_ms: float, row_ms: float, num_above_low: int, num_low: int, *, repetition: float = 0.0
+) -> Driver:
+    """Replies above LOW and LOW ones, all of which have their first token."""
+    options = FakeOptions(num_blocks=1200, fixed_ms=fixed_ms, row_ms=row_ms, repetition=repetition)
+    limits = SchedulerLimits(fixed_ms=fixed_ms, row_ms=row_ms, max_sessions=32)
+    driver = Driver(options, limits)
+    sampling = SamplingParams(max_tokens=900, ignore_eos=True)
+    for number in range(num_above_low + num_low):
+        priority = Priority.MEDIUM if number < num_above_low else Priority.LOW
+        prompt, drafts = (3 + number, 4, 5), repetition > 0
+        driver.open(OpenRequest(number, prompt, sampling, priority, region_drafts=drafts))
+    while any(len(peer.reply) < 2 for peer in driver.peers.values()):
+        driver.tick()
+    return driver
+
+
+def gained(driver: Driver, num_calls: int) -> list[int]:
+    """Tokens of each session in so many calls."""
+    begun = [len(peer.reply) for peer in driver.peers.values()]
+    for _ in range(num_calls):
+        assert driver.tick()
+    return [len(p.reply) - begin for p, begin in zip(driver.peers.values(), begun, strict=True)]
+
+
+def test_low_replies_are_in_every_call_that_is_long_without_them_if_they_hardly_lengthen_it() -> (
+    None
+):
+    driver = beside_low(200.0, 0.2, 5, 12)
+    assert set(gained(driver, 40)) == {40}
+    assert driver.engine.step_ms <= LIMITS.low_stretch * (200.0 + 0.2 * 2 * 5)
+
+
+def test_low_replies_that_lengthen_such_a_call_take_turns() -> None:
+    driver = beside_low(200.0, 2.0, 5, 12)
+    tokens = gained(driver, 60)
+    assert set(tokens[:5]) == {60}
+    assert max(tokens[5:]) - min(tokens[5:]) <= 2 and 20 <= min(tokens[5:]) < 60
+    assert driver.engine.step_ms <= LIMITS.low_stretch * (200.0 + 2.0 * 2 * 5)
+
+
+@given(
+    st.floats(1.0, 300.0),
+    st.floats(0.01, 20.0),
+    st.integers(1, 8),
+    st.integers(1, 12),
+)
+@settings(max_examples=40)
+def test_low_replies_lengthen_no_call_beyond_its_bound_but_for_one_of_them(
+    fixed_ms: float, row_ms: float, num_above_low: int, num_low: int
+) -> None:
+    driver = beside_low(fixed_ms, row_ms, num_above_low, num_low)
+    without_ms = fixed_ms + row_ms * 2 * num_above_low
+    one_ms = row_ms * 2
+    longest_ms = max(LIMITS.low_bound_ms(without_ms), without_ms + one_ms)
+    before = len(driver.batches)
+    tokens = gained(driver, 30)
+    assert set(tokens[:num_above_low]) == {30}, "they are in every call"
+    assert sum(tokens[num_above_low:]) >= 30, "a LOW one is in every call"
+    steps_ms = [fixed_ms + row_ms * batch.num_tokens for batch in driver.batches[before:]]
+    assert max(steps_ms) <= 1.02 * longest_ms
+
+
+def test_low_prompts_are_cut_by_the_length_of_the_calls_that_they_join() -> None:
+    """Calls of 200 ms have room for more of a prompt than calls of 20 ms would."""
+    driver = beside_low(200.0, 0.5, 4, 1)
+    low = OpenRequest(99, tuple(range(3, 63)), SamplingParams(max_tokens=4), Priority.LOW)
+    peer, before = driver.open(replace(low, region_drafts=False)), len(driver.batches)
+    longest_ms = 0.0
+    while not peer.reply:
+        driver.tick()
+        longest_ms = max(longest_ms, driver.engine.step_ms)
+    assert len(driver.batches) - before <= 4
+    assert longest_ms <= LIMITS.low_stretch * (200.0 + 0.5 * 2 * 4) + 1.0
+
+
+def test_drafts_of_replies_above_low_are_not_lost_to_a_low_reply_in_the_call() -> None:
+    alone = sum(gained(beside_low(100.0, 0.5, 3, 0, repetition=0.9), 60))
+    beside = gained(beside_low(100.0, 0.5, 3, 2, repetition=0.9), 60)
+    assert alone > 2 * 3 * 60, "drafts pay"
+    assert sum(beside[:3]) >= 0.9 * alone
+    assert min(beside[3:]) >= 60
+
+
 def session(number: int, came_at: float, priority: Priority = Priority.MEDIUM) -> Session:
     """One with a prompt of 800 tokens, none of them computed."""
     request = OpenRequest(number, tuple(range(3, 23)) * 40, SamplingParams(), priority)
@@ -123,6 +207,11 @@ def replying(session: Session, since: float) -> Session:
     return session
 
 
+def budget_of(limits: SchedulerLimits) -> PrefillBudget:
+    line = limits.fixed_ms, limits.row_ms
+    return PrefillBudget(limits, CostModel(*line), DecodeCostModel(*line), min_rows=2)
+
+
 def sessions(num_prompts: int, num_replies: int) -> list[Session]:
     """The replies began before the prompts came."""
     replies = [replying(session(number, 100.0), 100.5) for number in range(num_replies)]
@@ -131,7 +220,7 @@ def sessions(num_prompts: int, num_replies: int) -> list[Session]:
 
 @pytest.mark.parametrize("num_prompts", [1, 4, 6, 12])
 def test_overload_shrinks_chunks_with_and_without_a_backlog(num_prompts: int) -> None:
-    budget = PrefillBudget(LIMITS, CostModel(LIMITS.fixed_ms, LIMITS.row_ms), min_rows=2)
+    budget = budget_of(LIMITS)
     everybody = sessions(num_prompts, num_replies=8)
     calm, strained = (
         budget.max_prompt_tokens(everybody, short=False, level=level)
@@ -142,7 +231,7 @@ def test_overload_shrinks_chunks_with_and_without_a_backlog(num_prompts: int) ->
 
 def test_a_backlog_lengthens_calls_of_an_overloaded_replica_too() -> None:
     """Overload shrinks what a call gives to prompts, not what a backlog adds to that."""
-    budget = PrefillBudget(LIMITS, CostModel(LIMITS.fixed_ms, LIMITS.row_ms), min_rows=2)
+    budget = budget_of(LIMITS)
     few, many = (
         budget.max_prompt_tokens(
             sessions(n, num_replies=4), short=False, level=OverloadLevel.SMALL_CHUNKS
@@ -153,7 +242,7 @@ def test_a_backlog_lengthens_calls_of_an_overloaded_replica_too() -> None:
 
 
 def prompt_tokens(everybody: list[Session]) -> int:
-    budget = PrefillBudget(LIMITS, CostModel(LIMITS.fixed_ms, LIMITS.row_ms), min_rows=2)
+    budget = budget_of(LIMITS)
     return budget.max_prompt_tokens(everybody, short=False, level=OverloadLevel.NORMAL)
 
 
