@@ -58,6 +58,8 @@ class Registry:
         placement, which keeps a table derived from all replicas."""
         self._policy = policy or FleetPolicy()
         self._transitions: deque[ReplicaTransition] = deque(maxlen=_MAX_TRANSITIONS)
+        self.num_transitions = 0
+        """Changes of states so far."""
         for config in replicas:
             self.add(config, now)
 
@@ -362,4 +364,5 @@ class Registry:
     def _note(self, name: str, change: Change | None, why: str) -> None:
         if change:
             self.changed.add(name)
+            self.num_transitions += 1
             self._transitions.append(ReplicaTransition(name, change.before, change.after, why))

@@ -105,6 +105,8 @@ class Intake:
         self.runs = RunDeduplicator()
         self._is_draining = False
         self._retried_at = 0.0
+        self._num_transitions = 0
+        """Of the registry, at the last refresh."""
 
     @property
     def num_waiting(self) -> int:
@@ -142,6 +144,7 @@ class Intake:
         another's place. `ids`: as in `PromptCache.of`."""
         try:
             self._check_prompt(session.request)
+            self._catch_up(now)
             session_id = session.router_session_id
             request = self._dispatch.request_of(session, ids)
             if request.is_background:
@@ -168,6 +171,7 @@ class Intake:
         """Place queued sessions for which there is room now."""
         if not self._waiting:
             return
+        self._catch_up(now)
         for dequeued in self._admission.dequeue(self._fleet_view, now):
             session = self._waiting.pop(dequeued.session_id)
             if isinstance(dequeued.outcome, OutriderError):
@@ -186,7 +190,14 @@ class Intake:
 
     def refresh(self, now: float) -> None:
         """The fleet has changed: refresh the view of it."""
+        self._num_transitions = self._registry.num_transitions
         self._fleet_view.refresh(self._registry, now)
+
+    def _catch_up(self, now: float) -> None:
+        """Refresh the view if a replica's state has changed: placement knows, and a session that it
+        has no replica for any more is refused or waits by what the view says."""
+        if self._num_transitions != self._registry.num_transitions:
+            self.refresh(now)
 
     def first_token(self, session: RelayedSession, now: float) -> None:
         """A session had its first token."""
