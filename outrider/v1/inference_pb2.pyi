@@ -992,6 +992,7 @@ class WatchLoadResponse(_message.Message):
     IS_COST_GUESSED_FIELD_NUMBER: _builtins.int
     MAX_SESSIONS_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    RESTARTING_FIELD_NUMBER: _builtins.int
     PAUSED_SESSIONS_FIELD_NUMBER: _builtins.int
     OVERLOAD_LEVEL_FIELD_NUMBER: _builtins.int
     LOW_FIELD_NUMBER: _builtins.int
@@ -1016,6 +1017,8 @@ class WatchLoadResponse(_message.Message):
     """Whether these two are a guess: the replica has computed too little to know."""
     max_sessions: _builtins.int
     draining: _builtins.bool
+    restarting: _builtins.bool
+    """Beside draining: its engine is lost, and its supervisor will start it anew."""
     paused_sessions: _builtins.int
     """In the middle of their replies, their KV kept, out of the calls for the sake of others."""
     overload_level: _builtins.int
@@ -1060,6 +1063,7 @@ class WatchLoadResponse(_message.Message):
         is_cost_guessed: _builtins.bool = ...,
         max_sessions: _builtins.int = ...,
         draining: _builtins.bool = ...,
+        restarting: _builtins.bool = ...,
         paused_sessions: _builtins.int = ...,
         overload_level: _builtins.int = ...,
         low: Global___ClassLoad | None = ...,
@@ -1074,7 +1078,7 @@ class WatchLoadResponse(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["kv", b"kv", "low", b"low", "medium", b"medium", "running_call", b"running_call"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "fixed_ms", b"fixed_ms", "is_cost_guessed", b"is_cost_guessed", "kv", b"kv", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "low", b"low", "max_sessions", b"max_sessions", "medium", b"medium", "overload_level", b"overload_level", "paused_sessions", b"paused_sessions", "peer_block_ms", b"peer_block_ms", "peer_first_ms", b"peer_first_ms", "queued_prompt_tokens", b"queued_prompt_tokens", "queued_sessions", b"queued_sessions", "queues_low", b"queues_low", "refuses_sessions", b"refuses_sessions", "row_ms", b"row_ms", "running_call", b"running_call", "running_sessions", b"running_sessions", "service_ms", b"service_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "fixed_ms", b"fixed_ms", "is_cost_guessed", b"is_cost_guessed", "kv", b"kv", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "low", b"low", "max_sessions", b"max_sessions", "medium", b"medium", "overload_level", b"overload_level", "paused_sessions", b"paused_sessions", "peer_block_ms", b"peer_block_ms", "peer_first_ms", b"peer_first_ms", "queued_prompt_tokens", b"queued_prompt_tokens", "queued_sessions", b"queued_sessions", "queues_low", b"queues_low", "refuses_sessions", b"refuses_sessions", "restarting", b"restarting", "row_ms", b"row_ms", "running_call", b"running_call", "running_sessions", b"running_sessions", "service_ms", b"service_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -162,7 +162,7 @@ class Replica:
             await asyncio.to_thread(self._grammars.close)
         await self.tiers.close()
         self._health.close()
-        self.service.close()
+        await self.service.close()
         await self._server.stop(grace=0.5)
         if self.kv_service is not None:
             self.kv_service.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -32,6 +32,8 @@ log = structlog.get_logger()
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
 _LOAD_INTERVAL_MS = 50
+_LAST_REPORT_S = 0.5
+"""Longest wait for routers to take the last load report."""
 """Between two load reports, where the router asks for no other interval."""
 _MAX_ENDED = 4096
 """Ended sessions whose late frames are still recognised."""
@@ -170,6 +172,8 @@ class InferenceService(InferenceServiceServicer):
         self._max_sessions = max_sessions
         self._streams: set[GenerateStream] = set()
         self._closed = False
+        self._watches: set[asyncio.Event] = set()
+        """Of the load; set once the last report is written."""
         self._refused = RefusalLog("streams")
 
     @property
@@ -203,23 +207,42 @@ class InferenceService(InferenceServiceServicer):
     async def WatchLoad(
         self, request: inference_pb2.WatchLoadRequest, context: Any
     ) -> AsyncIterator[inference_pb2.WatchLoadResponse]:
+        over = asyncio.Event()
+        self._watches.add(over)
+        try:
+            async with aclosing(self._load_reports(request)) as reports:
+                async for report in reports:
+                    yield report
+        finally:
+            self._watches.discard(over)
+            over.set()
+
+    async def _load_reports(
+        self, request: inference_pb2.WatchLoadRequest
+    ) -> AsyncGenerator[inference_pb2.WatchLoadResponse, None]:
+        """Until the service is closed, and the last report then."""
         clock = asyncio.get_running_loop().time
         interval_s = (request.min_interval_ms or _LOAD_INTERVAL_MS) / 1e3
         heartbeat_s = request.max_interval_ms / 1e3 or math.inf
         told: inference_pb2.WatchLoadResponse | None = None
         due_at = 0.0
-        while not self._closed:
+        while True:
+            is_last = self._closed
             changed = self._table.load_changed
             if self._table.load is not None:
                 report = wire.load_response(
                     self._table.load,
                     self._table.tiers.counts,
                     draining=self._table.draining,
+                    restarting=self._table.is_restarting,
                     running_call=self._record.longest(self._awake_clock()),
                 )
                 if told is None or clock() >= due_at or wire.is_news(report, told):
                     told, due_at = report, clock() + heartbeat_s
                     yield report
+            if is_last:
+                return
+            if told is not None:
                 # Changes gather meanwhile; the next report has the latest of all.
                 await asyncio.sleep(interval_s)
             await _within(due_at - clock() if told is not None else math.inf, changed.wait())
@@ -247,13 +270,17 @@ class InferenceService(InferenceServiceServicer):
             )
         return inference_pb2.DrainResponse()
 
-    def close(self) -> None:
-        """End every stream after its queued frames; sessions on it should be over."""
+    async def close(self) -> None:
+        """End every stream after its queued frames; sessions on it should be over. Streams of
+        sessions end after the last load report: a router reads no more once one has ended, and that
+        report says whether the replica will be back."""
         self._closed = True
+        self._table.announce()
+        watches = [over.wait() for over in self._watches]
+        await _within(_LAST_REPORT_S, asyncio.gather(*watches))
         for stream in list(self._streams):
             stream.close()
         self._blocks.close()
-        self._table.announce()
 
 
 async def _within(limit_s: float, waiting: Awaitable[object]) -> None:

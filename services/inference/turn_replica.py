@@ -113,7 +113,7 @@ class TurnReplica:
             UnavailableError("this replica shut down; open the session on another one")
         )
         self._health.close()
-        self.service.close()
+        await self.service.close()
         await self._server.stop(grace=0.5)
         await self.runner.stop()
         self._awake_clock.stop()

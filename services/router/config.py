@@ -129,7 +129,8 @@ class RouterConfig:
     and sessions that fail by its fault. At most half of a model's replicas are in quarantine."""
     return_s: NonNegativeFloat = 2.0
     """If no other replica can take them, sessions wait for one that was lost less than this many
-    seconds ago; afterwards they are refused at once, with NO_REPLICA."""
+    seconds ago (30 s if it said that it lost its engine and will be started anew); afterwards they
+    are refused at once, with NO_REPLICA."""
     tokenize_timeout_s: PositiveFloat = 10.0
     """Limit of tokenizing one session's messages, over all tokenizers tried."""
     max_tokenizing: PositiveInt = 256

@@ -102,6 +102,25 @@ async def test_a_poisonous_request_ends_and_no_other_does(
         assert 2 <= num_crashes(mesh) <= 3 + max(0, num_deaths - 1)
 
 
+async def test_others_wait_while_no_replica_has_an_engine(
+    vocabulary: Vocabulary, tmp_path: Path
+) -> None:
+    """Both are started anew, which takes longer than a router waits for one that only broke its
+    connection."""
+    config = tmp_path / "mesh.toml"
+    config.write_text(MOVES_INEXACT, "utf-8")
+    chosen = [it for it in settings(vocabulary) if not it.startswith("router.return_s")]
+    with local_mesh(engine="fake-turns", settings=chosen, config=config) as mesh:
+        host, port = mesh.edge
+        async with connect(f"quic://{host}:{port}", ca=mesh.ca, reconnect=PATIENT) as client:
+            await poisonous(client)
+            for number in range(3):
+                message = [Message("user", f"What is river {number}?")]
+                async with client.chat(message, sampling=SamplingParams(max_tokens=9)) as asked:
+                    assert (await asked.result()).ids
+        await eventually(lambda: is_whole(mesh), timeout_s=300.0)
+
+
 async def test_a_request_that_loses_one_stock_engine_after_the_other_ends(
     vocabulary: Vocabulary, tmp_path: Path
 ) -> None:

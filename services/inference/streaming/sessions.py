@@ -231,6 +231,8 @@ class SessionTable:
         self.load_changed = asyncio.Event()
         """Set, and replaced by a fresh one, when `load` or `draining` changes."""
         self.is_stopping = False
+        self.is_restarting = False
+        """Whether the engine is lost: the process ends, and its supervisor starts another."""
         self._is_drained = False
         self.tiers = tiers
         self._model = model
@@ -449,6 +451,8 @@ class SessionTable:
                 self._emit(session, event, tick.load)
             else:
                 self._record_late_usage(event)
+        if tick.problem and not self.is_stopping:
+            self.is_restarting = True
         if tick.over:
             self._lose_all(tick.problem)
         self._measure(tick)

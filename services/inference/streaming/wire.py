@@ -362,7 +362,7 @@ def error_frame(number: int, error: OutriderError) -> inference_pb2.SessionDown:
 
 _STATES: Final = (
     *("running_sessions", "queued_sessions", "queued_prompt_tokens", "paused_sessions"),
-    *("kv_blocks_total", "max_sessions", "draining", "low", "medium"),
+    *("kv_blocks_total", "max_sessions", "draining", "restarting", "low", "medium"),
     *("overload_level", "queues_low", "refuses_sessions", "is_cost_guessed"),
 )
 _ESTIMATES: Final = ("fixed_ms", "row_ms", "service_ms", "peer_block_ms", "peer_first_ms")
@@ -375,6 +375,7 @@ def load_response(
     tiers: Mapping[str, TierCounts],
     *,
     draining: bool = False,
+    restarting: bool = False,
     running_call: EngineCall | None = None,
 ) -> inference_pb2.WatchLoadResponse:
     """A report for routers, with what went through the KV tiers, by their names; of a running call
@@ -393,6 +394,7 @@ def load_response(
         is_cost_guessed=load.is_cost_guessed,
         max_sessions=load.max_sessions,
         draining=draining,
+        restarting=restarting,
         paused_sessions=load.paused_sessions,
         overload_level=load.overload_level,
         low=inference_pb2.ClassLoad(**asdict(load.low)),

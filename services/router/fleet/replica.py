@@ -11,6 +11,8 @@ from outrider.peers.round_trip import RoundTrip
 
 CHUNK_TOKENS: Final = 256
 """Prompt tokens per engine call assumed of a replica that does not report its prefill limits."""
+_RESTART_S: Final = 30.0
+"""Time after which nobody waits any more for a replica that was to be started anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,8 @@ class ReplicaLoad:
     max_sessions: int = 0
     """Sessions that run at once, further ones wait; 0: not reported."""
     draining: bool = False
+    is_restarting: bool = False
+    """Beside `draining`: it lost its engine, and its supervisor will start it anew."""
     overload_level: int = 0
     """0 none to 4, as in WatchLoadResponse."""
     queues_low: bool = False
@@ -212,14 +216,22 @@ class Replica:
 
     def may_return(self, return_s: float, now: float) -> bool:
         """Whether it may soon take a session that it does not take now: its stream is up and it is
-        not stopping, or the stream broke less than `return_s` ago and is being reconnected. On
-        trial it takes one session, and the others once that one went well."""
+        not stopping for good, or the stream broke less than `return_s` ago (`_RESTART_S` if it is
+        to be started anew) and is being reconnected. On trial it takes one session, and the others
+        once that one went well."""
         is_on_trial = self.state is PeerState.TRIAL
         if self.is_leaving or (self.takes_sessions and not is_on_trial):
             return False
         if self.health.is_up:
-            return not self.is_draining
+            return self.is_restarting or not self.is_draining
+        if self.is_restarting:
+            return_s = max(return_s, _RESTART_S)
         return self.lost_at is not None and now - self.lost_at < return_s
+
+    @property
+    def is_restarting(self) -> bool:
+        """Whether its last report said that it will be started anew."""
+        return self.load is not None and self.load.is_restarting
 
     @property
     def is_draining(self) -> bool:

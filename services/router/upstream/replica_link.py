@@ -291,6 +291,7 @@ async def watch_load(
             is_cost_guessed=report.is_cost_guessed,
             max_sessions=report.max_sessions,
             draining=report.draining,
+            is_restarting=report.restarting,
             overload_level=report.overload_level,
             low=_class_load(report.low),
             medium=_class_load(report.medium),

@@ -129,7 +129,7 @@ async def test_a_replica_that_stops_ends_its_watches() -> None:
     async with running() as it:
         watch = it.stub.WatchKv(inference_pb2.WatchKvRequest())
         await watch.read()
-        it.replica.service.close()
+        await it.replica.service.close()
         assert not isinstance(await watch.read(), inference_pb2.WatchKvResponse)
 
 

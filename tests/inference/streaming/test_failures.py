@@ -187,10 +187,16 @@ async def test_a_replica_whose_model_broke_down_ends_with_an_error(
     async with leak_check():
         serving = asyncio.create_task(app.serve(InferenceConfig(port=0), ready=ports.set_result))
         channel = make_channel(f"127.0.0.1:{(await ports).main}")
-        peer = Peer(inference_pb2_grpc.InferenceServiceStub(channel))
+        stub: inference_pb2_grpc.InferenceServiceAsyncStub
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        watch = stub.WatchLoad(inference_pb2.WatchLoadRequest(min_interval_ms=50))
+        assert not (await _report(watch)).restarting
+        peer = Peer(stub)
         await peer.open(1, [5])
         with pytest.raises(errors.EngineError, match="ZeroDivisionError"):
             await serving
+        last = await _last_report(watch)
+        assert last.draining and last.restarting, "however soon it ended"
         await channel.close()
 
 
@@ -212,6 +218,8 @@ async def test_stopping_lets_sessions_finish() -> None:
         it.gated.gate.set()
         assert tuple((await peer.finish(1)).ids) == reference([5], SHORT).ids
         assert await peer.call.read() is grpc.aio.EOF
+        last = await _last_report(watch)
+        assert last.draining and not last.restarting
         await stopping
 
 
@@ -249,6 +257,14 @@ async def test_stopping_ends_what_does_not_finish_in_time() -> None:
         assert await peer.call.read() is grpc.aio.EOF
         it.gated.gate.set()
         await stopping
+
+
+async def _last_report(watch: Any) -> inference_pb2.WatchLoadResponse:
+    """The one before the stream's end."""
+    last = await _report(watch)
+    while (report := await watch.read()) is not grpc.aio.EOF:
+        last = report
+    return last
 
 
 async def _report(watch: Any) -> inference_pb2.WatchLoadResponse:

@@ -91,6 +91,7 @@ def test_draining_and_slower_transfers_are_news() -> None:
     assert wire.is_news(wire.load_response(LOAD, slower), told)
     assert not wire.is_news(wire.load_response(LOAD, more), told)
     assert wire.is_news(wire.load_response(LOAD, same, draining=True), told)
+    assert wire.is_news(wire.load_response(LOAD, same, restarting=True), told)
 
 
 def test_an_edge_is_told_of_a_pace_that_it_does_not_know() -> None:

@@ -155,6 +155,21 @@ def test_a_replica_that_was_lost_a_moment_ago_may_be_back() -> None:
     assert not table["a"].may_return(9.0, 3.0)
 
 
+def test_a_replica_that_lost_its_engine_is_waited_for_and_one_that_was_drained_is_not() -> None:
+    table = connected("a", "b")
+    table.report("a", ReplicaLoad(draining=True, is_restarting=True), 1.0)
+    table.report("b", ReplicaLoad(draining=True), 1.0)
+    assert table["a"].may_return(2.0, 1.5) and not table["b"].may_return(2.0, 1.5)
+    table.lost("a", "it ended", 2.0)
+    assert table["a"].may_return(2.0, 31.9), "starting takes longer than connecting anew"
+    assert not table["a"].may_return(2.0, 32.0), "nobody started it"
+    table.connected("a", MODEL, 40.0)
+    table.lost("a", "reset", 41.0)
+    assert not table["a"].may_return(2.0, 43.5), "what its earlier process said is over"
+    table.leave("a", 44.0, "gone")
+    assert not table["a"].may_return(2.0, 44.0)
+
+
 def test_opens_that_were_under_way_while_the_router_was_late_measure_nothing() -> None:
     table = connected("a")
     table.place("a", 7, 1.0)

@@ -93,6 +93,36 @@ async def test_a_replica_that_does_not_serve_gets_no_new_sessions_and_keeps_its_
     await router.state_of("near", router_pb2.REPLICA_STATE_DRAINING)
 
 
+async def test_a_chat_waits_for_replicas_that_lost_their_engines_and_are_started_anew(
+    router: RouterUnderTest, near: Replica, far: Replica
+) -> None:
+    for replica in (near, far):
+        replica.report(draining=True, restarting=True)
+    await router.state_of("near", router_pb2.REPLICA_STATE_DRAINING)
+    await router.state_of("far", router_pb2.REPLICA_STATE_DRAINING)
+    edge = router.edge()
+    await edge.send(opening())
+    await edge.send(opening(2, model="nobody's"))
+    assert (await edge.hear("error")).session == 2, "the first one waits"
+    await near.kill()
+    await near.start()
+    sent = await near.hear("open")
+    near.say(accepted(sent.session))
+    await edge.hear("opened")
+
+
+async def test_a_chat_does_not_wait_for_replicas_that_an_operator_drained(
+    router: RouterUnderTest, near: Replica, far: Replica
+) -> None:
+    for replica in (near, far):
+        replica.report(draining=True)
+    await router.state_of("near", router_pb2.REPLICA_STATE_DRAINING)
+    await router.state_of("far", router_pb2.REPLICA_STATE_DRAINING)
+    edge = router.edge()
+    await edge.send(opening())
+    assert (await edge.hear("error")).error.reason == "NO_REPLICA"
+
+
 async def test_a_replica_that_shuts_down_ends_its_own_sessions(
     router: RouterUnderTest, near: Replica
 ) -> None:
