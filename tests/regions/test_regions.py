@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import dns.rcode
 import pytest
@@ -16,13 +16,14 @@ from bench.regions.incidents import INCIDENTS, interrupted
 from bench.regions.mesh import CLIENTS, NEAR, ONE_WAY_MS, REGIONS, SITE, RegionalMesh
 from bench.relay.lane import Conditions
 from outrider.cli.local.certificates import OPERATOR, of_process
-from outrider.client import connect
-from outrider.errors import NoReplicaError
+from outrider.client import Committed, connect
+from outrider.errors import NoReplicaError, UnavailableError
 from outrider.models.chat import Message
 
 pytestmark = [pytest.mark.hosts, pytest.mark.asyncio(loop_scope="session")]
 NUM_CHATS = 24
 MANY_CHATS = 200
+LIMIT_S = 180.0
 
 
 async def reply(mesh: RegionalMesh, key: str, asked: ReferenceChat) -> str:
@@ -66,6 +67,85 @@ async def test_a_tenant_that_is_bound_to_a_region_is_refused_rather_than_moved(
     assert await reply(mesh, mesh.key, asked) == asked.text, "others are served elsewhere"
     await mesh.bring_back(NEAR)
     assert await reply(mesh, mesh.bound_key, asked) == asked.text
+
+
+async def bound_reply(mesh: RegionalMesh, asked: ReferenceChat, ids: list[int]) -> None:
+    """Collect the ids of a reply to the bound tenant, whose client leaves all retries to its edge.
+    Raises the error that ends it."""
+    async with connect(
+        mesh.urls[0], ca=mesh.ca, key=mesh.bound_key, timeout_s=30.0, reconnect=None
+    ) as client:
+        message = Message("user", asked.prompt)
+        async with client.chat([message], sampling=asked.sampling) as chat:
+            async for event in chat:
+                if isinstance(event, Committed):
+                    ids += event.ids
+
+
+@asynccontextmanager
+async def only_near(mesh: RegionalMesh) -> AsyncIterator[None]:
+    """No replica of another region gets a session in the block."""
+    moved: set[str] = set()
+    others = [region for region in REGIONS if region != NEAR]
+
+    async def watch() -> None:
+        while True:
+            for region in others:
+                with suppress(UnavailableError):
+                    rows = await mesh.replicas_seen(region)
+                    moved.update(it["name"] for it in rows if it["sessions"])
+            await asyncio.sleep(0.05)
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+    assert moved <= {it.name for it in mesh.regions[NEAR]}
+
+
+async def until_under_way(ids: list[int]) -> None:
+    while len(ids) < 5:
+        await asyncio.sleep(0.05)
+
+
+async def test_a_bound_reply_ends_where_it_is_when_its_region_does_not_come_back(
+    mesh: RegionalMesh, references: list[ReferenceChat]
+) -> None:
+    asked, ids = references[1], list[int]()
+    async with asyncio.timeout(LIMIT_S), only_near(mesh):
+        reply = asyncio.create_task(bound_reply(mesh, asked, ids))
+        await until_under_way(ids)
+        await mesh.lose(NEAR)
+        with pytest.raises(NoReplicaError):
+            await reply
+    assert 5 <= len(ids) < len(asked.ids)
+    assert tuple(ids) == asked.ids[: len(ids)]
+    await mesh.bring_back(NEAR)
+
+
+async def test_a_bound_reply_goes_on_when_its_region_comes_back(
+    mesh: RegionalMesh, references: list[ReferenceChat]
+) -> None:
+    asked, ids = references[2], list[int]()
+    async with asyncio.timeout(LIMIT_S), only_near(mesh):
+        reply = asyncio.create_task(bound_reply(mesh, asked, ids))
+        await until_under_way(ids)
+        await mesh.hosts.cut(mesh.hosts.around(NEAR))
+        for region in REGIONS:
+            while region != NEAR and await num_ready(mesh, region):
+                await asyncio.sleep(0.05)
+        await mesh.hosts.mend(mesh.hosts.around(NEAR))
+        await reply
+    assert tuple(ids) == asked.ids
+    await mesh.until_whole()
+
+
+async def num_ready(mesh: RegionalMesh, region: str) -> int:
+    """Replicas of NEAR that take sessions, as a region's router sees them."""
+    rows = await mesh.replicas_seen(region)
+    return sum(it["region"] == NEAR and it["state"] == "READY" for it in rows)
 
 
 async def test_lost_packets_and_jitter_change_nothing(
