@@ -32,9 +32,9 @@ log = structlog.get_logger()
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
 _LOAD_INTERVAL_MS = 50
+"""Between two load reports, where the router asks for no other interval."""
 _LAST_REPORT_S = 0.5
 """Longest wait for routers to take the last load report."""
-"""Between two load reports, where the router asks for no other interval."""
 _MAX_ENDED = 4096
 """Ended sessions whose late frames are still recognised."""
 
