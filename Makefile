@@ -84,6 +84,7 @@ imports:
 protos-check:
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(PY) tools/gen_protos.py --check
 	$(BIN)/buf lint
+	$(PY) -m tools.wire_breaking
 
 # IMAGES: roles (default: all that run on CPUs); IMAGE_ARGS: --base NAME@sha256:..., --platform, or
 # --debian for a base made here from Debian's archive.

@@ -41,6 +41,7 @@ HOST: Final = "127.0.0.1"
 _START_LIMIT_S: Final = 900.0
 """Seconds in which a service has to start serving: the conversion of a large model takes
 minutes."""
+_STOP_LIMIT_S: Final = 120.0
 _POLL_S: Final = 0.02
 
 
@@ -117,8 +118,8 @@ class Service:
         assert ports is not None
         return ports
 
-    def spawn(self) -> None:
-        """Start it."""
+    def spawn(self, environment: Mapping[str, str] | None = None) -> None:
+        """Start it; `environment` has further variables, for this run of it alone."""
         self._ready.unlink(missing_ok=True)
         self._spawned_at = time.monotonic()
         with self.log.open("ab") as sink:
@@ -127,7 +128,7 @@ class Service:
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
-                env=self._environment,
+                env={**self._environment, **(environment or {})},
                 ends_with_parent=signal.SIGTERM,
                 cores=self._cores,
             )
@@ -168,6 +169,23 @@ class Service:
         """Send any other signal."""
         assert self._process is not None
         self._process.send_signal(number)
+
+    async def stop(self) -> None:
+        """SIGTERM: it drains, for `drain_s` at most. Returns when it has ended. Raises RuntimeError
+        with its log's end if it does not end, or fails."""
+        assert self._process is not None
+        self._process.terminate()
+        try:
+            async with asyncio.timeout(_STOP_LIMIT_S):
+                status = await self._process.wait()
+        except TimeoutError:
+            raise RuntimeError(
+                f"{self.name} did not stop; {self.log} ends with:\n{tail(self.log)}"
+            ) from None
+        if status:
+            raise RuntimeError(
+                f"{self.name} stopped with status {status}; {self.log} ends with:\n{tail(self.log)}"
+            )
 
     def end(self) -> None:
         """Stop it for good, whatever its state."""

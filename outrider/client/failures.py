@@ -8,10 +8,9 @@ from typing import Final
 from aioquic.quic.events import ConnectionTerminated
 from aioquic.quic.packet import QuicErrorCode
 
-from outrider.client.protocol import ALPN, CloseCode
+from outrider.client.protocol import ALPN, NO_COMMON_PROTOCOL, CloseCode
 from outrider.errors import OutriderError, OverloadedError, UnavailableError
 
-_NO_ALPN: Final = 0x178  # RFC 9001, section 4.8: 0x100 + TLS alert no_application_protocol
 _CERTIFICATE_ALERTS: Final = range(0x12A, 0x131)  # bad_certificate .. unknown_ca
 
 
@@ -29,8 +28,11 @@ def connection_error(event: ConnectionTerminated, edge: str) -> OutriderError:
         return OverloadedError(f"{edge} refused: {reason}", retry_delay_ms=1000)
     if event.frame_type is not None and event.error_code == QuicErrorCode.CONNECTION_REFUSED:
         return OverloadedError(f"{edge} refused: {reason}", retry_delay_ms=1000)
-    if event.frame_type is not None and event.error_code == _NO_ALPN:
-        return UnavailableError(f"{edge} does not speak {ALPN}; check that it is an edge")
+    if event.frame_type is not None and event.error_code == NO_COMMON_PROTOCOL:
+        return UnavailableError(
+            f"{edge} does not speak {ALPN}; check that it is an edge, and of a "
+            "version that works with this client"
+        )
     if event.frame_type is not None and event.error_code in _CERTIFICATE_ALERTS:
         return UnavailableError(
             f"the certificate of {edge} is not trusted ({reason}); give its file as `ca` "

@@ -7,6 +7,9 @@ from enum import IntEnum
 from typing import Final
 
 ALPN: Final = "outrider/1"
+NO_COMMON_PROTOCOL: Final = 0x178
+"""QUIC's error where client and edge have no ALPN name in common: 0x100 and TLS's alert
+no_application_protocol (RFC 9001, section 4.8)."""
 DEFAULT_PORT: Final = 4433
 HTTP_PATH: Final = "/outrider/v1/stream"
 """Over HTTP/2 a stream is a POST of this path: frames of the client in the request's body, frames

@@ -94,7 +94,7 @@ class CallAuthorizer:
             try:
                 access.check(self._identity(call.chain), method)
             except OutriderError as error:
-                self._log_refused(method, context.peer(), error)
+                self.log_refused(method, context.peer(), error)
                 raise
         self._last_number += 1
         number = self._last_number
@@ -118,7 +118,7 @@ class CallAuthorizer:
                 for call in calls:
                     call.end(error)
 
-    def _log_refused(self, method: str, peer: str, why: OutriderError) -> None:
+    def log_refused(self, method: str, peer: str, why: OutriderError) -> None:
         """Log at most one line per interval: refused callers may try often."""
         self._num_refused += 1
         if time.monotonic() - self._logged_at < _REFUSAL_LOG_INTERVAL_S:

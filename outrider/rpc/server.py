@@ -14,9 +14,9 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from opentelemetry import context as otel_context
 
-from outrider.errors import ConfigError, MalformedFrameError, OutriderError
+from outrider.errors import ConfigError, MalformedFrameError, OutriderError, UnavailableError
 from outrider.rpc.authorization import Call, CallAuthorizer
-from outrider.rpc.errors import abort
+from outrider.rpc.errors import abort, not_served
 from outrider.telemetry import names
 from outrider.telemetry.tracing import TraceParent, extract, span
 from outrider.tls import PLAINTEXT, Tls
@@ -31,6 +31,8 @@ MAX_CALLS: Final = 4096
 MAX_CONNECTIONS: Final = 4096
 """Open at once, handshakes included; further ones are closed as they come."""
 _MAX_METADATA_BYTES: Final = 16 * 1024
+_MAX_METHOD_CHARS: Final = 100
+"""Characters of an unknown one in the log."""
 
 SERVING: Final[int] = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING: Final[int] = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -157,8 +159,8 @@ call would outnumber those of chats by far."""
 
 
 class _Interceptor(grpc.aio.ServerInterceptor):
-    """Refuses callers without permission, continues the caller's trace and turns OutriderError into
-    status and trailer.
+    """Refuses callers without permission and methods that are not served, continues the caller's
+    trace and turns OutriderError into status and trailer.
 
     grpc.aio runs each call in a task of its own, so the context set here ends with the call and
     needs no reset, which a cancelled or abandoned stream could not do in the right context.
@@ -174,11 +176,23 @@ class _Interceptor(grpc.aio.ServerInterceptor):
     ) -> Any:
         handler = await continuation(details)
         if handler is None:
-            return None
+            return _unknown(details.method, self._authorizer)
         parent = _parent(details)
         if handler.response_streaming:
             return handler._replace(**_streaming(handler, parent, details.method, self._authorizer))
         return handler._replace(**_unary(handler, parent, details.method, self._authorizer))
+
+
+def _unknown(method: str, authorizer: CallAuthorizer) -> Any:
+    """A handler that refuses any call, unary or streamed, with a sentence for the caller and one in
+    our log: most likely the caller is of another version."""
+
+    async def refuse(requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        why = not_served(method)
+        authorizer.log_refused(method[:_MAX_METHOD_CHARS], context.peer(), UnavailableError(why))
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, why)
+
+    return grpc.stream_stream_rpc_method_handler(refuse)
 
 
 def _parent(details: grpc.HandlerCallDetails) -> TraceParent:

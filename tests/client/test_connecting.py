@@ -121,6 +121,8 @@ async def test_an_unknown_alpn_is_refused_by_the_handshake(
     assert f"does not speak {alpn}" in error.message
     assert await ask(mesh, "127.0.0.1", port=mesh.ports.main, ca=mesh.ca)
     assert mesh.edge.telemetry.num_chats == 0
+    # The edge says so once the connection is forgotten, some round trips later.
+    await eventually(lambda: mesh.sample("outrider_edge_refused_total", reason="protocol") == 1)
 
 
 async def test_addresses_that_are_none(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -136,6 +137,59 @@ def test_a_bare_status_becomes_the_nearest_error(
     back = from_rpc_error(error)
     assert type(back) is kind
     assert back.message == "why"
+
+
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [
+        (
+            "/outrider.v2.InferenceService/Generate",
+            "this server speaks outrider.v1, not outrider.v2: caller and server are versions of "
+            "Outrider that cannot work together",
+        ),
+        (
+            "/outrider.v1.InferenceService/Later",
+            "this server does not have this method of outrider.v1: check the address, or upgrade "
+            "the server to the caller's version of Outrider",
+        ),
+        (
+            "/other.Service/Method",
+            "this server does not have this method of outrider.v1: check the address, or upgrade "
+            "the server to the caller's version of Outrider",
+        ),
+    ],
+)
+async def test_a_caller_of_another_version_is_refused_in_a_sentence_at_both_ends(
+    loopback: Loopback, method: str, told: str
+) -> None:
+    unary: Any = loopback.channel.unary_unary(method)
+    stream: Any = loopback.channel.stream_stream(method)
+    with structlog.testing.capture_logs() as logs:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await unary(b"\xff")
+        with pytest.raises(grpc.aio.AioRpcError) as caught_streaming:
+            await stream().read()
+    for error in (caught.value, caught_streaming.value):
+        assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert from_rpc_error(error).message == told
+    (line,) = logs  # one per interval: callers may try often
+    assert (line["event"], line["method"], line["why"]) == ("calls_refused", method, told)
+
+
+async def test_a_server_of_another_version_that_says_nothing_is_told_as_such() -> None:
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with make_channel(f"127.0.0.1:{port}") as channel:
+        stub: inference_pb2_grpc.InferenceServiceAsyncStub
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.GetModel(inference_pb2.GetModelRequest())
+    await server.stop(None)
+    assert from_rpc_error(caught.value).message == (
+        "the server does not speak outrider.v1: check the address, and that its version of "
+        "Outrider can work with this one"
+    )
 
 
 async def test_a_taken_port_is_a_config_error(loopback: Loopback) -> None:

@@ -19,7 +19,7 @@ from aioquic.quic.events import (
 )
 from aioquic.quic.packet import QuicErrorCode, QuicFrameType
 
-from outrider.client.protocol import ACK_DELAY_S, CloseCode
+from outrider.client.protocol import ACK_DELAY_S, ALPN, NO_COMMON_PROTOCOL, CloseCode
 from outrider.codec.frames import encode_frame
 from outrider.errors import DrainingError, OverloadedError
 from outrider.telemetry.logs import failure_place
@@ -152,6 +152,8 @@ class EdgeConnection(ConnectionProtocol):
                 self._drop_early(stream_id)
                 self.native.stopped(stream_id)
             case ConnectionTerminated(error_code, frame_type):
+                if error_code == NO_COMMON_PROTOCOL and frame_type is not None:
+                    self._refused_protocol()
                 # An application's close means that the client gave up, unless it says that it will
                 # be back. Anything else is a loss that the client may not even know of yet.
                 gave_up = frame_type is None and error_code != CloseCode.COMING_BACK
@@ -315,6 +317,11 @@ class EdgeConnection(ConnectionProtocol):
             self.close_for(CloseCode.OVERLOADED, "too much data before the handshake was complete")
 
     # The end.
+
+    def _refused_protocol(self) -> None:
+        ours = ", ".join((ALPN, *self._services))
+        why = f"the client speaks none of {ours}: it may be of another version"
+        self.context.telemetry.refused("protocol", why=why)
 
     def _terminated(self, *, gave_up: bool) -> None:
         self._has_ended = True

@@ -52,6 +52,11 @@ _OF_ONE_MODEL: Final = (VocabularyUnavailableError, VocabularyMismatchError, Unk
 """Errors of a tokenizer that concern one model: another tokenizer may have it, and this one serves
 others. If none has it, the session gets the first such error, in this order of classes."""
 
+_RETURN_PAUSES_S: Final = (0.1, 0.2, 0.4, 0.8, 1.6)
+"""Pauses before a prompt is offered again to tokenizers of which none could be reached. When they
+are replaced one after the other, the last one may end before this router has reconnected to the one
+before: gRPC tries that every 2 seconds."""
+
 _QUARANTINE: Final = QuarantinePolicy(first_s=5.0)
 """How long a tokenizer that did not answer is asked last."""
 
@@ -249,6 +254,10 @@ class TokenizerStream:
             answer.set_exception(error_from_proto(response.error))
 
 
+class _NoneReachedError(UnavailableError):
+    """No tokenizer could be connected to, or all ended their streams."""
+
+
 class TokenizerPool:
     """Asks tokenizers in turn until one answers.
 
@@ -347,13 +356,25 @@ class TokenizerPool:
         await asyncio.gather(*self._closing)
 
     async def _first_answer(self, request: tokenizer_pb2.EncodeRequest) -> Tokenized:
+        """Offer a prompt to tokenizers, and again while none can be reached and there is time."""
+        until, pauses_s = self._clock() + self._timeout_s, iter(_RETURN_PAUSES_S)
+        while True:
+            try:
+                return await self._offered(request, until - self._clock())
+            except _NoneReachedError:
+                pause_s = next(pauses_s, self._timeout_s)
+                if self._clock() + pause_s >= until:
+                    raise
+                await asyncio.sleep(pause_s)
+
+    async def _offered(self, request: tokenizer_pb2.EncodeRequest, limit_s: float) -> Tokenized:
         failures: list[str] = []
         refusals: dict[type[OutriderError], OutriderError] = {}
-        entries = self._ranked()
+        entries, num_silent = self._ranked(), 0
         for entry in entries:
             entry.asked(self._clock())
             try:
-                async with self._clock.timeout(self._timeout_s / len(entries)):
+                async with self._clock.timeout(limit_s / len(entries)):
                     answer = await self._asked(entry.stream, request)
             except (OverloadedError, *_OF_ONE_MODEL) as error:
                 entry.answered(self._clock())
@@ -363,6 +384,7 @@ class TokenizerPool:
                 entry.failed(self._clock())
             except TimeoutError:
                 failures.append(f"{entry.stream.address}: no answer in time")
+                num_silent += 1
                 entry.failed(self._clock())
             except OutriderError:
                 entry.answered(self._clock())
@@ -375,7 +397,8 @@ class TokenizerPool:
         for kind in _OF_ONE_MODEL:
             if (refusal := refusals.get(kind)) and not failures:
                 raise refusal
-        raise _none_answers(failures)
+        is_any_there = refusals or num_silent or not entries
+        raise _none_answers(failures, UnavailableError if is_any_there else _NoneReachedError)
 
     async def _asked(
         self, stream: TokenizerStream, request: tokenizer_pb2.EncodeRequest
@@ -496,8 +519,8 @@ def _seen(write: asyncio.Task[None]) -> None:
         write.exception()
 
 
-def _none_answers(failures: Sequence[str]) -> UnavailableError:
-    return UnavailableError(
+def _none_answers(failures: Sequence[str], kind: type[UnavailableError]) -> UnavailableError:
+    return kind(
         "no tokenizer answers, so messages cannot be served "
         f"({'; '.join(failures) or 'none is configured'}); send token ids, or try again",
         retry_delay_ms=500,

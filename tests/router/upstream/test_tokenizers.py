@@ -281,6 +281,16 @@ async def test_a_tokenizer_that_dies_fails_over_and_is_found_again() -> None:
             assert answer.ids.count == 4
 
 
+async def test_a_prompt_waits_for_the_last_tokenizer_to_come_back() -> None:
+    async with leak_check(), running(1) as (tokenizer,), pool_of(tokenizer.address) as pool:
+        await pool.encode(Request(text="x"))
+        await tokenizer.kill()
+        waiting = asyncio.create_task(pool.encode(Request(text="xxx")))
+        await eventually(lambda: pool.is_lost(tokenizer.address))
+        await tokenizer.start(int(tokenizer.address.split(":")[1]))
+        assert (await waiting).ids.count == 3
+
+
 async def test_a_stream_that_ended_is_seen_by_the_next_request() -> None:
     async with leak_check(), running(1) as (tokenizer,):
         stream = TokenizerStream(tokenizer.address, max_message_bytes=1 << 20)
