@@ -57,7 +57,7 @@ test-all: torch client-packages  ## That, the tests of benchmarks, tools, deploy
 # Each host is a network namespace, and so is what the tests run in: it has no other network.
 cluster-test: setup  ## Tests over several hosts, made here of network namespaces: a region is lost, cut off, drained (as root)
 	@$(BIN)/outrider models pull $(MODEL)
-	OUTRIDER_OWN_NETWORK=1 unshare --net $(PY) -m pytest -n 0 -m hosts tests/regions
+	OUTRIDER_OWN_NETWORK=1 unshare --net --mount $(PY) -m pytest -n 0 -m hosts tests/regions
 
 new-examples: torch  ## Property tests on examples that no commit before had (SEED=N: on others)
 	@echo "Property tests on new examples; the same again: make new-examples SEED=$(SEED)"

@@ -23,7 +23,7 @@ from outrider.sampling.reply import ReplyText
 from services.inference.config import InferenceConfig
 from services.inference.reference import generate
 
-_PROMPTS = (
+PROMPTS = (
     "Explain in a few sentences why the sky is blue.",
     "Write a short story about a lighthouse keeper and a whale.",
     "List the planets, with one sentence about each of them.",
@@ -45,7 +45,7 @@ class ReferenceChat:
 
 
 def make_reference_chats(
-    engine: str, num_tokens: int, prompts: Sequence[str] = _PROMPTS
+    engine: str, num_tokens: int, prompts: Sequence[str] = PROMPTS
 ) -> list[ReferenceChat]:
     """Prompts, greedy and sampled, with the reference's replies; blocks for seconds."""
     vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+import ssl
+from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
 from typing import Any, Final
 
@@ -15,17 +16,38 @@ from outrider.children import ChildProcess
 CHATS: Final = "/v1/chat/completions"
 _LINE_LIMIT_BYTES: Final = 1 << 20
 _START_LIMIT_S: Final = 180.0
+_OK: Final = 200
 
 
 class _ClosedBeforeError(OSError):
     """The connection was closed before a byte of the answer came."""
 
 
+class AnsweredError(ValueError):
+    """An answer that is no success."""
+
+    def __init__(self, status: int, fields: Mapping[str, str], body: bytes) -> None:
+        """`fields`: its headers, names and values in small letters."""
+        super().__init__(f"answered {status}: {body[:150]!r}")
+        self.status = status
+        self.fields = fields
+
+
 class HttpClient:
     """One connection. Use as an async context manager."""
 
-    def __init__(self, host: str, port: int, key: str = "", path: str = CHATS) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        key: str = "",
+        path: str = CHATS,
+        *,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """`tls`: how the server is verified; None: the connection is not encrypted."""
         self._address = (host, port)
+        self._tls = tls
         self._head = (
             f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
             + (f"Authorization: Bearer {key}\r\n" if key else "")
@@ -75,18 +97,20 @@ class HttpClient:
             if line.startswith(b"data: {"):
                 yield json.loads(line[len(b"data: ") :])
 
-    async def lines(self, body: bytes) -> AsyncIterator[bytes]:
-        """Ask, and read the lines of the answer as they come. Raises OSError, EOFError and
-        ValueError."""
+    async def lines(
+        self, body: bytes, headers: Mapping[str, str] | None = None
+    ) -> AsyncIterator[bytes]:
+        """Ask, with further headers, and read the lines of the answer as they come. Raises OSError,
+        EOFError and ValueError; AnsweredError, one of these, where it is no success."""
         rest = b""
-        async for part in self._parts(body):
+        async for part in self._parts(body, headers or {}):
             *whole, rest = (rest + part).split(b"\n")
             for line in whole:
                 yield line
 
-    async def whole(self, body: bytes) -> bytes:
-        """Ask; the answer's body. Raises OSError, EOFError and ValueError."""
-        return b"".join([part async for part in self._parts(body)])
+    async def whole(self, body: bytes, headers: Mapping[str, str] | None = None) -> bytes:
+        """Ask, with further headers; the answer's body. Raises as `lines`."""
+        return b"".join([part async for part in self._parts(body, headers or {})])
 
     def close(self) -> None:
         """The next request has a new connection."""
@@ -94,48 +118,59 @@ class HttpClient:
             self._writer.close()
         self._reader = self._writer = None
 
-    async def _parts(self, body: bytes) -> AsyncIterator[bytes]:
+    def abort(self) -> None:
+        """Drop the connection at once, without waiting for a peer that may be gone."""
+        if self._writer is not None:
+            self._writer.transport.abort()
+        self._reader = self._writer = None
+
+    async def _parts(self, body: bytes, headers: Mapping[str, str]) -> AsyncIterator[bytes]:
         """The answer's body as it comes. Some servers close a connection that they said they would
         keep, llama.cpp's among them; clients ask again over a new one (RFC 9112, section 9.3.1)."""
         is_kept = self._writer is not None and not self._writer.is_closing()
         try:
-            head = await self._asked(body)
+            head = await self._asked(body, headers)
         except _ClosedBeforeError:
             if not is_kept:
                 raise
             self.close()
-            head = await self._asked(body)
-        reader = self._reader
-        assert reader is not None
-        status, _, fields = head.partition(b"\r\n")
-        names = dict(field.split(b": ", 1) for field in fields.split(b"\r\n") if b": " in field)
-        if names.get(b"transfer-encoding") == b"chunked":
-            if b" 200 " not in status:
-                raise ValueError(f"answered {status.decode(errors='replace')}")
-            async for part in _chunks(reader):
-                yield part
-        else:
-            data = await reader.readexactly(int(names.get(b"content-length", b"0")))
-            if b" 200 " not in status:
-                raise ValueError(f"answered {status.decode(errors='replace')}: {data[:150]!r}")
-            yield data
-        if names.get(b"connection") == b"close":
+            head = await self._asked(body, headers)
+        assert self._reader is not None
+        first, *rest = head.decode("latin-1").split("\r\n")
+        fields = dict(line.split(": ", 1) for line in rest if ": " in line)
+        parts = _body(self._reader, fields)
+        status = int(first.split()[1])
+        if status != _OK:
+            raise AnsweredError(status, fields, b"".join([part async for part in parts]))
+        async for part in parts:
+            yield part
+        if fields.get("connection") == "close":
             self.close()
 
-    async def _asked(self, body: bytes) -> bytes:
+    async def _asked(self, body: bytes, headers: Mapping[str, str]) -> bytes:
         """The head of the answer, in small letters."""
         if self._writer is None or self._writer.is_closing():
             self._reader, self._writer = await asyncio.open_connection(
-                *self._address, limit=_LINE_LIMIT_BYTES
+                *self._address, limit=_LINE_LIMIT_BYTES, ssl=self._tls
             )
         assert self._reader is not None
-        self._writer.write(f"{self._head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        head = f"{self._head}{more}Content-Length: {len(body)}\r\n\r\n"
+        self._writer.write(head.encode() + body)
         try:
             return (await self._reader.readuntil(b"\r\n\r\n")).lower()
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             if getattr(error, "partial", b""):
                 raise
             raise _ClosedBeforeError("the server closed the connection") from error
+
+
+async def _body(reader: asyncio.StreamReader, fields: Mapping[str, str]) -> AsyncIterator[bytes]:
+    if fields.get("transfer-encoding") == "chunked":
+        async for part in _chunks(reader):
+            yield part
+    else:
+        yield await reader.readexactly(int(fields.get("content-length", "0")))
 
 
 async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:

@@ -112,6 +112,13 @@ class Service:
         return self._process is not None and self._process.returncode is None
 
     @property
+    def status(self) -> int | None:
+        """Exit status of its process, or minus the number of the signal that killed it; None while
+        it runs."""
+        assert self._process is not None
+        return self._process.returncode
+
+    @property
     def ports(self) -> Ports:
         """Those that it bound; it is ready."""
         ports = read_ports(self._ready)

@@ -30,13 +30,13 @@ _PREFIX_BITS: Final = 16
 
 
 def enter_own_network() -> None:
-    """Execute this program anew, as a host of its own without any network. Returns in that process.
-    Raises PermissionError for users who may not."""
+    """Execute this program anew, as a host of its own without any network; what it mounts ends with
+    it. Returns in that process. Raises PermissionError for users who may not."""
     if os.environ.get(_INSIDE):
         return
     if os.geteuid() != 0:
         raise PermissionError("hosts are network namespaces: run this as root")
-    command = ("unshare", "--net", sys.executable, *sys.orig_argv[1:])
+    command = ("unshare", "--net", "--mount", sys.executable, *sys.orig_argv[1:])
     os.execvpe(command[0], command, {**os.environ, _INSIDE: "1"})
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from bench.harness.mesh import Mesh, Service, mesh
 from bench.harness.name_server import NameServer, running_name_server
@@ -49,6 +49,7 @@ _ROUTER_PORT: Final = 7100
 _REPLICA_PORT: Final = 7300
 _TOKENIZER_PORT: Final = 7200
 _EDGE_PORT: Final = 4433
+_HTTP_PORT: Final = 8443
 _START_LIMIT_S: Final = 120.0
 _POLL_S: Final = 0.1
 
@@ -75,9 +76,14 @@ class RegionalMesh:
         return [f"quic://{edge.address}" for edge in self.edges]
 
     @property
+    def http_addresses(self) -> list[tuple[str, int]]:
+        """Of the edges: host and TCP port. HTTP is encrypted, with the certificate `ca`."""
+        return [(edge.host, _HTTP_PORT + number) for number, edge in enumerate(self.edges)]
+
+    @property
     def ca(self) -> Path:
         """The certificate of the edges."""
-        return self.made.ca
+        return Path(str(self.edges[0].values["state_dir"])) / "tls" / "cert.pem"
 
     @property
     def has_tokenizers(self) -> bool:
@@ -127,10 +133,15 @@ class RegionalMesh:
         await self.until_whole()
 
 
+Further: TypeAlias = Mapping[str, Mapping[str, object]]
+"""Keys of services' sections that count before the mesh's own, by role or by service name."""
+
+
 @contextlib.asynccontextmanager
-async def running(call_ms: float) -> AsyncIterator[RegionalMesh]:
+async def running(call_ms: float, further: Further | None = None) -> AsyncIterator[RegionalMesh]:
     """Start every process, from one that has a network of its own (hosts.enter_own_network); all
     are stopped when the context ends. Replicas have the fake engine, whose calls wait `call_ms`."""
+    more = further or {}
     async with (
         hosts(CLIENTS, (SITE, *REGIONS)) as network,
         mesh("regions", is_secure=True) as made,
@@ -144,17 +155,17 @@ async def running(call_ms: float) -> AsyncIterator[RegionalMesh]:
                 names.records[f"{what}.{region}.test", "A"] = [network[region].address]
         regions = {
             region: (
-                _router(made, network[region], names, ports),
-                _service(made, network[region], f"tokenizer-{region}", "tokenizer", {}),
+                _router(made, network[region], names, ports, more),
+                _service(made, network[region], f"tokenizer-{region}", "tokenizer", {}, more),
                 *(
-                    _replica(made, network[region], number, call_ms)
+                    _replica(made, network[region], number, call_ms, more)
                     for number in range(NUM_REPLICAS)
                 ),
             )
             for region in REGIONS
         }
         key, bound_key = (_new_key(made.folder, tenant) for tenant in (TENANT, BOUND_TENANT))
-        edges = tuple(_edge(made, network[SITE], names, number) for number in range(2))
+        edges = tuple(_edge(made, network[SITE], names, number, more) for number in range(2))
         await made.start(*(it for services in regions.values() for it in services))
         # The first edge makes the certificate that the other one finds.
         for edge in edges:
@@ -165,12 +176,18 @@ async def running(call_ms: float) -> AsyncIterator[RegionalMesh]:
 
 
 def _service(
-    made: Mesh, host: Host, name: str, role: str, values: Mapping[str, object], port: int = 0
+    made: Mesh,
+    host: Host,
+    name: str,
+    role: str,
+    values: Mapping[str, object],
+    further: Further,
+    port: int = 0,
 ) -> Service:
     return made.service(
         name,
         role,
-        values,
+        {**values, **further.get(role, {}), **further.get(name, {})},
         region=host.name if role in ("router", "inference") else "",
         host=host.address,
         within=host.within,
@@ -178,7 +195,9 @@ def _service(
     )
 
 
-def _router(made: Mesh, host: Host, names: NameServer, replica_ports: str) -> Service:
+def _router(
+    made: Mesh, host: Host, names: NameServer, replica_ports: str, further: Further
+) -> Service:
     others = [region for region in REGIONS if region != host.name]
     values = {
         "replica_targets": tuple(
@@ -190,10 +209,10 @@ def _router(made: Mesh, host: Host, names: NameServer, replica_ports: str) -> Se
         ),
         "discovery": _discovery(names),
     }
-    return _service(made, host, f"router-{host.name}", "router", values, _ROUTER_PORT)
+    return _service(made, host, f"router-{host.name}", "router", values, further, _ROUTER_PORT)
 
 
-def _replica(made: Mesh, host: Host, number: int, call_ms: float) -> Service:
+def _replica(made: Mesh, host: Host, number: int, call_ms: float, further: Further) -> Service:
     name = f"{host.name}-{number}"
     values = {
         "replica": name,
@@ -202,13 +221,14 @@ def _replica(made: Mesh, host: Host, number: int, call_ms: float) -> Service:
         "threads": 1,
         # With the default 256 some of 115 sessions wait for memory until others end.
         "num_blocks": 16 * MAX_SESSIONS,
+        "state_dir": str(made.folder / name),
         # Without drafts, so that replies last until something happens.
         "scheduler": {"max_sessions": MAX_SESSIONS, "max_draft_tokens": 0},
     }
-    return _service(made, host, name, "inference", values, _REPLICA_PORT + number)
+    return _service(made, host, name, "inference", values, further, _REPLICA_PORT + number)
 
 
-def _edge(made: Mesh, host: Host, names: NameServer, number: int) -> Service:
+def _edge(made: Mesh, host: Host, names: NameServer, number: int, further: Further) -> Service:
     name = f"edge-{number}"
     values = {
         "name": name,
@@ -217,12 +237,13 @@ def _edge(made: Mesh, host: Host, names: NameServer, number: int) -> Service:
         "state_dir": str(made.folder),
         "server_names": (host.address,),
         "drafter.model": "none",
+        "http": {"host": host.address, "port": _HTTP_PORT + number},
         # All clients have one address.
         "quic": {"max_connections_per_address": 1000, "max_chats_per_address": 1000},
         "access.keys_file": str(_keys_file(made.folder)),
         "tenants": ({"name": TENANT}, {"name": BOUND_TENANT, "regions": (NEAR,)}),
     }
-    return _service(made, host, name, "edge", values, _EDGE_PORT + number)
+    return _service(made, host, name, "edge", values, further, _EDGE_PORT + number)
 
 
 def _discovery(names: NameServer) -> dict[str, object]:
