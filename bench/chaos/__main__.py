@@ -78,6 +78,8 @@ class Plan:
 
     seed: int
     lasts_s: float
+    period_s: float
+    """From one fault to the next."""
     kinds: tuple[str, ...]
     size: LoadSize = field(default_factory=LoadSize)
 
@@ -182,7 +184,7 @@ async def _happen(stage: Stage, plan: Plan, outcome: Outcome) -> None:
     """Every fault at its time. Returns when the last one is healed."""
     began_at = time.monotonic()
     async with asyncio.TaskGroup() as group:
-        for fault in schedule(plan.seed, plan.kinds):
+        for fault in schedule(plan.seed, plan.kinds, plan.period_s):
             if fault.at_s >= plan.lasts_s:
                 break
             await asyncio.sleep(began_at + fault.at_s - time.monotonic())
@@ -246,10 +248,12 @@ def report(run: Run, outcome: Outcome) -> None:
         counts = (it.asked, it.exact, it.differ, it.lost, it.doubled, it.failed)
         requests.add(kind, *counts, it.again.total(), round(it.longest_s, 1))
         run.figures[f"again, {kind}"] = dict(it.again)
+        run.figures[f"slowest, {kind}"] = it.slowest
     requests.note("Lost and doubled: tokens, over HTTP characters. Longest: with all tries.")
     faults = run.table("Faults", "fault", "times")
     for what, count in sorted(outcome.num_faults.items()):
         faults.add(what, count)
+    run.figures["faults"] = dict(outcome.num_faults)
     held = run.table(
         "What processes held after their first minute, and at their end",
         "role", "started anew", "processes judged", "memory at first, MiB", "at the end",
@@ -278,6 +282,9 @@ def _mean(values: list[float] | list[int]) -> float:
 def _arguments() -> argparse.Namespace:
     made = parser("chaos", __doc__ or "")
     made.add_argument("--hours", type=float, help=f"default: {HOURS:g}, {QUICK_HOURS:g} if quick")
+    made.add_argument(
+        "--period", type=float, default=PERIOD_S, help=f"seconds between faults ({PERIOD_S:g})"
+    )
     made.add_argument("--seed", type=int, help="of an earlier run, to repeat its faults")
     return made.parse_args()
 
@@ -288,12 +295,12 @@ def main() -> int:
     run = start("chaos", arguments)
     seed = secrets.randbits(32) if arguments.seed is None else arguments.seed
     hours = arguments.hours or (QUICK_HOURS if run.quick else HOURS)
-    plan = Plan(seed, hours * 3600, kinds_here())
+    plan = Plan(seed, hours * 3600, arguments.period, kinds_here())
     print(f"seed {seed}", file=sys.stderr)
     delays = {f"{one} to {other}": ms for (one, other), ms in ONE_WAY_MS.items()}
     run.setting("network", one_way_ms=delays)
     run.setting("load", **asdict(plan.size), tokens=_LENGTHS, call_ms=CALL_MS)
-    run.setting("faults", seed=seed, hours=hours, period_s=PERIOD_S, kinds=plan.kinds)
+    run.setting("faults", seed=seed, hours=hours, period_s=plan.period_s, kinds=plan.kinds)
     outcome = asyncio.run(run_chaos(plan, make_references()))
     for violation in outcome.ledger.violations:
         print(f"VIOLATION {violation}")

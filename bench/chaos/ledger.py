@@ -40,6 +40,8 @@ class RequestCounts:
     """By reason: times that a request was sent again."""
     longest_s: float = 0.0
     """From the first sending to the end of the reply."""
+    slowest: str = ""
+    """The faults while the request ran that took so long."""
 
 
 class Ledger:
@@ -79,7 +81,9 @@ class Ledger:
     ) -> None:
         """A reply is whole. `name`: which request it was."""
         counts = self.counts(kind)
-        counts.longest_s = max(counts.longest_s, now - began_at)
+        if now - began_at > counts.longest_s:
+            counts.longest_s = now - began_at
+            counts.slowest = f"{name}; {self._told_since(began_at)}"
         if got == expected:
             counts.exact += 1
             return
@@ -97,8 +101,10 @@ class Ledger:
         """Something that must not be; faults from `since` on are told with it."""
         self.num_violations += 1
         if len(self.violations) < MAX_KEPT:
-            faults = "; ".join(self.faults_since(since)) or "none"
-            self.violations.append(f"{what}\n  faults meanwhile: {faults}")
+            self.violations.append(f"{what}\n  {self._told_since(since)}")
+
+    def _told_since(self, since: float) -> str:
+        return f"faults meanwhile: {'; '.join(self.faults_since(since)) or 'none'}"
 
 
 @dataclass(frozen=True, slots=True)

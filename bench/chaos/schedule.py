@@ -10,9 +10,9 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 PERIOD_S: Final = 10.0
 """From one fault to the next."""
-_LEAST_S: Final = 2.0
-_MOST_S: Final = 12.0
-"""A fault lasts so long, so that some are still there when the next comes."""
+_LEAST: Final = 0.2
+_MOST: Final = 1.2
+"""A fault lasts for so many periods: some are still there when the next comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,6 @@ def schedule(seed: int, kinds: Sequence[str], period_s: float = PERIOD_S) -> Ite
             turn = turn[1:] + turn[:1]
         last = turn[-1]
         for kind in turn:
-            lasts_s = rng.uniform(_LEAST_S, _MOST_S)
+            lasts_s = period_s * rng.uniform(_LEAST, _MOST)
             yield PlannedFault(number, number * period_s, kind, lasts_s, rng.random())
             number += 1
