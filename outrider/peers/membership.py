@@ -13,6 +13,10 @@ nothing, and one record may be missing. An established stream is better evidence
 fails changes nothing; an address that is missing from the answers leaves only after `grace_s`, and
 then drains rather than being cut off. An answer without any address removes only peers that cannot
 be reached either.
+
+An address belongs to the target that it joined by, from which a router has its region. Names may be
+swapped, or an address given to another service: once one that cannot be reached is found by other
+targets alone, it leaves at once, and joins anew by one of these.
 """
 
 from __future__ import annotations
@@ -116,12 +120,21 @@ class MembershipChange:
 
 @dataclass(slots=True)
 class _Member:
+    source: str
+    """The target that it joined by."""
     targets: set[str]
     """Targets whose last nonempty answer contained it."""
     empty: set[str] = field(default_factory=set)
     """Targets in `targets` whose answers have been empty since."""
     missing_since: float | None = None
     is_leaving: bool = False
+    has_moved: bool = False
+    """It leaves because it belongs to another target now."""
+
+    @property
+    def is_of_others(self) -> bool:
+        """Whether other targets have it, and not the one that it joined by."""
+        return bool(self.targets) and self.source not in self.targets
 
 
 class Membership:
@@ -142,31 +155,32 @@ class Membership:
         for address in found:
             member = self._members.get(address)
             if member is None:
-                self._members[address] = _Member({target})
+                self._members[address] = _Member(target, {target})
                 joined.append(address)
                 continue
             member.targets.add(target)
             member.empty.discard(target)
             member.missing_since = None
-            if member.is_leaving:
+            if member.is_leaving and not member.has_moved:
                 member.is_leaving = False
                 returned.append(address)
         self._miss(target, frozenset(found), now)
         return MembershipChange(tuple(joined), tuple(returned))
 
     def expire(self, now: float, is_lost: Callable[[str], bool]) -> MembershipChange:
-        """Remove addresses that have been missing for `grace_s`; `is_lost` returns whether an
-        address cannot be reached."""
-        left = [
-            address
-            for address, member in self._members.items()
-            if member.missing_since is not None
-            and not member.is_leaving
-            and now - member.missing_since >= self._grace_s
-            and (not member.targets or is_lost(address))
-        ]
-        for address in left:
-            self._members[address].is_leaving = True
+        """Remove addresses that have been missing for `grace_s`, and lost ones that belong to other
+        targets now; `is_lost` returns whether an address cannot be reached."""
+        left = []
+        for address, member in self._members.items():
+            if member.is_leaving:
+                continue
+            if member.missing_since is not None:
+                is_due = now - member.missing_since >= self._grace_s
+                member.is_leaving = is_due and (not member.targets or is_lost(address))
+            elif member.is_of_others:
+                member.is_leaving = member.has_moved = is_lost(address)
+            if member.is_leaving:
+                left.append(address)
         return MembershipChange(left=tuple(left))
 
     def forget(self, address: str) -> None:

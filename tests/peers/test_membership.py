@@ -81,6 +81,22 @@ def test_an_answer_with_other_addresses_settles_what_an_empty_one_left_in_doubt(
     assert known.expire(63.0, reached) == MembershipChange(left=("a",))
 
 
+def test_addresses_that_were_swapped_join_anew_by_the_targets_that_have_them_once_lost() -> None:
+    known = Membership(10.0)
+    known.answered("t", ["a"], 0.0)
+    known.answered("u", ["b"], 0.0)
+    known.answered("t", ["b"], 1.0)
+    known.answered("u", ["a"], 1.0)
+    assert not known.expire(50.0, reached), "a connection counts for more"
+    assert known.expire(51.0, lost) == MembershipChange(left=("a", "b"))
+    assert not known.answered("t", ["b"], 52.0), "it is not kept as one of u"
+    for address in ("a", "b"):
+        known.forget(address)
+    assert known.answered("t", ["b"], 53.0) == MembershipChange(joined=("b",))
+    assert known.answered("u", ["a"], 53.0) == MembershipChange(joined=("a",))
+    assert not known.expire(100.0, lost)
+
+
 def test_an_address_stays_while_one_target_has_it() -> None:
     known = Membership(0.0)
     known.answered("t", ["a"], 0.0)

@@ -110,3 +110,38 @@ async def test_an_address_that_comes_back_as_another_replica_is_that_one() -> No
             await asyncio.sleep(0.02)
         await router.state_of("new", READY)
         assert (await router.replicas())["new"].region == "us"
+
+
+async def test_replicas_that_were_found_by_each_others_names_are_served_once_names_are_right() -> (
+    None
+):
+    """Each is taken for one of the other region, and refused."""
+    us, eu = Replica("us", "us"), Replica("eu", "eu")
+    async with leak_check(), running_name_server() as server:
+        us.host, eu.host = "127.0.0.2", "127.0.0.3"
+        await us.start()
+        eu.port = us.port
+        await eu.start()
+        regions = {"us": us, "eu": eu}
+        targets = tuple(
+            ReplicaTarget(f"dns:replicas.{region}.test:{it.port}", region)
+            for region, it in regions.items()
+        )
+        server.records["replicas.us.test", "A"] = [eu.host]
+        server.records["replicas.eu.test", "A"] = [us.host]
+        settings: dict[str, Any] = {
+            "replica_targets": targets,
+            "discovery": DiscoveryPolicy((server.address,), interval_s=0.05, grace_s=0.1),
+        }
+        async with running_router(**settings) as router:
+            while {it.state for it in (await router.replicas()).values()} != {DOWN}:
+                await asyncio.sleep(0.02)
+            for region, replica in regions.items():
+                server.records[f"replicas.{region}.test", "A"] = [replica.host]
+            while await names(router) != {*regions}:
+                await asyncio.sleep(0.02)
+            for region in regions:
+                await router.state_of(region, READY)
+                assert (await router.replicas())[region].region == region
+        for replica in (us, eu):
+            await replica.kill()
