@@ -20,6 +20,9 @@ from outrider.tls import Role
 SERVERS_FIRST: Final = (Role.INFERENCE, Role.TOKENIZER, Role.ROUTER, Role.EDGE)
 """The order in docs/guides/upgrades.md: nobody is asked for what only a later version knows."""
 EDGES_FIRST: Final = SERVERS_FIRST[::-1]
+_RECONNECT_S: Final = {Role.TOKENIZER: 3.0}
+"""Time until routers use a process again that nobody says is back: they try a tokenizer that is gone
+every 2 seconds, and those of earlier versions fail a chat if they reach none."""
 _LIMIT_S: Final = 120.0
 _POLL_S: Final = 0.05
 
@@ -83,6 +86,7 @@ async def roll(
             for service in services[role]:
                 roles[-1].pauses_ms += await _replace(mesh, service, version, load)
                 roles[-1].num_processes += 1
+                await asyncio.sleep(_RECONNECT_S.get(role, 0.0))
             print(f"to {version.label}: {role}, {load.totals.problem or 'exact'}", file=sys.stderr)
     for error in (*load.totals.errors, *http_load.totals.errors):
         print(f"FAILED on the way to {version.label}: {error}", file=sys.stderr)
