@@ -36,9 +36,9 @@ from bench.chaos.supervisor import Supervisor
 from bench.faults.chats import PROMPTS, ReferenceChat, make_reference_chats
 from bench.harness import Run, parser, start
 from bench.regions.hosts import enter_own_network
-from bench.regions.mesh import NEAR, ONE_WAY_MS, REGIONS, running
+from bench.regions.mesh import NEAR, ONE_WAY_MS, REGIONS, RegionalMesh, running
 from outrider.cli.local.redis_server import find_binary
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, UnavailableError
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.chat import Message
 from outrider.models.store import ModelStore, default_root
@@ -116,10 +116,7 @@ async def run_chaos(plan: Plan, references: list[ReferenceChat]) -> Outcome:
             async with load.running():
                 await asyncio.sleep(_CALM_S)
                 await _happen(stage, plan, outcome)
-            try:
-                await mesh.until_whole()
-            except TimeoutError:
-                ledger.violation("routers lack replicas though all is healed", time.monotonic())
+            await _until_whole(mesh, ledger)
             await asyncio.to_thread(stage.supervisor.look, time.monotonic())
             for task in (keeping, telling):
                 if task.done():
@@ -132,6 +129,20 @@ async def run_chaos(plan: Plan, references: list[ReferenceChat]) -> Outcome:
         if ledger.num_violations:
             mesh.made.files.failed = f"{ledger.num_violations} violations"
     return outcome
+
+
+async def _until_whole(mesh: RegionalMesh, ledger: Ledger) -> None:
+    try:
+        await mesh.until_whole()
+    except TimeoutError:
+        for region in mesh.regions:
+            try:
+                rows = await mesh.replicas_seen(region)
+                told = ", ".join(f"{it['name']} {it['state']}" for it in rows)
+            except UnavailableError as error:
+                told = error.message
+            what = f"all is healed, and a router lacks replicas: what that of {region} sees: {told}"
+            ledger.violation(what, time.monotonic())
 
 
 @contextlib.asynccontextmanager

@@ -50,6 +50,8 @@ _REPLICA_PORT: Final = 7300
 _TOKENIZER_PORT: Final = 7200
 _EDGE_PORT: Final = 4433
 _HTTP_PORT: Final = 8443
+_IN_SERVICE: Final = ("READY", "TRIAL")
+"""States of replicas that get sessions; one on trial after a quarantine needs one to be ready."""
 _START_LIMIT_S: Final = 120.0
 _POLL_S: Final = 0.1
 
@@ -109,8 +111,8 @@ class RegionalMesh:
                 while True:
                     with contextlib.suppress(UnavailableError):
                         rows = await self.replicas_seen(region)
-                        num_ready = sum(it["state"] == "READY" for it in rows)
-                        if num_ready == NUM_REPLICAS * len(self.regions):
+                        num_in_service = sum(it["state"] in _IN_SERVICE for it in rows)
+                        if num_in_service == NUM_REPLICAS * len(self.regions):
                             break
                     await asyncio.sleep(_POLL_S)
 

@@ -9,6 +9,7 @@ process. The replica's next process finds the file and reports the crash to its 
 from __future__ import annotations
 
 import contextlib
+import errno
 import faulthandler
 import fcntl
 import mmap
@@ -183,10 +184,13 @@ def _create(path: Path) -> tuple[BinaryIO, mmap.mmap]:
     try:
         # As long as the lock is held, this process lives.
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        file.truncate(_RECORD_BYTES)
+        # Written, not only as long: a store to a page for which the disk has no room is SIGBUS.
+        if os.write(file.fileno(), bytes(_RECORD_BYTES)) < _RECORD_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return file, mmap.mmap(file.fileno(), _RECORD_BYTES)
     except BaseException:
         file.close()
+        path.unlink(missing_ok=True)
         raise
 
 

@@ -165,6 +165,37 @@ def test_a_call_lasts_from_when_it_was_first_looked_at() -> None:
     assert work.call == EngineCall(), "decoding alone is not recorded"
 
 
+ON_A_FULL_DISK = """
+import subprocess, sys
+from pathlib import Path
+from services.inference.call_record import CallRecord
+
+folder = Path(sys.argv[1])
+subprocess.run(("mount", "-t", "tmpfs", "-o", "size=64k", "none", folder), check=True)
+try:
+    (folder / "a").mkdir()
+    (folder / "ballast").write_bytes(bytes(1 << 20))
+except OSError:
+    pass
+with CallRecord(folder, "a") as record:
+    work = record.part()
+    work.begin([7, 8], 3)
+    work.end()
+print([path.name for path in (folder / "a").iterdir()])
+"""
+
+
+def test_a_full_disk_costs_the_record_and_not_the_process(tmp_path: Path) -> None:
+    apart = ("unshare", "--user", "--map-root-user", "--mount")
+    if subprocess.run((*apart, "true"), capture_output=True, check=False).returncode != 0:
+        pytest.skip("no namespaces of one's own here")
+    command = (*apart, sys.executable, "-c", ON_A_FULL_DISK, str(tmp_path))
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "calls_not_recorded" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 def test_more_requests_than_are_recorded_are_left_out(tmp_path: Path) -> None:
     with CallRecord(tmp_path, "a") as record:
         work = record.part()
