@@ -21,8 +21,8 @@ SERVERS_FIRST: Final = (Role.INFERENCE, Role.TOKENIZER, Role.ROUTER, Role.EDGE)
 """The order in docs/guides/upgrades.md: nobody is asked for what only a later version knows."""
 EDGES_FIRST: Final = SERVERS_FIRST[::-1]
 _RECONNECT_S: Final = {Role.TOKENIZER: 3.0}
-"""Time until routers use a process again that nobody says is back: they try a tokenizer that is gone
-every 2 seconds, and those of earlier versions fail a chat if they reach none."""
+"""Time until routers use a process again of which nobody tells that it is back: they try a
+tokenizer that is gone every 2 seconds, and earlier versions fail a chat if they reach none."""
 _LIMIT_S: Final = 120.0
 _POLL_S: Final = 0.05
 
