@@ -96,7 +96,8 @@ async def test_a_request_id_is_its_tenants_own_and_free_once_it_is_cancelled() -
         peer = it.peer()
         await peer.open(1, [5], LONG, request_id="same", tenant="a")
         await peer.open(2, [5], request_id="same", tenant="b")
-        await eventually(lambda: len(it.replica.table) == 2)
+        # Once the first call is held: a cancel that came before would be done with at once.
+        await eventually(lambda: it.gated.waiting.is_set() and len(it.replica.table) == 2)
         await peer.cancel(1)
         await peer.open(3, [5], request_id="same", tenant="a")
         await eventually(lambda: len(it.replica.table) == 3)
