@@ -272,11 +272,7 @@ class SharedReplies:
                 async with asyncio.timeout_at(self._next_round_at()):
                     await self._has_news.wait()
             self._has_news.clear()
-            try:
-                await self._round()
-            except Exception:
-                # A defect here ends no chat: they go on alone.
-                _log.exception("shared_replies_failed")
+            await self._round()
 
     def _next_round_at(self) -> float | None:
         first = next(iter(self._held.values()), None)
@@ -304,7 +300,12 @@ class SharedReplies:
             *((it.name, arguments) for it, arguments in saves),
             *((it.name, ("claim", *self._arguments, it.request)) for it in claims),
         ]
-        answers = await self._ask(calls) if calls else []
+        try:
+            answers = await self._ask(calls) if calls else []
+        except Exception:
+            # A defect here ends no chat: they go on alone.
+            _log.exception("shared_replies_failed")
+            answers = None
         for (it, _), answer in zip(saves, answers or [None] * len(saves), strict=False):
             self._saved(it, None if answer is None else _word(answer))
         found = answers[len(saves) :] if answers else [None] * len(claims)

@@ -292,6 +292,15 @@ async def test_without_redis_each_edge_answers_alone(
             assert edge.num_resumed == [0]
 
 
+async def test_a_defect_ends_no_chat(
+    server: RedisServer, words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with edges(server, words, tmp_path, 1) as (one,):
+        with monkeypatch.context() as patch:
+            patch.setattr(shared_replies.SharedReplies, "_run_script", None)
+            assert CHAT.text_of(await one.asked(CHAT)) == REPLY
+
+
 async def test_redis_may_forget_everything(
     server: RedisServer, words: Vocabulary, tmp_path: Path
 ) -> None:
