@@ -19,6 +19,8 @@ from tests.e2e.test_hand_over import FAKE, LIMIT_S, Mesh, is_ready, running
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(600)]
 
 REPLY_TOKENS = 60
+OFTEN_KILLED = {"quarantine": {"max_failures": 100}}
+"""A router's settings: one replica may be killed again and again within seconds."""
 NUM_AHEAD = 12
 """Tokens that wait at the edge, at any distance: its `ahead.max_tokens` by default."""
 REAL: Final[Mapping[str, object]] = {
@@ -76,7 +78,7 @@ async def test_replies_are_exact_whoever_dies_between_typing_and_enter(
 ) -> None:
     chats = make_reference_chats(str(replica["engine"]), REPLY_TOKENS, PROMPTS)
     async with (
-        running(replica, {"ahead": {"min_tokens": NUM_AHEAD}}) as mesh,
+        running(replica, {"ahead": {"min_tokens": NUM_AHEAD}}, OFTEN_KILLED) as mesh,
         connect(f"quic://{HOST}:{mesh.edge.port}", ca=mesh.ca) as client,
     ):
         await mesh.until(lambda rows: is_ready(rows, "one", "two"))

@@ -415,7 +415,7 @@ class Switch:
         elif isinstance(error, EngineError):
             _, event, why = self._monitor.engine_failed(session, error, now)
             self._advance(session, event, now, error=why)
-        elif isinstance(error, ReplicaLostError) and session.replay is not None:
+        elif self._is_left_unblamed(session, error):
             self._failover.left_unblamed(session)
             self._advance(session, SessionInput.LEFT, now, error=error)
         elif self._may_try_another(session, detail.grpc_code, error):
@@ -424,6 +424,13 @@ class Switch:
         else:
             self._advance(session, SessionInput.ERROR, now, down=frame, error=error)
         self._retry_moves(now)
+
+    def _is_left_unblamed(self, session: RelayedSession, error: OutriderError) -> bool:
+        """Whether its replica lost it, or is the second that takes none since it stops, which this
+        router may not have heard of: replicas that lose their engines together are back soon."""
+        is_draining = error.metadata.get("draining") == "true"
+        has_stopped = is_draining and len(session.tried_replicas) >= 2
+        return session.replay is not None and (isinstance(error, ReplicaLostError) or has_stopped)
 
     def _may_try_another(
         self, session: RelayedSession, grpc_code: int, error: OutriderError

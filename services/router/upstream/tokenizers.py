@@ -254,8 +254,13 @@ class TokenizerStream:
             answer.set_exception(error_from_proto(response.error))
 
 
-class _NoneReachedError(UnavailableError):
-    """No tokenizer could be connected to, or all ended their streams."""
+class _NoneReachedError(Exception):
+    """No tokenizer could be connected to, or all ended their streams. Stays in this module."""
+
+    def __init__(self, told: UnavailableError) -> None:
+        """`told`: what the session gets if that does not change."""
+        super().__init__(told.message)
+        self.told = told
 
 
 class TokenizerPool:
@@ -361,10 +366,10 @@ class TokenizerPool:
         while True:
             try:
                 return await self._offered(request, until - self._clock())
-            except _NoneReachedError:
+            except _NoneReachedError as none:
                 pause_s = next(pauses_s, self._timeout_s)
                 if self._clock() + pause_s >= until:
-                    raise
+                    raise none.told from None
                 await asyncio.sleep(pause_s)
 
     async def _offered(self, request: tokenizer_pb2.EncodeRequest, limit_s: float) -> Tokenized:
@@ -397,8 +402,10 @@ class TokenizerPool:
         for kind in _OF_ONE_MODEL:
             if (refusal := refusals.get(kind)) and not failures:
                 raise refusal
-        is_any_there = refusals or num_silent or not entries
-        raise _none_answers(failures, UnavailableError if is_any_there else _NoneReachedError)
+        told = _none_answers(failures)
+        if refusals or num_silent or not entries:
+            raise told
+        raise _NoneReachedError(told)
 
     async def _asked(
         self, stream: TokenizerStream, request: tokenizer_pb2.EncodeRequest
@@ -519,8 +526,8 @@ def _seen(write: asyncio.Task[None]) -> None:
         write.exception()
 
 
-def _none_answers(failures: Sequence[str], kind: type[UnavailableError]) -> UnavailableError:
-    return kind(
+def _none_answers(failures: Sequence[str]) -> UnavailableError:
+    return UnavailableError(
         "no tokenizer answers, so messages cannot be served "
         f"({'; '.join(failures) or 'none is configured'}); send token ids, or try again",
         retry_delay_ms=500,

@@ -16,6 +16,7 @@ from outrider.errors import (
 from outrider.rpc import from_rpc_error
 from outrider.testing import free_tcp_port, leak_check
 from outrider.v1 import common_pb2, inference_pb2, router_pb2
+from outrider.wire import error_to_proto
 from services.router.recent_replies import WINDOW_S
 from services.router.relay.policy import FailoverPolicy
 from tests.router.relay.mesh import IDENTITY, accepted, commit, done, opening
@@ -108,6 +109,26 @@ async def test_a_chat_waits_for_replicas_that_lost_their_engines_and_are_started
     await near.start()
     sent = await near.hear("open")
     near.say(accepted(sent.session))
+    await edge.hear("opened")
+
+
+async def test_a_chat_that_both_refuse_before_the_router_hears_that_they_stop_waits_too(
+    router: RouterUnderTest, near: Replica, far: Replica
+) -> None:
+    edge = router.edge()
+    await edge.send(opening())
+    stops = OverloadedError("it takes no new sessions", metadata={"draining": "true"})
+    for replica in (near, far):
+        sent = await replica.hear("open")
+        refused = inference_pb2.SessionDown(session=sent.session, error=error_to_proto(stops))
+        replica.say(refused)
+    for replica in (near, far):
+        replica.report(draining=True, restarting=True)
+    await router.state_of("near", router_pb2.REPLICA_STATE_DRAINING)
+    await near.kill()
+    await near.start()
+    again = await near.hear("open")
+    near.say(accepted(again.session))
     await edge.hear("opened")
 
 
