@@ -426,10 +426,9 @@ class Switch:
         self._retry_moves(now)
 
     def _is_left_unblamed(self, session: RelayedSession, error: OutriderError) -> bool:
-        """Whether its replica lost it, or is the second that takes none since it stops, which this
-        router may not have heard of: replicas that lose their engines together are back soon."""
-        is_draining = error.metadata.get("draining") == "true"
-        has_stopped = is_draining and len(session.tried_replicas) >= 2
+        """Whether its replica lost it, or takes none since it stops, which this router may not have
+        heard of: replicas that lose their engines together are back soon."""
+        has_stopped = error.metadata.get("draining") == "true"
         return session.replay is not None and (isinstance(error, ReplicaLostError) or has_stopped)
 
     def _may_try_another(
