@@ -177,6 +177,7 @@ class Claim:
 class _Held:
     """A reply that this edge computes, or computed and has yet to let go of."""
 
+    key: ChatKey
     name: bytes
     request: bytes
     saver: ReplySaver
@@ -215,11 +216,6 @@ class SharedReplies:
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._run())
 
-    @property
-    def num_held(self) -> int:
-        """Number of replies that this edge holds."""
-        return len(self._held)
-
     def claim(self, key: ChatKey, digest: bytes, claimed: Claimed) -> Claim:
         """Ask for a reply, to compute the rest of it here. `claimed` is called once, in another
         turn of the event loop, unless the claim is given up."""
@@ -237,7 +233,7 @@ class SharedReplies:
         name = self._sealer.name(key)
         request = self._sealer.request(name, digest)
         due_at = self._loop.time() + RENEW_S
-        self._held[key] = _Held(name, request, ReplySaver(log), chat, due_at)
+        self._held[key] = _Held(key, name, request, ReplySaver(log), chat, due_at)
         self._has_news.set()
 
     def ended(self, key: ChatKey) -> None:
@@ -327,17 +323,14 @@ class SharedReplies:
         if answer in (None, "lost"):
             held.saver = ReplySaver(held.saver.log)  # all of it again
         elif answer == "taken":
-            self._forget(held)  # while this edge was cut off; its own client has what it computes
+            # While this edge was cut off; its own client has what it computes.
+            if self._held.get(held.key) is held:
+                del self._held[held.key]
         elif chat is not None and answer == "moved":
             error = DuplicateSessionError("another edge continues this reply; read that one")
             chat.feed(ClientFailed(error))
         elif chat is not None and answer == "cancelled":
             chat.feed(CancelAsked())
-
-    def _forget(self, held: _Held) -> None:
-        for key, it in list(self._held.items()):
-            if it is held:
-                del self._held[key]
 
     def _answer(self, claim: Claim, answer: Any) -> None:
         word = None if answer is None else _word(answer)

@@ -88,7 +88,7 @@ class Waiting(ABC):
             case _:
                 self.client_lost()
 
-    def token_arrived(self) -> None:  # noqa: B027 - nothing to do, for all
+    def token_arrived(self) -> None:  # noqa: B027 (nothing to do)
         """There is no token yet."""
 
     def client_lost(self) -> None:
