@@ -54,6 +54,7 @@ new MutationObserver(() => {
 """Notes each text that stands in the newest reply."""
 WHY = "Why is the sky blue?"
 SHORT = "What is the capital of France?"
+CODE_AND_TABLE = "```\nprint(1)\n```\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +161,22 @@ def stored(page: Page) -> dict[str, Any]:
     )
     assert isinstance(found, dict)
     return found
+
+
+def store(page: Page, conversation: dict[str, Any]) -> None:
+    """Keep it in IndexedDB and load the page anew."""
+    page.evaluate(
+        """(conversation) => new Promise((resolve) => {
+          const opening = indexedDB.open("outrider", 1);
+          opening.onsuccess = () => {
+            const transaction = opening.result.transaction("conversations", "readwrite");
+            transaction.objectStore("conversations").put(conversation);
+            transaction.oncomplete = () => resolve();
+          };
+        })""",
+        conversation,
+    )
+    page.reload()
 
 
 def last_reply(page: Page) -> dict[str, Any]:
@@ -482,6 +499,12 @@ def test_axe_finds_nothing(
         page.keyboard.press("Escape")
         ended(page)
         assert axe(page) == [], "a reply"
+        last_reply(page)
+        conversation = stored(page)
+        conversation["nodes"][conversation["leaf"]]["content"] = 2 * CODE_AND_TABLE
+        store(page, conversation)
+        expect(page.locator(".reply .code, .reply .table")).to_have_count(4)
+        assert axe(page) == [], "a reply with several codes and tables"
         if device:
             page.click("#toggle-panel")
             assert axe(page) == [], "the panel over the page"

@@ -71,7 +71,7 @@ function table({ head, align, rows }, ranges, key) {
     h(tag, { key: column, class: `to-${align[column] ?? "left"}` }, inline(children, ranges));
   return h(
     "div",
-    { key, class: "table", tabindex: "0", role: "region", "aria-label": "Table" },
+    { key, class: "table", tabindex: "0", role: "group", "aria-label": "Table" },
     h(
       "table",
       {},
@@ -95,7 +95,7 @@ function code(block, ranges, key) {
       h("span", {}, block.language || "text"),
       h("button", { class: "button-quiet", type: "button", onclick: copy }, "Copy"),
     ),
-    h("pre", { tabindex: "0", role: "region", "aria-label": "Code" }, h("code", {}, pieces)),
+    h("pre", { tabindex: "0", role: "group", "aria-label": "Code" }, h("code", {}, pieces)),
   );
 }
 

@@ -123,7 +123,7 @@ function call(it, message, isOpen, on) {
     "div",
     { class: "call card", key: `call-${it.index}` },
     h("p", { class: "call-head" }, "Calls ", h("code", {}, it.name)),
-    h("pre", { tabindex: "0", role: "region", "aria-label": `Arguments of ${it.name}` }, pretty(it.arguments)),
+    h("pre", { tabindex: "0", role: "group", "aria-label": `Arguments of ${it.name}` }, pretty(it.arguments)),
     isOpen
       ? h(
           "form",
