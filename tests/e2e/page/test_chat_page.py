@@ -503,6 +503,9 @@ def test_axe_finds_nothing(
         conversation = stored(page)
         conversation["nodes"][conversation["leaf"]]["content"] = 2 * CODE_AND_TABLE
         store(page, conversation)
+        if device:
+            page.click("#toggle-side")
+        page.click("#conversations li")
         expect(page.locator(".reply .code, .reply .table")).to_have_count(4)
         assert axe(page) == [], "a reply with several codes and tables"
         if device:
