@@ -28,6 +28,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -322,11 +323,14 @@ def chat(mesh: Mesh) -> None:
     )
     subprocess.run(["chown", "-R", f"{USER}:{USER}", str(mesh.folder / "models")], check=True)
     ports = {name: free_port() for name in ("us-east", "eu-west", "tokenizer", "router", "edge")}
+    admins = {}
     for region in ("us-east", "eu-west"):
         settings = (
             f'port = {ports[region]}\nregion = "{region}"\nreplica = "{region}"\nthreads = 1\n'
         )
-        mesh.serve(region, "inference", settings)
+        admins[region] = mesh.serve(region, "inference", settings)
+    for region, admin in admins.items():
+        wait_until(f"{region} ready", partial(answers, f"http://127.0.0.1:{admin}/ready"))
     mesh.serve("tokenizer", "tokenizer", f"port = {ports['tokenizer']}\n")
     replicas = "".join(
         f'\n[[router.replicas]]\nname = "{it}"\nregion = "{it}"\n'
@@ -354,14 +358,16 @@ def chat(mesh: Mesh) -> None:
     by_quic = mesh.run(
         *("edge", "outrider", "chat", "--edge", f"127.0.0.1:{ports['edge']}"),
         *("--ca", "/var/lib/outrider/state/tls/cert.pem"),
-        *("--prompt", prompt, "--max-tokens", "24"),
+        *("--prompt", prompt, "--max-tokens", "24", "--temperature", "0"),
     )
     print(f"  QUIC: {by_quic.strip()}", flush=True)
+    asked = {
+        "messages": [{"role": "user", "content": prompt}],
+        **{"max_tokens": 24, "temperature": 0, "stream": True},
+    }
     request = urllib.request.Request(
         f"http://127.0.0.1:{ports['edge']}/v1/chat/completions",
-        json.dumps(
-            {"messages": [{"role": "user", "content": prompt}], "max_tokens": 24, "stream": True}
-        ).encode(),
+        json.dumps(asked).encode(),
         {
             "Authorization": f"Bearer {(mesh.state / 'key').read_text('utf-8').strip()}",
             "Content-Type": "application/json",
