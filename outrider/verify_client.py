@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from outrider.errors import ConfigError, MalformedFrameError, OutriderError, Una
 from outrider.models.chat import Message
 from outrider.rpc import end_call, from_rpc_error
 from outrider.sampling.params import SamplingParams
+from outrider.session.runs import next_run
 from outrider.session.types import FinishReason, Usage
 from outrider.speculation.verification import common_prefix_length
 from outrider.v1 import verify_pb2, verify_pb2_grpc
@@ -224,6 +226,7 @@ class Verification:
     async def _call(self) -> AsyncIterator[Verified]:
         channel = self._channels[self._num_calls % len(self._channels)]
         self._num_calls += 1
+        self._opening.resume.run = next_run(self._opening.resume.run, time.time())
         self._begin_epoch()
         call = verify_pb2_grpc.VerifyServiceStub(channel).Verify(metadata=self._metadata)
         drafting: asyncio.Task[None] | None = None

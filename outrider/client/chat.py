@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
@@ -34,6 +35,7 @@ from outrider.reply_parsing.events import ReplyEvent
 from outrider.reply_parsing.parser import ReadReply, ReplyParser, ReplyReader
 from outrider.session.client import Accepted, Committed, Done
 from outrider.session.client_wire import read
+from outrider.session.runs import UNKNOWN_RUN, next_run
 from outrider.session.types import TokenLogprobs
 from outrider.telemetry import names
 from outrider.telemetry.tracing import Span, start_span
@@ -66,6 +68,8 @@ class Chat(AsyncIterator[Event]):
         # One key for all times it is sent: it runs once, whatever is lost.
         self._options = replace(options, idempotency_key=options.idempotency_key or uuid4().hex)
         self._token = resume_token
+        self._run = UNKNOWN_RUN
+        """Number of the newest run."""
         self._edge = ""
         self._recovery = Recovery(link.policy)
         self._retry: asyncio.Task[None] | None = None
@@ -206,8 +210,11 @@ class Chat(AsyncIterator[Event]):
     def _frame(self) -> bytes:
         span = self._span.context if self._span else ("", "")
         credential = self._credential
+        run = self._run = next_run(self._run, time.time())
         if not self._token and self._recovery.cut_at is None:
-            return wire.request_frame(self._messages, self._options, span, None, credential)
+            return wire.request_frame(
+                self._messages, self._options, span, credential=credential, run=run
+            )
         options = self._options
         has = self._transcript
         if options.deadline_ms:
@@ -220,7 +227,7 @@ class Chat(AsyncIterator[Event]):
             has.model_identity,
             has.template_date,
         )
-        return wire.request_frame(self._messages, options, span, progress, credential)
+        return wire.request_frame(self._messages, options, span, progress, credential, run)
 
     def _failed(self, error: OutriderError, *, cut_off: bool) -> None:
         if self._ended:

@@ -19,6 +19,7 @@ from outrider.models.chat import Message
 from outrider.models.suggested_sampling import SuggestedSampling
 from outrider.sampling.params import SamplingParams
 from outrider.session.client_wire import read_frame
+from outrider.session.runs import UNKNOWN_RUN
 from outrider.session.types import Priority, Speculation
 from outrider.v1 import common_pb2, edge_pb2
 from outrider.wire import (
@@ -102,26 +103,32 @@ class ChatOptions:
 class Progress:
     """The part of a chat that the client already has."""
 
-    token: str
-    ids: Sequence[int]
-    num_chars: int
+    token: str = ""
+    """Of the edge that had the chat; empty: none is known."""
+    ids: Sequence[int] = ()
+    num_chars: int = 0
     model_identity: bytes = b""
     """Identity of the model that computed `ids`; empty: unknown."""
     template_date: str = ""
     """The date in the prompt, as the edge said; empty: the model's template shows none."""
 
 
+NOTHING: Final = Progress()
+"""Of a chat that was not sent before."""
+
+
 def request_frame(
     messages: Iterable[Message],
     options: ChatOptions,
     trace: tuple[str, str],
-    progress: Progress | None = None,
+    progress: Progress = NOTHING,
     credential: Credential = NOBODYS,
+    run: int = UNKNOWN_RUN,
 ) -> bytes:
-    """The first frame of a chat stream. With `progress` the chat continues after it; a request that
-    does not fit in one frame with all ids names the chat by the token alone. Raises
-    InvalidRequestError for values that no frame can hold, PromptTooLongError for a request longer
-    than one frame."""
+    """The first frame of a chat stream. The chat continues after `progress`; a request that does
+    not fit in one frame with all ids names the chat by the token alone. `run` is the number of this
+    run (outrider.session.runs). Raises InvalidRequestError for values that no frame can hold,
+    PromptTooLongError for a request longer than one frame."""
     _check_words(options)
     try:
         chat = edge_pb2.ChatRequest(
@@ -136,7 +143,7 @@ def request_frame(
             idempotency_key=options.idempotency_key,
             residency=options.residency,
             trace=common_pb2.TraceContext(traceparent=trace[0], tracestate=trace[1]),
-            resume=None if progress is None else _resume_point(progress),
+            resume=_resume_point(progress, run),
             credential=_credential(credential),
             prediction=options.prediction,
             tools=options.tools,
@@ -145,7 +152,7 @@ def request_frame(
             template_variables=options.template_variables,
         )
         frame = edge_pb2.ClientFrame(chat=chat).SerializeToString()
-        if len(frame) > DEFAULT_MAX_FRAME_BYTES and progress is not None and progress.token:
+        if len(frame) > DEFAULT_MAX_FRAME_BYTES and progress.token:
             # The edge that gave the token has all of it; no other one can go on with the chat.
             for name in ("messages", "tools", "tool_choice", "prediction", "template_variables"):
                 chat.ClearField(name)
@@ -233,7 +240,7 @@ def _credential(credential: Credential) -> edge_pb2.Credential | None:
     )
 
 
-def _resume_point(progress: Progress) -> edge_pb2.ResumePoint:
+def _resume_point(progress: Progress, run: int) -> edge_pb2.ResumePoint:
     return edge_pb2.ResumePoint(
         resume_token=progress.token,
         upto=len(progress.ids),
@@ -241,6 +248,7 @@ def _resume_point(progress: Progress) -> edge_pb2.ResumePoint:
         ids=progress.ids,
         model_identity=progress.model_identity,
         template_date=progress.template_date,
+        run=run,
     )
 
 

@@ -504,7 +504,8 @@ Global___SuggestedSampling: _TypeAlias = SuggestedSampling  # noqa: Y015
 @_typing.final
 class ResumePoint(_message.Message):
     """What the client has of a chat. An edge that holds the chat, by token or by the request's
-    idempotency key, goes on with it; another one runs the same request from `ids` on.
+    idempotency key, goes on with it; another one runs the same request from `ids` on. A client that
+    has nothing yet sends `run` alone.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -515,6 +516,7 @@ class ResumePoint(_message.Message):
     IDS_FIELD_NUMBER: _builtins.int
     MODEL_IDENTITY_FIELD_NUMBER: _builtins.int
     TEMPLATE_DATE_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
     resume_token: _builtins.str
     """From ChatAccepted; empty: the idempotency key names the chat. With a token that is known the
     rest of the request may be left out, but for the credential; what is sent of it has to be the
@@ -530,6 +532,11 @@ class ResumePoint(_message.Message):
     """
     template_date: _builtins.str
     """From ChatAccepted: another edge makes the same prompt, also on another day."""
+    run: _builtins.int
+    """The seconds since 1970 when the client sent this, or one more than the last time, if that is
+    more. It orders the runs of a chat: one that is opened late, by an edge that was cut off, does
+    not end the one that the client reads. 0: the edge takes its own time.
+    """
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Those tokens, `upto` of them, or none: then they are computed anew, and not sent again."""
@@ -543,10 +550,11 @@ class ResumePoint(_message.Message):
         ids: _abc.Iterable[_builtins.int] | None = ...,
         model_identity: _builtins.bytes = ...,
         template_date: _builtins.str = ...,
+        run: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "model_identity", b"model_identity", "num_chars", b"num_chars", "resume_token", b"resume_token", "template_date", b"template_date", "upto", b"upto"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "model_identity", b"model_identity", "num_chars", b"num_chars", "resume_token", b"resume_token", "run", b"run", "template_date", b"template_date", "upto", b"upto"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -323,10 +323,11 @@ class OpenSession(_message.Message):
     BACKGROUND_FIELD_NUMBER: _builtins.int
     BEGUN_AHEAD_FIELD_NUMBER: _builtins.int
     PROVEN_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Unique within the tenant. While it runs, the same request (prompt and sampling) opened again
-    under the same id takes its place, wherever it was opened; another one is refused. Free again
-    once it ended or was cancelled.
+    under the same id takes its place, wherever it was opened, unless its `run` is an earlier one;
+    another one is refused. Free again once it ended or was cancelled.
     """
     model: _builtins.str
     """Empty: the mesh's default model."""
@@ -387,6 +388,11 @@ class OpenSession(_message.Message):
     """By an edge that lost its router: since it last opened the session or the session last moved, a
     token of `resume` came. So the replica that had it could serve it, and was not lost because of
     its prompt.
+    """
+    run: _builtins.int
+    """Which run of the request it is: of two runs the one with the higher number is the later one. A
+    run is refused (DUPLICATE_SESSION) while a later one is under way: its client has gone on
+    elsewhere. 0: nobody knows, and it counts as the latest.
     """
     @_builtins.property
     def ids(self) -> Global___PromptDelta: ...
@@ -465,10 +471,11 @@ class OpenSession(_message.Message):
         background: _builtins.bool = ...,
         begun_ahead: _builtins.bool = ...,
         proven: _builtins.bool = ...,
+        run: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "ids", b"ids", "kv_holder", b"kv_holder", "messages", b"messages", "prediction", b"prediction", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address_hash", b"address_hash", "allows_inexact", b"allows_inexact", "alone", b"alone", "background", b"background", "begun_ahead", b"begun_ahead", "cache_salt", b"cache_salt", "codecs", b"codecs", "deadline_ms", b"deadline_ms", "draft", b"draft", "echo", b"echo", "echo_accepted", b"echo_accepted", "epoch", b"epoch", "group_lasts", b"group_lasts", "ids", b"ids", "kv_holder", b"kv_holder", "messages", b"messages", "model", b"model", "model_identity", b"model_identity", "origin_region", b"origin_region", "prediction", b"prediction", "priority", b"priority", "prompt", b"prompt", "proven", b"proven", "request_id", b"request_id", "residency", b"residency", "resume", b"resume", "resumed", b"resumed", "sampling", b"sampling", "shared_prefix_tokens", b"shared_prefix_tokens", "speculation", b"speculation", "tenant", b"tenant", "trace", b"trace", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address_hash", b"address_hash", "allows_inexact", b"allows_inexact", "alone", b"alone", "background", b"background", "begun_ahead", b"begun_ahead", "cache_salt", b"cache_salt", "codecs", b"codecs", "deadline_ms", b"deadline_ms", "draft", b"draft", "echo", b"echo", "echo_accepted", b"echo_accepted", "epoch", b"epoch", "group_lasts", b"group_lasts", "ids", b"ids", "kv_holder", b"kv_holder", "messages", b"messages", "model", b"model", "model_identity", b"model_identity", "origin_region", b"origin_region", "prediction", b"prediction", "priority", b"priority", "prompt", b"prompt", "proven", b"proven", "request_id", b"request_id", "residency", b"residency", "resume", b"resume", "resumed", b"resumed", "run", b"run", "sampling", b"sampling", "shared_prefix_tokens", b"shared_prefix_tokens", "speculation", b"speculation", "tenant", b"tenant", "trace", b"trace", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["ids", "messages"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015

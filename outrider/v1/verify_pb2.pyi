@@ -150,7 +150,7 @@ class OpenVerification(_message.Message):
     @_builtins.property
     def resume(self) -> _edge_pb2.ResumePoint:
         """What the client has of the session: `upto`, `num_chars`, and for another edge `ids`,
-        `model_identity` and `template_date`.
+        `model_identity` and `template_date`; and `run`.
         """
 
     @_builtins.property

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outrider.model_identity import same_model
+from outrider.session.runs import UNKNOWN_RUN
 from outrider.session.types import Priority
 from services.router.prefix_index.prompt import HashedPrompt
 
@@ -51,6 +52,8 @@ class SessionRequest:
     counts for nobody."""
     deadline_at: float | None = None
     """When it has to be over, by this router's clock; None: it has no deadline."""
+    run: int = UNKNOWN_RUN
+    """Which run of the request it is (outrider.session.runs)."""
     chat_digest: bytes = b""
     """Equal for runs of the same request of the same client; empty: unknown."""
     call_key: int = 0

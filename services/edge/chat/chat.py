@@ -202,12 +202,14 @@ class Chat:
         if self._entry is not None:
             self._context.resumable.acknowledged(self._entry)
 
-    def join(self, stream: RequestStream, cursor: ReplayCursor, provisional: bool) -> None:
-        """The client is back, on another stream."""
+    def join(
+        self, stream: RequestStream, cursor: ReplayCursor, provisional: bool, run: int
+    ) -> None:
+        """The client is back, on another stream, as this run."""
         self._provisional = provisional
         stream.follow(self)
         self._channel.join(stream, cursor)
-        self.feed(ClientChanged(provisional))
+        self.feed(ClientChanged(provisional, run))
 
     def client_lost(self) -> None:
         """The client's connection was lost, and it did not say why: it may come back."""

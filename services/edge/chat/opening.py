@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ import structlog
 from outrider.access.api_keys import Scope
 from outrider.errors import KeyReusedError, OutriderError
 from outrider.models.template_variables import date_in
+from outrider.session.runs import UNKNOWN_RUN, next_run
 from outrider.today import today
 from services.edge.access.identity import Credential, Identity
 from services.edge.chat.answer_ahead import AnswerAhead
@@ -80,6 +82,8 @@ def _open_chat(
         request,
         priority=identity.class_of(request.priority),
         residency=identity.residency(request.residency),
+        run=request.run or next_run(UNKNOWN_RUN, time.time()),
+        is_run_ours=request.run == UNKNOWN_RUN,
     )
     asked = AskedChat(stream, request, identity, ahead)
     if _is_joined(asked, context):
@@ -128,7 +132,7 @@ def _is_joined(asked: AskedChat, context: EdgeContext) -> bool:
         stream.end()
     else:
         context.keyed_chats.add(entry.chat, asked.identity)
-        entry.chat.join(stream, asked.cursor, asked.request.provisional)
+        entry.chat.join(stream, asked.cursor, asked.request.provisional, asked.request.run)
         resumable.joined(entry)
     return True
 

@@ -32,8 +32,11 @@ SECRET_BYTES: Final = 16
 class ServedChat(ChatHandler, Protocol):
     """A chat under way (services.edge.chat.chat)."""
 
-    def join(self, stream: RequestStream, cursor: ReplayCursor, provisional: bool) -> None:
-        """Its client is back on this stream, with the part of the chat that `cursor` says."""
+    def join(
+        self, stream: RequestStream, cursor: ReplayCursor, provisional: bool, run: int
+    ) -> None:
+        """Its client is back on this stream, as this run, with the part of the chat that `cursor`
+        says."""
         ...
 
 

@@ -115,6 +115,7 @@ def _opening(
         residency=residency(wire.residency),
         trace=trace,
         resume=_resume(wire),
+        run=wire.resume.run,
         digest=_digest(wire),
         drafts_itself=True,
         vocabulary_digest=wire.vocabulary_digest,

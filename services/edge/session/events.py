@@ -13,6 +13,7 @@ from outrider.errors import OutriderError
 from outrider.sampling.params import SamplingParams
 from outrider.session.client import Accepted, Committed, Done, Failed, Provisional, Retracted
 from outrider.session.region import Commit, Draft
+from outrider.session.runs import UNKNOWN_RUN
 from outrider.session.types import FinishReason, Priority, Speculation, Timings, Usage
 from services.edge.session.template_options import NO_OPTIONS, TemplateOptions
 
@@ -82,6 +83,11 @@ class ChatRequest:
     trace: tuple[str, str] = ("", "")
     """W3C traceparent and tracestate of the client's span."""
     resume: ResumePoint = ResumePoint()
+    run: int = UNKNOWN_RUN
+    """Which run of the request it is (outrider.session.runs); UNKNOWN_RUN: its client does not
+    say."""
+    is_run_ours: bool = False
+    """This edge numbered the run, by its own clock, for its client numbers none."""
     digest: bytes = b""
     """Digest of the request as it arrived, without fields that may differ when it is repeated."""
     is_keyed: bool = False
@@ -161,6 +167,8 @@ class ClientChanged:
 
     provisional: bool
     """Whether provisional text is wanted from now on."""
+    run: int = UNKNOWN_RUN
+    """The run as which it came back; UNKNOWN_RUN: it did not come back."""
 
 
 @dataclass(frozen=True, slots=True)

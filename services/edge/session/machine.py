@@ -16,6 +16,7 @@ from typing import Any, Final, TypeAlias
 from outrider.codec.tokens import ids_checksum
 from outrider.errors import (
     DeadlineError,
+    DuplicateSessionError,
     InvalidRequestError,
     MalformedFrameError,
     OutriderError,
@@ -464,7 +465,8 @@ class ChatSession:
     def _client_changed(
         self, chat: _AskedChat | _OpenedChat, item: ClientChanged, now: float
     ) -> Actions:
-        chat.request = replace(chat.request, provisional=item.provisional)
+        run = max(chat.request.run, item.run)
+        chat.request = replace(chat.request, provisional=item.provisional, run=run)
         if isinstance(chat, _OpenedChat):
             chat.reply.change_client(item.provisional, now)
         return []
@@ -474,10 +476,17 @@ class ChatSession:
 
     def _region_failed(self, chat: _OpenedChat, item: RegionFailed, now: float) -> Actions:
         self.state = SessionState.REOPENING  # in any case the region has no session any more
-        if not chat.reopening.failed(item, now, has_tokens=self.num_tokens > 0):
+        if not self._is_asked_again(chat, item, now):
             return self._fail(item.error)
         chat.reply.lost()
         return self._tick_opened(chat, Tick(), now)
+
+    def _is_asked_again(self, chat: _OpenedChat, item: RegionFailed, now: float) -> bool:
+        if isinstance(item.error, DuplicateSessionError):
+            later = chat.reopening.superseded(chat.request, item.error, now)
+            chat.request = later or chat.request
+            return later is not None
+        return chat.reopening.failed(item, now, has_tokens=self.num_tokens > 0)
 
     def _drafts_ready(self, chat: _OpenedChat, item: DraftsReady, now: float) -> Actions:
         chat.reply.ready(item.report, now)

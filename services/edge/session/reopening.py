@@ -8,10 +8,12 @@ from outrider.backoff import Backoff
 from outrider.errors import (
     DeadlineError,
     DrainingError,
+    DuplicateSessionError,
     OutriderError,
     OverloadedError,
     UnavailableError,
 )
+from outrider.session.runs import UNKNOWN_RUN, later_run, next_run
 from services.edge.session.events import ChatRequest, OpenRegion, RegionFailed
 
 
@@ -39,6 +41,9 @@ class Reopening:
         self._num_prompt_tokens: int | None = None
         self._is_proven = False
         """Whether a token came from the replica that has the session, or had it last."""
+        self._run = UNKNOWN_RUN
+        """The run that the region was last asked for."""
+        self._num_asked = 0
         self.again_at: float | None = None
         """When the region is asked again; None: it has been asked."""
 
@@ -59,6 +64,8 @@ class Reopening:
             if left_ms <= 0:
                 raise DeadlineError("the deadline passed before a region was asked")
         self.again_at = None
+        self._run = request.run
+        self._num_asked += 1
         is_proven, self._is_proven = self._is_proven, False
         resume = replace(request.resume, ids=final_ids, model_identity=model_identity)
         resumed = replace(request, resume=resume)
@@ -96,6 +103,25 @@ class Reopening:
         pause_s = 0.0 if at_once else self._next_pause_s(loss.error)
         self.again_at = now + pause_s
         return awake_at + pause_s < lost_at + self._policy.give_up_after_s
+
+    def superseded(
+        self, request: ChatRequest, error: DuplicateSessionError, now: float
+    ) -> ChatRequest | None:
+        """Another run of the request took the session's place, or the session was refused because
+        of it. Returns the request to ask for at once, as a still later run; None: the other run is
+        the one that the client reads, and the chat is over.
+
+        The client may have come back to this edge since the region was last asked. And a run that
+        this edge numbered, as its client does not, may be refused because this edge's clock is
+        behind another one's: when the region is first asked, the client has just sent it."""
+        if request.run > self._run:
+            self.again_at = now
+            return request
+        later = later_run(error)
+        if later and request.is_run_ours and self._num_asked == 1:
+            self.again_at = now
+            return replace(request, run=next_run(later, 0.0))
+        return None
 
     def worked(self) -> None:
         """A token came."""

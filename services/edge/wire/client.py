@@ -216,6 +216,7 @@ def _asked(
         residency=residency(chat.residency),
         trace=trace(chat.trace.traceparent, chat.trace.tracestate),
         resume=resume,
+        run=chat.resume.run,
         digest=_digest(chat),
         prediction=_prediction(chat),
         tools=tools,

@@ -107,6 +107,7 @@ class RegionWire:
             background=request.is_background,
             begun_ahead=action.begun_ahead,
             proven=action.is_proven,
+            run=request.run,
         )
         if request.resume.ids:
             opening.resume.CopyFrom(self._block(request.resume.ids))

@@ -26,6 +26,7 @@ from outrider.sampling.grammar import Grammar
 from outrider.sampling.params import SamplingParams
 from outrider.session.region import Draft
 from outrider.session.region_wire import commit_bytes, session_bytes
+from outrider.session.runs import check_run, replaced_error
 from outrider.session.types import FinishReason, Timings, Usage
 from outrider.telemetry import names
 from outrider.telemetry.families import Family
@@ -126,15 +127,18 @@ never collide."""
 class _RunningRequest:
     engine_session_id: int
     request: OpenRequest
+    run: int
 
 
 class RunningRequests:
     """The running requests that were not cancelled, each in one session only.
 
-    A request that is opened again under the same name comes from its client, or from a router on
-    its behalf: edges derive ids from a secret of the client. The recipient of the earlier session
-    is then gone, noticed or not, and the newer session takes its place. For another prompt the name
-    proves nothing.
+    A request that is opened again under the same name comes from its client, or from an edge or a
+    router on its behalf: edges derive ids from a secret of the client. The recipient of the earlier
+    session is then gone, noticed or not, and the newer session takes its place. But an edge that
+    was cut off opens its run again without knowing that the client has gone on elsewhere: a run
+    that is earlier than the running one is refused (outrider.session.runs). For another prompt the
+    name proves nothing.
     """
 
     def __init__(self) -> None:
@@ -143,9 +147,9 @@ class RunningRequests:
     def __len__(self) -> int:
         return len(self._running)
 
-    def earlier(self, name: RequestName, request: OpenRequest) -> int | None:
-        """The engine session id that this request takes the place of. Raises DuplicateSessionError
-        where the name is another request's."""
+    def earlier(self, name: RequestName, request: OpenRequest, run: int) -> int | None:
+        """The engine session id that this run of a request takes the place of. Raises
+        DuplicateSessionError if the name is another request's, or a later run has it."""
         running = self._running.get(name)
         if running is None:
             return None
@@ -154,11 +158,12 @@ class RunningRequests:
             raise DuplicateSessionError(
                 f"another request runs under the id {name[1]}; cancel it or take a new id"
             )
+        check_run(run, running.run)
         return running.engine_session_id
 
-    def claim(self, name: RequestName, request: OpenRequest) -> None:
+    def claim(self, name: RequestName, request: OpenRequest, run: int) -> None:
         """Mark the request as running, instead of any earlier one of its name."""
-        self._running[name] = _RunningRequest(request.session_id, request)
+        self._running[name] = _RunningRequest(request.session_id, request, run)
 
     def release(self, name: RequestName, engine_session_id: int) -> None:
         """This session is over, or will be; a newer one keeps the name."""
@@ -299,7 +304,7 @@ class SessionTable:
         if salts := self.tiers.salts(frame.tenant):
             request = replace(request, static_salts=salts)
         name = (frame.tenant, frame.request_id)
-        earlier = self._running.earlier(name, request)
+        earlier = self._running.earlier(name, request, frame.run)
         request = self._with_kept_constraint(request)
         is_ready = self._engine_has_grammars or request.constraint is not None
         grammar = None if is_ready else request.sampling.grammar
@@ -327,11 +332,10 @@ class SessionTable:
             checksum=self.contract.coder.checksum(request.resume),
         )
         self._live[engine_session_id] = session
-        self._running.claim(name, request)
+        self._running.claim(name, request, frame.run)
         self._idle.clear()
         if earlier is not None:
-            taken = DuplicateSessionError("the request was opened again and continues there")
-            self.fail(self._live[earlier], taken)
+            self.fail(self._live[earlier], replaced_error())
         if grammar is not None:
             whose = Requester.of(frame.tenant, frame.address_hash, frame.cache_salt)
             task = asyncio.create_task(self._open_compiled(session, request, grammar, whose))

@@ -71,6 +71,7 @@ def read_request(
         is_background=opening.background,
         begun_ahead=opening.begun_ahead,
         is_proven=opening.proven,
+        run=opening.run,
     )
 
 

@@ -16,6 +16,7 @@ from outrider.errors import (
     OverloadedError,
     PromptTooLongError,
 )
+from outrider.session.runs import check_run
 from outrider.session.types import Priority
 from outrider.v1 import common_pb2
 from services.router.admission.admission import Admission
@@ -47,7 +48,9 @@ class RunDeduplicator:
 
     A client that turns to another edge opens its chat anew behind what it has. If the first edge is
     not dead but starved or cut off, it keeps the old run for as long as it remembers its chats
-    (`edge.resumption.window_s`), and a place on a replica is taken for nobody.
+    (`edge.resumption.window_s`), and a place on a replica is taken for nobody. If the old run was
+    lost meanwhile, that edge opens it again, and it is refused for the later run is the one that
+    the client reads.
 
     Edges bind request ids to the trust group they are of. A run is of the same chat if prompt and
     sampling are the same too: an id that is used for something else stops nobody's run.
@@ -63,11 +66,15 @@ class RunDeduplicator:
 
     def began(self, session: RelayedSession) -> RelayedSession | None:
         """Record a session; returns the older run of the same chat, on another stream, that it
-        continues. A session without tokens may be a deliberate copy: it replaces no run."""
+        continues. A session without tokens may be a deliberate copy: it replaces no run. Raises
+        DuplicateSessionError, and records nothing, for a run that is earlier than the latest."""
         if not session.open_frame.open.request_id:
             return None
-        key = self._keys[session.router_session_id] = frames.run_key(session)
+        key = frames.run_key(session)
         older = self._latest.get(key)
+        if older is not None:
+            check_run(session.request.run, older.request.run)
+        self._keys[session.router_session_id] = key
         self._latest[key] = session
         if older is None or session.num_committed == 0 or older.edge_stream == session.edge_stream:
             return None

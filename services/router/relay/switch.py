@@ -24,6 +24,7 @@ from outrider.errors import (
 )
 from outrider.model_identity import same_model
 from outrider.session.region_wire import resumable_tokens
+from outrider.session.runs import replaced_error
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import GrpcCode, error_from_proto, error_to_proto
 from services.router.admission.admission import Admission
@@ -235,10 +236,14 @@ class Switch:
             self._answer(edge_stream, edge_session_id, error)
             return
         self._monitor.opened(session, now)
-        if older := self._intake.runs.began(session):
-            gone = frames.cancelled("the chat continues in another session")
-            self._advance(older, SessionInput.ABORT, now, error=gone)
         self._telemetry.opened(session.router_session_id, opening, now)
+        try:
+            older = self._intake.runs.began(session)
+        except DuplicateSessionError as error:
+            self._advance(session, SessionInput.ABORT, now, error=error)
+            return
+        if older is not None:
+            self._advance(older, SessionInput.ABORT, now, error=replaced_error())
         opening.echo_accepted = True  # to know what is committed
         if opening.WhichOneof("prompt") == "messages" and opening.messages.messages:
             until = now + self._tokenize_s

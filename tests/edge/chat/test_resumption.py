@@ -44,7 +44,9 @@ class Ending:
         """It waits for its client."""
         self._chats.lost(self.entry)
 
-    def join(self, stream: RequestStream, cursor: ReplayCursor, provisional: bool) -> None:
+    def join(
+        self, stream: RequestStream, cursor: ReplayCursor, provisional: bool, run: int
+    ) -> None:
         """Nobody comes."""
 
 

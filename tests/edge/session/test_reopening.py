@@ -9,6 +9,7 @@ import pytest
 from outrider.errors import (
     DeadlineError,
     DrainingError,
+    DuplicateSessionError,
     InvalidRequestError,
     NoReplicaError,
     OutriderError,
@@ -18,9 +19,11 @@ from outrider.errors import (
 )
 from outrider.session.client import Committed, Done, Failed, Provisional
 from outrider.session.region import Commit, Draft
+from outrider.session.runs import check_run, replaced_error
 from outrider.session.types import FinishReason
 from services.edge.session.events import (
     ChatAsked,
+    ClientChanged,
     DraftsReady,
     Finish,
     OpenRegion,
@@ -261,3 +264,68 @@ def test_an_epoch_begun_since_a_session_moved_goes_on() -> None:
     assert sent == [Draft(1, 1, (2, 3, EOS))]
     chat.handle(RegionMoved("replica-2", "us-west", 0, IDENTITY), 0.3)
     assert chat.handle(Commit(1, 1, 2, ()), 0.4)[0] == Committed(" cat sat", (2, 3), 3)
+
+
+def refused(run: int, running: int) -> RegionFailed:
+    """The answer to an earlier run."""
+    with pytest.raises(DuplicateSessionError) as caught:
+        check_run(run, running)
+    return RegionFailed(caught.value)
+
+
+def is_over(chat: ChatSession, loss: RegionFailed, now: float) -> bool:
+    """Whether the loss ends the chat, with that error."""
+    failed, finish = chat.handle(loss, now)
+    is_failed = isinstance(failed, Failed) and failed.error is loss.error
+    return is_failed and finish == Finish() and chat.state is SessionState.CLOSED
+
+
+def asked_as(run: int, *, is_ours: bool = False) -> ChatSession:
+    """A chat whose region was asked for this run."""
+    chat = session()
+    chat.handle(ChatAsked(replace(request(), run=run, is_run_ours=is_ours)), 0.0)
+    opened_as = chat.handle(PromptReady(PROMPT), 0.0)[0]
+    assert isinstance(opened_as, OpenRegion) and opened_as.request.run == run
+    return chat
+
+
+@pytest.mark.parametrize("is_opened", [False, True])
+@pytest.mark.parametrize("loss", [refused(5, 6), RegionFailed(replaced_error())])
+def test_a_chat_that_its_client_reads_elsewhere_is_over(
+    loss: RegionFailed, is_opened: bool
+) -> None:
+    chat = asked_as(5)
+    if is_opened:
+        chat.handle(OPENED, 0.1)
+        chat.handle(Commit(0, 0, 0, (1,)), 0.2)
+        assert opened(chat, LOST, 0.3).request.run == 5, "the same run"
+    assert is_over(chat, loss, 0.4)
+
+
+@pytest.mark.parametrize("loss", [refused(5, 6), RegionFailed(replaced_error())])
+def test_a_chat_whose_client_is_back_is_opened_as_its_later_run(loss: RegionFailed) -> None:
+    chat = asked_as(5)
+    chat.handle(OPENED, 0.1)
+    chat.handle(Commit(0, 0, 0, (1, 2)), 0.2)
+    chat.handle(ClientChanged(False), 0.3)
+    chat.handle(ClientChanged(True, 7), 0.4)
+    chat.handle(ClientChanged(True, 4), 0.5)
+    again = opened(chat, loss, 0.6)
+    assert (again.request.run, again.request.resume.ids) == (7, (1, 2))
+    assert is_over(chat, refused(7, 8), 0.7)
+
+
+def test_a_run_that_this_edges_clock_numbered_too_low_is_asked_for_once_more() -> None:
+    chat = asked_as(5, is_ours=True)
+    assert opened(chat, refused(5, 9), 0.1).request.run == 10
+    assert is_over(chat, refused(10, 11), 0.2)
+
+
+def test_a_run_that_this_edge_numbered_ends_where_its_client_went_on() -> None:
+    """It was asked for before: nothing says that its client is still here."""
+    chat = asked_as(5, is_ours=True)
+    chat.handle(OPENED, 0.1)
+    assert opened(chat, LOST, 0.2).request.run == 5
+    assert is_over(chat, refused(5, 9), 0.3)
+    replaced = asked_as(5, is_ours=True)
+    assert is_over(replaced, RegionFailed(replaced_error()), 0.1)

@@ -19,8 +19,18 @@ test("an end without it says nothing", () => {
 });
 
 test("a distance is asked for as field 30, and none is not written", () => {
-  const bytes = (more) => Array.from(chatFrame({ ...REQUEST, ...more }, CREDENTIAL));
+  const bytes = (more) => Array.from(chatFrame({ ...REQUEST, ...more }, CREDENTIAL, 7));
   const far = bytes({ addedRttMs: 150 });
   assert.deepEqual(far.slice(-4), [0xf0, 0x01, 0x96, 0x01]);
   assert.equal(far.length - bytes({}).length, 4);
+});
+
+test("the number of a run stands in what the client has of the chat, and alone if it has nothing", () => {
+  const begun = { token: "t", upto: 1, ids: [5], numChars: 2, modelIdentity: null, templateDate: "" };
+  const holds = (progress, part) => {
+    const text = Array.from(chatFrame(REQUEST, CREDENTIAL, 300, progress)).join();
+    return text.includes(part.join());
+  };
+  assert.ok(holds(null, [82, 3, 56, 172, 2]));
+  assert.ok(holds(begun, [82, 13, 10, 1, 116, 16, 1, 24, 2, 34, 1, 5, 56, 172, 2]));
 });

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from outrider.client.events import EdgeInfo, ModelInfo
 from outrider.client.wire import (
     DESCRIBE,
+    NOTHING,
     ChatOptions,
     Progress,
     read_description,
@@ -34,6 +35,7 @@ from outrider.reply_parsing.formats import REASONING_TAGS, CallSyntax, ReplyForm
 from outrider.sampling.params import SamplingParams
 from outrider.session.client import Retracted
 from outrider.session.client_wire import write
+from outrider.session.runs import UNKNOWN_RUN
 from outrider.session.types import (
     ScoredToken,
     Speculation,
@@ -111,10 +113,10 @@ def test_any_bytes_near_a_request_give_an_input_or_a_typed_error(data: st.DataOb
         assert error.http_status < 500
 
 
-def asked(progress: Progress | None = None, **options: object) -> ChatRequest:
+def asked(progress: Progress = NOTHING, run: int = UNKNOWN_RUN, **options: object) -> ChatRequest:
     chat = ChatOptions(**options)  # type: ignore[arg-type]
     messages = [Message("user", "hello")]
-    (only,) = FrameDecoder().feed(request_frame(messages, chat, ("", ""), progress))
+    (only,) = FrameDecoder().feed(request_frame(messages, chat, ("", ""), progress, run=run))
     item = wire.read(only)
     assert isinstance(item, ChatAsked)
     return item.request
@@ -123,6 +125,14 @@ def asked(progress: Progress | None = None, **options: object) -> ChatRequest:
 def test_what_a_client_has_arrives() -> None:
     assert asked().resume == ResumePoint()
     assert asked(Progress("t", [1, 2], 5)).resume == ResumePoint("t", 2, 5, (1, 2))
+
+
+def test_the_number_of_a_run_arrives_and_is_no_part_of_the_request() -> None:
+    first, again = asked(run=7), asked(Progress("t", [1], 2), run=2**32 - 1)
+    assert (first.run, again.run, asked().run) == (7, 2**32 - 1, UNKNOWN_RUN)
+    assert first.digest == again.digest == asked().digest
+    with pytest.raises(InvalidRequestError, match="cannot be sent"):
+        asked(run=2**32)
     model = b"\x0a" * 64
     assert asked(Progress("t", [1], 5, model)).resume == ResumePoint("t", 1, 5, (1,), model)
     with pytest.raises(MalformedFrameError, match="at most 64"):
@@ -144,7 +154,7 @@ def test_a_credential_is_looked_at_before_anything_else_and_is_no_part_of_the_re
     claimed = Claimed("key", "ann", b"s" * 16)
     for messages in ([Message("user", "hello")], []):
         chat = ChatOptions(model="no such model", idempotency_key="k")
-        (only,) = FrameDecoder().feed(request_frame(messages, chat, ("", ""), None, claimed))
+        (only,) = FrameDecoder().feed(request_frame(messages, chat, ("", ""), credential=claimed))
         with pytest.raises(UnauthenticatedError):
             wire.read(only, refuse)
     assert seen == [Credential("key", "ann", b"s" * 16)] * 2
@@ -163,7 +173,9 @@ def test_a_credential_is_looked_at_before_anything_else_and_is_no_part_of_the_re
     digests = set[bytes]()
     for credential in (claimed, Claimed()):
         messages, chat = [Message("user", "hello")], ChatOptions(idempotency_key="k")
-        (only,) = FrameDecoder().feed(request_frame(messages, chat, ("", ""), None, credential))
+        (only,) = FrameDecoder().feed(
+            request_frame(messages, chat, ("", ""), credential=credential)
+        )
         item = wire.read(only)
         assert isinstance(item, ChatAsked) and "ann" not in repr(item)
         digests.add(item.request.digest)

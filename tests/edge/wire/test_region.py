@@ -47,6 +47,9 @@ def test_a_prompt_goes_up_as_a_block_every_peer_reads() -> None:
     assert (opening.request_id, opening.deadline_ms, opening.origin_region) == ("r-1", 250, "here")
     assert (opening.trace.traceparent, opening.trace.tracestate) == ("tp", "ts")
     assert list(opening.codecs) == [int(codec) for codec in CODER.supported]
+    assert opening.run == 0
+    later = fresh().open(OpenRegion(replace(request(), run=2**32 - 1), (1,), 0), ("", "")).open
+    assert later.run == 2**32 - 1
 
 
 def test_ids_of_an_earlier_run_go_up_as_a_block() -> None:

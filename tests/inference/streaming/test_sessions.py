@@ -9,11 +9,13 @@ import pytest
 from outrider import errors
 from outrider.sampling.params import SamplingParams
 from outrider.session.region import Draft
+from outrider.session.runs import later_run
 from outrider.testing import eventually
 from outrider.v1 import common_pb2
 from outrider.wire import token_block_from_proto, token_block_to_proto
 from services.inference.model_thread import ModelTick
-from services.inference.scheduler.types import KvHits
+from services.inference.scheduler.types import KvHits, OpenRequest
+from services.inference.streaming.sessions import RunningRequests
 from tests.inference.harness import CODER, GatedEngine, reference, running
 
 SAMPLING = SamplingParams(max_tokens=40, ignore_eos=True)
@@ -71,6 +73,51 @@ async def test_the_same_request_opened_again_takes_the_place_of_the_earlier_run(
         assert type(ended.error) is errors.DuplicateSessionError
         it.gated.gate.set()
         assert tuple((await second.finish(1)).ids) == reference([5], LONG).ids
+        await eventually(lambda: not len(it.replica.table))
+        assert not it.replica.table._running
+
+
+def of_prompt(number: int, *prompt: int) -> OpenRequest:
+    return OpenRequest(number, prompt, LONG)
+
+
+@pytest.mark.parametrize("run", [0, 1, 2, 3])
+@pytest.mark.parametrize("running", [None, 0, 1, 2, 3])
+def test_every_pair_of_runs_of_a_request(running: int | None, run: int) -> None:
+    """A run takes the place of the running one, unless that is known to be a later one."""
+    requests, name = RunningRequests(), ("tenant", "same")
+    if running is not None:
+        requests.claim(name, of_prompt(1, 5), running)
+    if running and 0 < run < running:
+        with pytest.raises(errors.DuplicateSessionError, match="later run") as refused:
+            requests.earlier(name, of_prompt(2, 5), run)
+        assert later_run(refused.value) == running
+    else:
+        assert requests.earlier(name, of_prompt(2, 5), run) == (None if running is None else 1)
+    assert requests.earlier(("other", "same"), of_prompt(2, 5), run) is None, "another tenant's"
+    if running is not None:
+        with pytest.raises(errors.DuplicateSessionError, match="another request") as other:
+            requests.earlier(name, of_prompt(2, 6), run)
+        assert not other.value.metadata, "of another request nothing is told"
+        requests.release(name, 1)
+    assert requests.earlier(name, of_prompt(2, 5), 1) is None, "over, whichever run it was"
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_the_later_run_goes_on_whichever_is_opened_last(is_late: bool) -> None:
+    runs = (2, 1) if is_late else (1, 2)
+    async with running(GatedEngine()) as it:
+        peers = {1: it.peer(), 2: it.peer()}
+        for run in runs:
+            await peers[run].open(1, [5], LONG, request_id="same", run=run)
+            await eventually(lambda: bool(len(it.replica.table)))
+            if run == runs[0]:
+                await eventually(it.gated.waiting.is_set)
+        ended = await peers[1].finish(1)
+        assert type(ended.error) is errors.DuplicateSessionError
+        assert later_run(ended.error) == (2 if is_late else 0)
+        it.gated.gate.set()
+        assert tuple((await peers[2].finish(1)).ids) == reference([5], LONG).ids
         await eventually(lambda: not len(it.replica.table))
         assert not it.replica.table._running
 

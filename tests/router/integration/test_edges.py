@@ -8,9 +8,11 @@ import grpc
 import grpc.aio
 import pytest
 
-from outrider.errors import MalformedFrameError
+from outrider.errors import DuplicateSessionError, MalformedFrameError
 from outrider.rpc import from_rpc_error
+from outrider.session.runs import later_run
 from outrider.v1 import common_pb2, inference_pb2
+from outrider.wire import error_from_proto
 from services.router.relay.policy import HangPolicy
 from tests.router.relay.mesh import commit, done, opening
 from tests.router.replica import Replica, RouterUnderTest, running_router, started
@@ -68,3 +70,39 @@ async def test_an_edge_that_never_reads_is_bounded_and_stalls_nobody(near: Repli
         assert last.error.reason == "OVERLOADED"
         near.say(commit(theirs, upto=78))
         assert (await other.hear("commit")).commit.upto == 78, "nobody else's session is touched"
+
+
+def run_of_a_chat(number: int, run: int) -> inference_pb2.SessionUp:
+    """An open after two tokens."""
+    begun = common_pb2.TokenBlock(count=2, payload=b"r")
+    return opening(number, request_id="chat", resume=begun, run=run)
+
+
+async def test_an_edge_that_comes_late_leaves_the_chat_to_where_its_client_is(
+    router: RouterUnderTest, near: Replica
+) -> None:
+    cut_off, live = router.edge(), router.edge()
+    await live.send(run_of_a_chat(1, run=2))
+    session = (await near.hear("open")).session
+    await cut_off.send(run_of_a_chat(1, run=1))
+    error = error_from_proto((await cut_off.hear("error")).error)
+    assert isinstance(error, DuplicateSessionError) and later_run(error) == 2
+    near.say(commit(session, upto=3))
+    await live.hear("commit")
+    near.say(done(session))
+    await live.hear("done")
+    assert near.received.empty(), "the replica heard of one run alone"
+
+
+async def test_a_client_that_goes_to_another_edge_takes_its_chat_along(
+    router: RouterUnderTest, near: Replica
+) -> None:
+    left, live = router.edge(), router.edge()
+    await left.send(run_of_a_chat(1, run=1))
+    earlier = (await near.hear("open")).session
+    await live.send(run_of_a_chat(1, run=2))
+    assert (await near.hear("cancel")).session == earlier
+    later = (await near.hear("open")).session
+    assert (await left.hear("error")).error.reason == "DUPLICATE_SESSION"
+    near.say(done(later))
+    await live.hear("done")

@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
+from outrider.errors import DuplicateSessionError
+from outrider.session.runs import later_run
 from outrider.v1 import common_pb2, inference_pb2
+from outrider.wire import error_from_proto
 from tests.router.relay.mesh import (
     IDENTITY,
     Mesh,
@@ -86,7 +89,7 @@ async def test_a_chat_that_goes_on_at_another_edge_ends_where_it_was(mesh: Mesh)
     frames = await mesh.at_replica("near")
     assert [frame.WhichOneof("kind") for frame in frames] == ["cancel", "open"]
     assert frames[0].session == sent.session
-    assert reasons(await mesh.at_edge(first)) == [(1, "CANCELLED")]
+    assert reasons(await mesh.at_edge(first)) == [(1, "DUPLICATE_SESSION")]
     mesh.reply("near", done(frames[1].session))
     assert [f.WhichOneof("kind") for f in await mesh.at_edge(second)] == ["done"]
     assert len(mesh.table) == len(mesh.intake.runs) == 0
@@ -111,6 +114,55 @@ async def test_no_other_open_ends_a_chat(mesh: Mesh, frame: inference_pb2.Sessio
     mesh.send(second, frame)
     assert len(mesh.table) == 2
     assert await mesh.at_edge(first) == []
+
+
+LATEST, UNKNOWN = 3, 0
+
+
+@pytest.mark.parametrize("has_tokens", [False, True], ids=["from the start", "resumed"])
+@pytest.mark.parametrize("run", [UNKNOWN, 1, 2, LATEST])
+@pytest.mark.parametrize("running", [None, UNKNOWN, 1, 2, LATEST])
+async def test_every_pair_of_runs_of_a_chat(
+    mesh: Mesh, running: int | None, run: int, has_tokens: bool
+) -> None:
+    """An edge that was cut off opens its run again, and its client reads a later one elsewhere."""
+    first, second = mesh.edge(), mesh.edge()
+    if running is not None:
+        mesh.send(first, resumed(1, "chat", "acme", run=running))
+    before = await mesh.at_replica("near")
+    frame = (resumed if has_tokens else opening)(7, request_id="chat", tenant="acme", run=run)
+    mesh.send(second, frame)
+    sent = [it.WhichOneof("kind") for it in await mesh.at_replica("near")]
+    ended = reasons(await mesh.at_edge(first)), reasons(await mesh.at_edge(second))
+    if running and UNKNOWN < run < running:
+        assert (sent, ended) == ([], ([], [(7, "DUPLICATE_SESSION")]))
+    elif running is not None and has_tokens:
+        assert (sent, ended) == (["cancel", "open"], ([(1, "DUPLICATE_SESSION")], []))
+    else:
+        assert (sent, ended) == (["open"], ([], []))
+    for edge in (first, second):
+        mesh.switch.detach_edge(edge, mesh.clock())
+    for it in before:
+        mesh.reply("near", done(it.session))
+    mesh.clock.advance(3600.0)
+    mesh.switch.expire(mesh.clock())
+    assert len(mesh.table) == len(mesh.intake.runs) == 0
+
+
+async def test_an_earlier_run_is_free_again_once_the_later_one_has_ended(mesh: Mesh) -> None:
+    first, second = mesh.edge(), mesh.edge()
+    mesh.send(first, resumed(1, "chat", "acme", run=2))
+    (sent,) = await mesh.at_replica("near")
+    mesh.send(second, resumed(7, "chat", "acme", run=1))
+    (refused,) = await mesh.at_edge(second)
+    error = error_from_proto(refused.error)
+    assert isinstance(error, DuplicateSessionError) and later_run(error) == 2
+    mesh.send(second, resumed(8, "chat", "other", run=1))
+    assert await mesh.at_edge(second) == [], "another tenant's chat is another one"
+    mesh.reply("near", done(sent.session))
+    mesh.send(second, resumed(9, "chat", "acme", run=1))
+    assert await mesh.at_edge(second) == []
+    assert len(mesh.table) == len(mesh.intake.runs) == 2
 
 
 async def test_a_half_closed_edge_gets_the_rest_and_then_the_end(mesh: Mesh) -> None:

@@ -189,4 +189,4 @@ async def test_a_run_is_of_the_same_chat_whatever_is_left_out_of_its_prompt(mesh
     mesh.send(edge, asking(2, delta(PROMPT, 200, name_of(PROMPT)), request_id="r"))
     resume = token_block_to_proto(CODER.encode([5]))
     mesh.send(other, asking(1, delta(PROMPT), request_id="r", resume=resume))
-    assert reasons(await mesh.at_edge(edge)) == [(2, "CANCELLED")]
+    assert reasons(await mesh.at_edge(edge)) == [(2, "DUPLICATE_SESSION")]

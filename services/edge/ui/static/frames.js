@@ -47,8 +47,9 @@ export const CANCEL = frame(2, new Writer());
 export const DESCRIBE = frame(3, new Writer());
 
 /** The first frame of a chat's stream. `request` as in transport.js, with all of its sampling;
- * `credential`: {key, clientSecret}; `progress`: what is there of it already, or null. */
-export function chatFrame(request, credential, progress = null) {
+ * `credential`: {key, clientSecret}; `run`: number of this run of it (nextRun); `progress`: what is
+ * there of it already, or null. */
+export function chatFrame(request, credential, run, progress = null) {
   const { thinking } = request;
   const variables =
     thinking === "on" || thinking === "off"
@@ -61,7 +62,7 @@ export function chatFrame(request, credential, progress = null) {
     .bool(6, request.provisional)
     .uint(7, SPECULATIONS[request.speculation ?? "on"])
     .text(9, request.idempotencyKey)
-    .message(10, progress && progressOf(progress))
+    .message(10, resumeOf(run, progress ?? NOTHING))
     .message(13, credentialOf(credential))
     .text(18, variables)
     .uint(30, request.addedRttMs || undefined);
@@ -91,14 +92,17 @@ function credentialOf({ key, clientSecret }) {
   return new Writer().text(1, key).bytes(3, clientSecret);
 }
 
-function progressOf({ token, upto, ids, numChars, modelIdentity, templateDate }) {
+const NOTHING = { ids: [], upto: 0 };
+
+function resumeOf(run, { token, upto, ids, numChars, modelIdentity, templateDate }) {
   return new Writer()
     .text(1, token)
     .uint(2, upto || undefined)
     .uint(3, numChars || undefined)
     .packed(4, ids.length === upto ? ids : [])
     .bytes(5, modelIdentity ?? undefined)
-    .text(6, templateDate);
+    .text(6, templateDate)
+    .uint(7, run);
 }
 
 const READERS = {

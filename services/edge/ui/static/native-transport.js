@@ -148,6 +148,7 @@ async function* chat(request, ways, signal) {
   const attempts = new Attempts();
   const stop = abortedBy(signal);
   let asked = null;
+  let run = 0;
   let stream = null;
   let isOpened = false;
   let waitMs = 0;
@@ -155,7 +156,8 @@ async function* chat(request, ways, signal) {
     try {
       if (waitMs) await Promise.race([pause(waitMs), stop]);
       asked ??= await Promise.race([completed(request, ways.bases), stop]);
-      stream = await unlessStopped(ways.begin(frameOf(asked, credential, progress)), stop);
+      run = nextRun(run);
+      stream = await unlessStopped(ways.begin(frameOf(asked, credential, run, progress)), stop);
       for await (const event of read(stream, progress, stop)) {
         if (event.type === "opened") {
           Object.assign(event, { seed: asked.sampling.seed, transport: ways.name, why: ways.session.why });
@@ -172,7 +174,7 @@ async function* chat(request, ways, signal) {
       return;
     } catch (error) {
       if (error === STOPPED) {
-        if (stream && progress.hasBegun) stream.cancel(frameOf(asked, credential, progress));
+        if (stream && progress.hasBegun) stream.cancel(frameOf(asked, credential, run, progress));
         else stream?.close();
         yield { type: "done", at: performance.now(), finishReason: "cancelled" };
         return;
@@ -293,8 +295,13 @@ async function next(stream, stop) {
   }
 }
 
-function frameOf(asked, credential, progress) {
-  return chatFrame(asked, credential, progress.hasBegun ? progress : null);
+function frameOf(asked, credential, run, progress) {
+  return chatFrame(asked, credential, run, progress.hasBegun ? progress : null);
+}
+
+/** The number of the run after `last`: the same rule as outrider/session/runs.py. */
+function nextRun(last) {
+  return Math.max(last + 1, Math.floor(Date.now() / 1000));
 }
 
 /** The seed of a request that names none: the same when it is sent again. */
