@@ -212,9 +212,8 @@ class Chat(AsyncIterator[Event]):
         credential = self._credential
         run = self._run = next_run(self._run, time.time())
         if not self._token and self._recovery.cut_at is None:
-            return wire.request_frame(
-                self._messages, self._options, span, credential=credential, run=run
-            )
+            nothing = wire.NOTHING
+            return wire.request_frame(self._messages, self._options, span, nothing, credential, run)
         options = self._options
         has = self._transcript
         if options.deadline_ms:

@@ -49,8 +49,7 @@ class RunDeduplicator:
     A client that turns to another edge opens its chat anew behind what it has. If the first edge is
     not dead but starved or cut off, it keeps the old run for as long as it remembers its chats
     (`edge.resumption.window_s`), and a place on a replica is taken for nobody. If the old run was
-    lost meanwhile, that edge opens it again, and it is refused for the later run is the one that
-    the client reads.
+    lost meanwhile, that edge opens it again. That is refused: the client reads the later run.
 
     Edges bind request ids to the trust group they are of. A run is of the same chat if prompt and
     sampling are the same too: an id that is used for something else stops nobody's run.
