@@ -45,6 +45,19 @@ def command() -> list[str]:
     raise ToolMissingError(f"kustomize is missing ({problem}): put kustomize or kubectl on PATH")
 
 
+def kubectl() -> str:
+    """The path of kubectl. ToolMissingError."""
+    try:
+        return str(_packaged_kubectl())
+    except ModelStoreError as error:
+        found = shutil.which("kubectl")
+        if found is None:
+            raise ToolMissingError(
+                f"kubectl is missing ({error.message}): put it on PATH"
+            ) from None
+        return found
+
+
 def build(folder: Path) -> str:
     """The manifests of an overlay as YAML. ValueError with kustomize's words if it fails."""
     done = subprocess.run([*command(), str(folder)], capture_output=True, text=True, check=False)
