@@ -76,6 +76,8 @@ class Report:
                 service_ms=load.service_ms,
                 kv_blocks_total=load.kv_blocks_total,
                 kv_blocks_free=load.kv_blocks_free,
+                kv_blocks_owed=load.kv_blocks_owed,
+                reply_tokens=load.reply_tokens,
                 queues_low=load.overload_level >= OverloadLevel.QUEUE_LOW,
                 refuses_sessions=load.overload_level >= OverloadLevel.REFUSE,
             ),
@@ -84,7 +86,7 @@ class Report:
 
 
 def _part(load: scheduling.ClassLoad) -> ClassLoad:
-    return ClassLoad(load.sessions, load.queued_prompt_tokens)
+    return ClassLoad(load.sessions, load.queued_prompt_tokens, load.kv_blocks)
 
 
 def _event(event: replicas.BlockEvent) -> KvEvent:

@@ -136,7 +136,7 @@ def lines(placement: router_pb2.Placement) -> Iterator[str]:
 
 _HEAD = (
     *("", "replica", "region", "identity"),
-    *("wait", "rtt", "slot", "queue", "transfer", "prefill", "cached tokens"),
+    *("wait", "rtt", "slot", "memory", "queue", "transfer", "prefill", "cached tokens"),
 )
 _NUM_NAMES = 4
 """Columns to the left of the numbers."""
@@ -147,6 +147,7 @@ def _row(label: str, candidate: router_pb2.PlacementCandidate) -> Sequence[str]:
         candidate.wait_ms,
         candidate.rtt_ms,
         candidate.slot_ms,
+        candidate.memory_ms,
         candidate.queue_ms,
         candidate.transfer_ms,
         candidate.prefill_ms,

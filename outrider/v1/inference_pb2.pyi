@@ -994,6 +994,8 @@ class WatchLoadResponse(_message.Message):
     QUEUED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     KV_BLOCKS_TOTAL_FIELD_NUMBER: _builtins.int
     KV_BLOCKS_FREE_FIELD_NUMBER: _builtins.int
+    KV_BLOCKS_OWED_FIELD_NUMBER: _builtins.int
+    REPLY_TOKENS_FIELD_NUMBER: _builtins.int
     FIXED_MS_FIELD_NUMBER: _builtins.int
     ROW_MS_FIELD_NUMBER: _builtins.int
     IS_COST_GUESSED_FIELD_NUMBER: _builtins.int
@@ -1016,7 +1018,16 @@ class WatchLoadResponse(_message.Message):
     queued_prompt_tokens: _builtins.int
     """Prompt tokens still to be prefilled over all sessions, less what was cached when they came."""
     kv_blocks_total: _builtins.int
+    """0: not known."""
     kv_blocks_free: _builtins.int
+    """Cached ones that no session uses are among them."""
+    kv_blocks_owed: _builtins.int
+    """What the sessions above, queued ones too, are expected to have at the most beside what they have
+    now, with replies as long as reply_tokens, but no longer than they may be; some end before others
+    have all of theirs. May be more than are free.
+    """
+    reply_tokens: _builtins.int
+    """Mean length of the replies that ended here; 0: none has yet, and they count with their most."""
     fixed_ms: _builtins.float
     """Fitted cost of an engine call: fixed_ms + row_ms * rows."""
     row_ms: _builtins.float
@@ -1065,6 +1076,8 @@ class WatchLoadResponse(_message.Message):
         queued_prompt_tokens: _builtins.int = ...,
         kv_blocks_total: _builtins.int = ...,
         kv_blocks_free: _builtins.int = ...,
+        kv_blocks_owed: _builtins.int = ...,
+        reply_tokens: _builtins.int = ...,
         fixed_ms: _builtins.float = ...,
         row_ms: _builtins.float = ...,
         is_cost_guessed: _builtins.bool = ...,
@@ -1085,7 +1098,7 @@ class WatchLoadResponse(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["kv", b"kv", "low", b"low", "medium", b"medium", "running_call", b"running_call"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "fixed_ms", b"fixed_ms", "is_cost_guessed", b"is_cost_guessed", "kv", b"kv", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "low", b"low", "max_sessions", b"max_sessions", "medium", b"medium", "overload_level", b"overload_level", "paused_sessions", b"paused_sessions", "peer_block_ms", b"peer_block_ms", "peer_first_ms", b"peer_first_ms", "queued_prompt_tokens", b"queued_prompt_tokens", "queued_sessions", b"queued_sessions", "queues_low", b"queues_low", "refuses_sessions", b"refuses_sessions", "restarting", b"restarting", "row_ms", b"row_ms", "running_call", b"running_call", "running_sessions", b"running_sessions", "service_ms", b"service_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "fixed_ms", b"fixed_ms", "is_cost_guessed", b"is_cost_guessed", "kv", b"kv", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_owed", b"kv_blocks_owed", "kv_blocks_total", b"kv_blocks_total", "low", b"low", "max_sessions", b"max_sessions", "medium", b"medium", "overload_level", b"overload_level", "paused_sessions", b"paused_sessions", "peer_block_ms", b"peer_block_ms", "peer_first_ms", b"peer_first_ms", "queued_prompt_tokens", b"queued_prompt_tokens", "queued_sessions", b"queued_sessions", "queues_low", b"queues_low", "refuses_sessions", b"refuses_sessions", "reply_tokens", b"reply_tokens", "restarting", b"restarting", "row_ms", b"row_ms", "running_call", b"running_call", "running_sessions", b"running_sessions", "service_ms", b"service_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1239,18 +1252,24 @@ class ClassLoad(_message.Message):
 
     SESSIONS_FIELD_NUMBER: _builtins.int
     QUEUED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    KV_BLOCKS_FIELD_NUMBER: _builtins.int
     sessions: _builtins.int
     """Running and queued."""
     queued_prompt_tokens: _builtins.int
+    kv_blocks: _builtins.int
+    """Blocks that they are expected to have at the most, without those that they found others to have:
+    sessions of a class above may have them.
+    """
     def __init__(
         self,
         *,
         sessions: _builtins.int = ...,
         queued_prompt_tokens: _builtins.int = ...,
+        kv_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["queued_prompt_tokens", b"queued_prompt_tokens", "sessions", b"sessions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_blocks", b"kv_blocks", "queued_prompt_tokens", b"queued_prompt_tokens", "sessions", b"sessions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -737,6 +737,7 @@ class PlacementCandidate(_message.Message):
     PREFILL_MS_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     MODEL_IDENTITY_FIELD_NUMBER: _builtins.int
+    MEMORY_MS_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     region: _builtins.str
     wait_ms: _builtins.float
@@ -750,6 +751,7 @@ class PlacementCandidate(_message.Message):
     """Prompt tokens whose KV the replica had, or was expected to have by then."""
     model_identity: _builtins.bytes
     """As in Replica."""
+    memory_ms: _builtins.float
     def __init__(
         self,
         *,
@@ -763,10 +765,11 @@ class PlacementCandidate(_message.Message):
         prefill_ms: _builtins.float = ...,
         cached_tokens: _builtins.int = ...,
         model_identity: _builtins.bytes = ...,
+        memory_ms: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "model_identity", b"model_identity", "prefill_ms", b"prefill_ms", "queue_ms", b"queue_ms", "region", b"region", "replica", b"replica", "rtt_ms", b"rtt_ms", "slot_ms", b"slot_ms", "transfer_ms", b"transfer_ms", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "memory_ms", b"memory_ms", "model_identity", b"model_identity", "prefill_ms", b"prefill_ms", "queue_ms", b"queue_ms", "region", b"region", "replica", b"replica", "rtt_ms", b"rtt_ms", "slot_ms", b"slot_ms", "transfer_ms", b"transfer_ms", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -113,6 +113,7 @@ def _candidate(candidate: Candidate) -> router_pb2.PlacementCandidate:
         wait_ms=wait.total_ms,
         rtt_ms=wait.rtt_ms,
         slot_ms=wait.slot_ms,
+        memory_ms=wait.memory_ms,
         queue_ms=wait.queue_ms,
         transfer_ms=wait.transfer_ms,
         prefill_ms=wait.prefill_ms,

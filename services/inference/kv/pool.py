@@ -110,6 +110,15 @@ def _fewer_users(node: Node) -> int:
     return -node.num_users
 
 
+def _num_idle(node: Node, depth: int) -> int:
+    """Nodes without users on the path to a node that has so many."""
+    count = 0
+    current: Node | None = node
+    while count < depth and current is not None and not current.num_users:
+        count, current = count + 1, current.parent
+    return count
+
+
 class KvPool:
     """Block tables of sequences over one pool. It never waits: if there is no room, it refuses."""
 
@@ -149,6 +158,12 @@ class KvPool:
         nodes, num_shared = self._tree.match((salt, *static_salts), self._keys(ids, 0))
         num_same = self._tree.closest(nodes, self._rest(ids, num_shared))[1]
         return num_shared * self.block_tokens + num_same
+
+    def num_used(self, ids: Sequence[int], salt: bytes, static_salts: Sequence[bytes] = ()) -> int:
+        """Leading full blocks of `ids` that sequences have now: one more would share them. Other
+        cached ones count as free until then."""
+        nodes, num_shared = self._tree.match((salt, *static_salts), self._keys(ids, 0))
+        return max((num_shared - _num_idle(node, num_shared) for node in nodes), default=0)
 
     def open(
         self, sequence: int, ids: Sequence[int], salt: bytes, static_salts: Sequence[bytes] = ()

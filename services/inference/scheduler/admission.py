@@ -106,11 +106,14 @@ class Forecast:
         self._cost = cost
         self.service_ms = 0.0
         """Mean service time: from a session's admission to its end; 0.0 before any ended."""
+        self.reply_tokens = 0.0
+        """Mean length of a reply; 0.0 before any ended."""
 
-    def observe_service(self, service_ms: float) -> None:
-        """A session ended that had been admitted this long ago."""
-        first = self.service_ms == 0.0
-        self.service_ms += (service_ms - self.service_ms) * (1.0 if first else _SERVICE_SMOOTHING)
+    def observe_service(self, service_ms: float, reply_tokens: int) -> None:
+        """A session with a reply of this length ended, which had been admitted this long ago."""
+        weight = 1.0 if self.service_ms == 0.0 else _SERVICE_SMOOTHING
+        self.service_ms += (service_ms - self.service_ms) * weight
+        self.reply_tokens += (reply_tokens - self.reply_tokens) * weight
 
     def ttft_ms(self, num_tokens: int, ahead: QueueAhead) -> float:
         """Time to the first token of a session that has num_tokens to compute.

@@ -43,6 +43,7 @@ from services.inference.scheduler.draft_sources import (
     EdgeChain,
     GroupStatisticsTable,
 )
+from services.inference.scheduler.kv_forecast import KvForecast
 from services.inference.scheduler.limits import SchedulerLimits, context_limit
 from services.inference.scheduler.queues import SessionQueues
 from services.inference.scheduler.session import SchedulingState, Session
@@ -98,6 +99,7 @@ class Scheduler:
         )
         self._min_rows = max(1, info.min_rows)
         self._queues = SessionQueues(self._pool, limits.max_sessions, self._min_rows)
+        self._kv_forecast = KvForecast(self._pool, self._queues)
         self._cost = CostModel(limits.fixed_ms, limits.row_ms, info.sizing)
         self._decode_cost = DecodeCostModel(limits.fixed_ms, limits.row_ms, info.sizing)
         self._builder = BatchBuilder(
@@ -292,6 +294,9 @@ class Scheduler:
         session = self._new_session(request, now)
         num_cached = self._pool.match(session.ids, request.cache_salt, request.static_salts)
         session.cached_at_arrival = num_cached
+        session.shared_at_arrival = self._pool.num_used(
+            session.ids, request.cache_salt, request.static_salts
+        )
         session.num_loadable = max(session.num_loadable, self._num_stored)
         if session.finished is None:
             self._admission.check_time(session, num_cached, now)
@@ -457,7 +462,7 @@ class Scheduler:
     def _finish(self, session: Session, reason: FinishReason, now: float) -> Finished:
         if session.num_reply and session.state is not SchedulingState.WAITING:
             if not session.is_background:
-                self._admission.forecast.observe_service(session.service_ms(now))
+                self._admission.forecast.observe_service(session.service_ms(now), session.num_reply)
         self._queues.end(session)
         usage = session.usage()
         if not session.is_background:
@@ -480,6 +485,8 @@ class Scheduler:
     def load(self) -> SchedulerLoad:
         """A snapshot for routers. Background sessions are in nobody's way, and not counted."""
         queues = self._queues
+        reply_tokens = math.ceil(self._admission.forecast.reply_tokens)
+        self._kv_forecast.update(reply_tokens)
         return SchedulerLoad(
             running_sessions=len(queues.foreground(queues.running)),
             queued_sessions=len(queues.foreground(queues.waiting)),
@@ -495,6 +502,8 @@ class Scheduler:
             low=self._class_load(Priority.LOW),
             medium=self._class_load(Priority.MEDIUM),
             service_ms=self._admission.forecast.service_ms,
+            kv_blocks_owed=self._kv_forecast.num_owed,
+            reply_tokens=reply_tokens,
             kv_hits=KvHits(
                 self._num_prompt_tokens,
                 self._num_cached_tokens,
@@ -505,7 +514,8 @@ class Scheduler:
     def _class_load(self, priority: Priority) -> ClassLoad:
         queues = self._queues
         found = [s for s in (*queues.running, *queues.waiting) if s.standing == priority]
-        return ClassLoad(len(found), _prompt_tokens(found)) if found else ClassLoad()
+        num_blocks = self._kv_forecast.of_class(priority)
+        return ClassLoad(len(found), _prompt_tokens(found), num_blocks)
 
     def take_learnt(self) -> list[tuple[bytes, Learnt]]:
         """A copy of what may be kept of the next group with new statistics, if any. The next call

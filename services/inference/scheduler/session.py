@@ -152,6 +152,8 @@ class Session:
         """Prompt tokens that were reused before the first commit."""
         self.cached_at_arrival = 0
         """Tokens of `ids` whose KV was in the prefix cache when the session was opened."""
+        self.shared_at_arrival = 0
+        """Blocks of `ids` that other sessions had when it was opened."""
         holder = request.kv_holder
         self.num_loadable = 0 if holder is None else holder.num_tokens
         """Leading tokens of `ids` whose KV may come from elsewhere; the rest must be computed."""
@@ -210,6 +212,13 @@ class Session:
         """num_uncomputed, less what was cached at arrival: an estimate, the cache may have lost
         it."""
         return len(self.ids) - max(self.num_computed, self.cached_at_arrival)
+
+    def expected_tokens(self, reply_tokens: int) -> int:
+        """Tokens of prompt and reply at its end, if replies have `reply_tokens` tokens; 0: if it
+        has as many as it may."""
+        if not reply_tokens:
+            return self._most_ids
+        return min(self._most_ids, max(len(self.ids), self._num_prompt + reply_tokens))
 
     @property
     def max_drafts(self) -> int:

@@ -143,6 +143,9 @@ class ClassLoad:
     sessions: int = 0
     """Running and queued."""
     queued_prompt_tokens: int = 0
+    kv_blocks: int = 0
+    """Blocks that they are expected to have at the most, without those that they found others to
+    have."""
 
 
 class KvHits(NamedTuple):
@@ -192,4 +195,8 @@ class SchedulerLoad:
     medium: ClassLoad = ClassLoad()
     service_ms: float = 0.0
     """Mean service time: from a session's admission to its end; 0: none has ended yet."""
+    kv_blocks_owed: int = 0
+    """Blocks that the sessions are expected to have at the most, beside those that they have."""
+    reply_tokens: int = 0
+    """Mean length of the replies that ended; 0: none has yet."""
     kv_hits: KvHits = NO_HITS

@@ -362,12 +362,15 @@ def error_frame(number: int, error: OutriderError) -> inference_pb2.SessionDown:
 
 _STATES: Final = (
     *("running_sessions", "queued_sessions", "queued_prompt_tokens", "paused_sessions"),
-    *("kv_blocks_total", "max_sessions", "draining", "restarting", "low", "medium"),
+    *("kv_blocks_total", "max_sessions", "draining", "restarting"),
     *("overload_level", "queues_low", "refuses_sessions", "is_cost_guessed"),
 )
-_ESTIMATES: Final = ("fixed_ms", "row_ms", "service_ms", "peer_block_ms", "peer_first_ms")
+_CLASSES: Final = ("low", "medium")
+_ESTIMATES: Final = (
+    *("fixed_ms", "row_ms", "service_ms", "reply_tokens", "peer_block_ms", "peer_first_ms"),
+)
 _LEAST_MOVE: Final = 0.1
-"""Least relative change of an estimate, and of the free blocks in the pool."""
+"""Least relative change of an estimate, and of blocks as a share of the pool."""
 
 
 def load_response(
@@ -389,6 +392,8 @@ def load_response(
         queued_prompt_tokens=load.queued_prompt_tokens,
         kv_blocks_total=load.kv_blocks_total,
         kv_blocks_free=load.kv_blocks_free,
+        kv_blocks_owed=load.kv_blocks_owed,
+        reply_tokens=load.reply_tokens,
         fixed_ms=load.fixed_ms,
         row_ms=load.row_ms,
         is_cost_guessed=load.is_cost_guessed,
@@ -434,10 +439,23 @@ def is_news(report: inference_pb2.WatchLoadResponse, told: inference_pb2.WatchLo
     counters (kv), wait for the next report."""
     if any(getattr(report, name) != getattr(told, name) for name in _STATES):
         return True
+    if any(_counts(getattr(report, name)) != _counts(getattr(told, name)) for name in _CLASSES):
+        return True
     if any(_has_moved(getattr(report, name), getattr(told, name)) for name in _ESTIMATES):
         return True
-    moved_blocks = abs(report.kv_blocks_free - told.kv_blocks_free)
-    return moved_blocks >= _LEAST_MOVE * max(1, report.kv_blocks_total)
+    least_blocks = _LEAST_MOVE * max(1, report.kv_blocks_total)
+    before, now = _kv_blocks(told), _kv_blocks(report)
+    return any(abs(one - other) >= least_blocks for one, other in zip(now, before, strict=True))
+
+
+def _counts(part: inference_pb2.ClassLoad) -> tuple[int, int]:
+    return part.sessions, part.queued_prompt_tokens
+
+
+def _kv_blocks(report: inference_pb2.WatchLoadResponse) -> tuple[int, ...]:
+    """The blocks that are free, those that will be, and those that classes give up."""
+    free = report.kv_blocks_free
+    return free, free - report.kv_blocks_owed, report.low.kv_blocks, report.medium.kv_blocks
 
 
 def _has_moved(now: float, before: float) -> bool:

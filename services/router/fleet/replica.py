@@ -108,6 +108,8 @@ class ClassLoad(NamedTuple):
     sessions: int = 0
     """Running and queued."""
     queued_prompt_tokens: int = 0
+    kv_blocks: int = 0
+    """Blocks of KV that they are expected to have at the most."""
 
 
 _NO_CALL = EngineCall()
@@ -145,7 +147,12 @@ class ReplicaLoad:
     service_ms: float = 0.0
     """Mean service time of a session; 0: not reported."""
     kv_blocks_total: int = 0
+    """0: not reported."""
     kv_blocks_free: int = 0
+    kv_blocks_owed: int = 0
+    """Blocks that its sessions are expected to have at the most, beside those that they have."""
+    reply_tokens: int = 0
+    """Mean length of a reply; 0: not reported."""
     kv: KvCounts = _NO_KV
     peer_block_ms: float = 0.0
     """Recent milliseconds to fetch a block of KV from another replica; 0: none was fetched yet."""
@@ -163,6 +170,13 @@ class ReplicaLoad:
             sessions -= part.sessions
             tokens -= part.queued_prompt_tokens
         return ClassLoad(max(0, sessions), max(0, tokens))
+
+    def kv_room(self, priority: int) -> int:
+        """Blocks of KV left for a new session of a class once its sessions have what they are
+        expected to take; those of lower classes give theirs up. Below 0 if they will lack some."""
+        room = self.kv_blocks_free - self.kv_blocks_owed
+        room += sum(part.kv_blocks for part in (self.low, self.medium)[: priority - 1])
+        return min(room, self.kv_blocks_total)
 
 
 @dataclass(slots=True)

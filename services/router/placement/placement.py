@@ -110,7 +110,7 @@ class Placement:
             return  # the replica was removed since
         wait = decision.wait
         work_ms = wait.prefill_ms + wait.transfer_ms
-        self._table.put(row, session, work_ms, request.priority, now)
+        self._table.put(row, session, work_ms, wait.kv_tokens, request.priority, now)
         self._rows[session] = row
         block_tokens = int(self._table.counts["block_tokens"][row])
         if request.prompt is not None and block_tokens:

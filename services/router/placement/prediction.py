@@ -1,8 +1,9 @@
 """The predicted time to first token on every replica, term by term. Pure.
 
 An engine call of n rows takes `fixed_ms + row_ms * n`, with the coefficients that the replica
-fitted. The wait is the round trip + the prompts ahead + the rest of the wait for a free slot +
-moving or computing the uncached part of the session's own prompt.
+fitted. The wait is the round trip + the prompts ahead + the rest of the wait for a free slot + the
+rest of the wait for free KV memory + moving or computing the uncached part of the session's own
+prompt.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class PredictedWaits(NamedTuple):
 
     rtt_ms: Floats
     slot_ms: Floats
+    memory_ms: Floats
     queue_ms: Floats
     transfer_ms: Floats
     prefill_ms: Floats
@@ -30,16 +32,20 @@ class PredictedWaits(NamedTuple):
     work_ms: Floats
     """Time that the session's own prompt adds to the replica's work, without the rows of running
     sessions in its calls; not part of the wait."""
+    kv_tokens: Ints
+    """KV memory that the session is expected to take, in tokens."""
 
     def at(self, row: int) -> PredictedWait:
         """The wait on one replica."""
         return PredictedWait(
             rtt_ms=self.rtt_ms.item(row),
             slot_ms=self.slot_ms.item(row),
+            memory_ms=self.memory_ms.item(row),
             queue_ms=self.queue_ms.item(row),
             transfer_ms=self.transfer_ms.item(row),
             prefill_ms=self.prefill_ms.item(row),
             idle_prefill_ms=self.work_ms.item(row),
+            kv_tokens=self.kv_tokens.item(row),
         )
 
 
@@ -58,7 +64,7 @@ def predict(
     # At least one token is computed: the last of the prompt gives the first of the reply.
     left = np.maximum(float(request.prefill_tokens) - cached_tokens, 1.0)
     queue_ms = _queue_ms(table, request.priority, report_ms, now * 1000.0)
-    transfer_ms = slot_ms = table.zeros
+    transfer_ms = slot_ms = memory_ms = table.zeros
     prefill_ms = _prefill_ms(table, left)
     # The rows of running sessions would be computed anyway.
     num_calls = np.ceil(left / columns["max_chunk_tokens"])
@@ -83,15 +89,40 @@ def predict(
         # Slots come free while the prompts ahead are computed.
         slot_ms = np.maximum(excess * columns["slot_ms"] - queue_ms, 0.0)
         total_ms += slot_ms
+    kv_tokens = _kv_tokens(table, request, cached_tokens)
+    missing = kv_tokens - table.kv_room[request.priority - 1]
+    if missing.max(initial=0) > 0:
+        # With a slot its memory comes free. While prompts are computed, replies hardly advance.
+        memory_ms = np.maximum(missing * columns["kv_token_ms"] - slot_ms, 0.0)
+        total_ms += memory_ms
     return PredictedWaits(
         rtt_ms=columns["rtt_ms"],
         slot_ms=slot_ms,
+        memory_ms=memory_ms,
         queue_ms=queue_ms,
         transfer_ms=transfer_ms,
         prefill_ms=prefill_ms,
         total_ms=total_ms,
         work_ms=work_ms,
+        kv_tokens=kv_tokens,
     )
+
+
+def _kv_tokens(table: ReplicaTable, request: SessionRequest, cached_tokens: Ints) -> Ints:
+    """[rows] KV memory that the session takes, in tokens: its prompt, and a reply as long as the
+    replica's replies are, but no longer than it may be; 0 where unknown.
+
+    What is cached of a new prompt takes none: others have it, as they have a system prompt, or it
+    is free until the next report. Of a reply that moves the KV is its own: many move in one moment.
+    """
+    counts = table.counts
+    prompt = request.prompt_tokens - (0 if request.num_committed else cached_tokens)
+    reply = np.maximum(counts["reply_tokens"], request.num_committed)
+    np.minimum(reply, request.max_tokens, out=reply)
+    # A part of a block takes a whole one.
+    needed = reply + (prompt + counts["block_tokens"])
+    found: Ints = np.clip(needed, 0, counts["kv_tokens"])
+    return found
 
 
 def _queue_ms(table: ReplicaTable, priority: int, report_ms: float, now_ms: float) -> Floats:

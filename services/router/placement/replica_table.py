@@ -34,7 +34,7 @@ UNREPORTED: Final = ReplicaLoad(fixed_ms=10.0, row_ms=1.0)
 """Assumed of a replica that has not reported yet: a small CPU engine, idle."""
 
 NO_LIMIT: Final = 1 << 40
-"""Places of a replica that reports no limit."""
+"""Places of a replica that reports no limit, and tokens of one that reports absurd ones."""
 
 _REPORTED_FLOATS = (
     "rtt_ms",
@@ -43,8 +43,8 @@ _REPORTED_FLOATS = (
     "peer_block_ms",
     "peer_first_ms",
 )
-_COMPUTED_FLOATS = ("row_ms", "fixed_ms", "call_ms", "slot_ms", "chunk_tokens")
-_REPORTED_INTS = ("model", "region", "block_tokens", "identity")
+_COMPUTED_FLOATS = ("row_ms", "fixed_ms", "call_ms", "slot_ms", "kv_token_ms", "chunk_tokens")
+_REPORTED_INTS = ("model", "region", "block_tokens", "identity", "kv_tokens", "reply_tokens")
 _COMPUTED_INTS = ("max_sessions", "min_priority")
 """`min_priority`: the lowest class whose new sessions the replica starts; above HIGH if it starts
 none."""
@@ -58,12 +58,15 @@ class _ReportedLoad(NamedTuple):
     """By class."""
     num_tokens: list[int]
     """By class, of their prompts."""
+    kv_room: list[int]
+    """By class, blocks."""
 
     @classmethod
     def of(cls, load: ReplicaLoad) -> _ReportedLoad:
         ahead = [load.ahead_of(priority) for priority in Priority]
         tokens = [part.queued_prompt_tokens for part in ahead]
-        return cls(load, [part.sessions for part in ahead], tokens)
+        room = [load.kv_room(priority) for priority in Priority]
+        return cls(load, [part.sessions for part in ahead], tokens, room)
 
 
 class CategoryCodes:
@@ -85,6 +88,7 @@ class CategoryCodes:
 class _Placed:
     at: float
     work_ms: float
+    kv_tokens: int
     priority: int
 
 
@@ -98,7 +102,7 @@ class UnreportedSessions:
     `now` are seconds.
     """
 
-    __slots__ = ("_placed", "drained_at", "num_sessions")
+    __slots__ = ("_placed", "drained_at", "kv_tokens", "num_sessions")
 
     def __init__(self) -> None:
         self._placed: dict[int, _Placed] = {}
@@ -107,13 +111,16 @@ class UnreportedSessions:
         LOW, of MEDIUM and HIGH ones for MEDIUM, of HIGH ones for HIGH."""
         self.num_sessions = [0 for _ in Priority]
         """By class, those that are served before a new session of it."""
+        self.kv_tokens = [0 for _ in Priority]
+        """By class, KV memory that these are expected to take."""
 
-    def put(self, session: int, work_ms: float, priority: int, now: float) -> None:
-        """A session with so much work was sent."""
+    def put(self, session: int, work_ms: float, kv_tokens: int, priority: int, now: float) -> None:
+        """A session was sent that causes so much work and takes so much memory."""
         self._uncount(self._placed.pop(session, None))
-        self._placed[session] = _Placed(now, work_ms, priority)
+        self._placed[session] = _Placed(now, work_ms, kv_tokens, priority)
         for entry in range(priority):
             self.num_sessions[entry] += 1
+            self.kv_tokens[entry] += kv_tokens
             self.drained_at[entry] = max(self.drained_at[entry], now) + work_ms / 1000.0
 
     def release(self, session: int) -> None:
@@ -140,6 +147,7 @@ class UnreportedSessions:
         if placed is not None:
             for entry in range(placed.priority):
                 self.num_sessions[entry] -= 1
+                self.kv_tokens[entry] -= placed.kv_tokens
 
 
 def _work_ms(placed: Iterable[_Placed], priority: int) -> float:
@@ -169,7 +177,7 @@ class ReplicaTable:
         # All that is known of a replica is a column of two arrays, written at once; columns by name
         # and by class are views of their rows.
         self._floats: Floats = np.zeros((len(_REPORTED_FLOATS + _COMPUTED_FLOATS) + 6, 0))
-        self._ints: Ints = np.zeros((len(_REPORTED_INTS + _COMPUTED_INTS) + 6, 0), dtype=np.int64)
+        self._ints: Ints = np.zeros((len(_REPORTED_INTS + _COMPUTED_INTS) + 9, 0), dtype=np.int64)
         self.columns: dict[str, Floats]
         self.counts: dict[str, Ints]
         self.queue_ms: Floats
@@ -183,6 +191,10 @@ class ReplicaTable:
         self.num_excess: Ints
         """[classes, rows] how many of them have to end before a new session of the class can start;
         0 with a slot free. Sessions of lower classes give their slots up."""
+        self.kv_room: Ints
+        """[classes, rows] KV memory that is left for a new session of the class once those on the
+        replica have what they are expected to take, in tokens; below 0 if they will lack some, 0
+        where unknown."""
         self._name_views()
         self._rows: dict[str, int] = {}
         self._free: list[int] = []
@@ -243,6 +255,8 @@ class ReplicaTable:
             self.regions.add(replica.region),
             block_tokens,
             self._identity_codes.add(replica.model_identity),
+            min(load.kv_blocks_total * block_tokens, NO_LIMIT),
+            load.reply_tokens or NO_LIMIT,
         )
         is_guess = replica.load is None or load.is_cost_guessed
         cost = (load.fixed_ms, load.row_ms)
@@ -264,9 +278,12 @@ class ReplicaTable:
             self._free.append(row)
         return row
 
-    def put(self, row: int, session: int, work_ms: float, priority: int, now: float) -> None:
-        """A session of a class was sent to the row's replica with so much work."""
-        self._unreported[row].put(session, work_ms, priority, now)
+    def put(
+        self, row: int, session: int, work_ms: float, kv_tokens: int, priority: int, now: float
+    ) -> None:
+        """A session of a class was sent to the row's replica, where it causes so much work and
+        takes so much memory."""
+        self._unreported[row].put(session, work_ms, kv_tokens, priority, now)
         self._compute(row)
 
     def release(self, row: int, session: int) -> None:
@@ -290,10 +307,14 @@ class ReplicaTable:
             count + more
             for count, more in zip(reported.num_sessions, unreported.num_sessions, strict=True)
         ]
+        block_tokens, kv_tokens = (
+            self.counts[name].item(row) for name in ("block_tokens", "kv_tokens")
+        )
         fixed_ms, row_ms = self._call_costs.cost(self.names[row], (load.fixed_ms, load.row_ms))
         num_running = min(num_sessions[0], limit)
         call_ms = fixed_ms + row_ms * ROWS_PER_SESSION * num_running
         reply_ms = fixed_ms + row_ms * ROWS_PER_SESSION
+        service_ms = load.service_ms or REPLY_TOKENS * call_ms
         max_chunk = self._max_chunk_tokens[row]
         limits = self._prefill_limits[row]
         may_grow = limits is None or not num_running
@@ -302,7 +323,9 @@ class ReplicaTable:
             fixed_ms,
             call_ms,
             # One slot comes free in a `limit`-th of the time that serving a session takes.
-            (load.service_ms or REPLY_TOKENS * call_ms) / limit,
+            service_ms / limit,
+            # So does the memory of one token, of all that there are.
+            service_ms / kv_tokens if kv_tokens else 0.0,
             max_chunk
             if may_grow or limits is None
             else limits.chunk_tokens(call_ms, reply_ms, row_ms),
@@ -314,6 +337,10 @@ class ReplicaTable:
             _min_priority(load),
             *num_sessions,
             *(max(0, count + 1 - limit) for count in num_sessions),
+            *(
+                min(max(-NO_LIMIT, count * block_tokens), NO_LIMIT) - placed if kv_tokens else 0
+                for count, placed in zip(reported.kv_room, unreported.kv_tokens, strict=True)
+            ),
         )
 
     def _add(self, name: str) -> int:
@@ -352,7 +379,7 @@ class ReplicaTable:
         self.queue_ms, self.drained_ms = np.split(self._floats[len(floats) :], 2)
         ints = _REPORTED_INTS + _COMPUTED_INTS
         self.counts = dict(zip(ints, self._ints, strict=False))
-        self.num_sessions, self.num_excess = np.split(self._ints[len(ints) :], 2)
+        self.num_sessions, self.num_excess, self.kv_room = np.split(self._ints[len(ints) :], 3)
 
 
 def _min_priority(load: ReplicaLoad) -> int:

@@ -34,6 +34,9 @@ class PredictedWait(NamedTuple):
     rtt_ms: float
     slot_ms: float
     """Until a slot is free, after the prompts ahead are computed; 0 if one is free now."""
+    memory_ms: float
+    """Until there is KV memory for its prompt and its expected reply, after slot and queue; 0 if
+    there is now, or if the replica does not report its memory."""
     queue_ms: float
     """Until the prompts ahead are computed."""
     transfer_ms: float
@@ -45,11 +48,14 @@ class PredictedWait(NamedTuple):
     idle_prefill_ms: float = 0.0
     """Computing the uncached part, moved tokens included, on a replica without other sessions; not
     part of the sum."""
+    kv_tokens: int = 0
+    """KV memory that it is expected to take, in tokens; 0: unknown. Not part of the sum."""
 
     @property
     def total_ms(self) -> float:
         """The sum."""
-        return self.rtt_ms + self.slot_ms + self.queue_ms + self.transfer_ms + self.prefill_ms
+        waiting_ms = self.slot_ms + self.memory_ms + self.queue_ms
+        return self.rtt_ms + waiting_ms + self.transfer_ms + self.prefill_ms
 
 
 class ReplicaStatus(NamedTuple):

@@ -300,6 +300,8 @@ async def watch_load(
             refuses_sessions=report.refuses_sessions,
             kv_blocks_total=report.kv_blocks_total,
             kv_blocks_free=report.kv_blocks_free,
+            kv_blocks_owed=report.kv_blocks_owed,
+            reply_tokens=report.reply_tokens,
             kv=KvCounts(
                 report.kv.prompt_tokens,
                 report.kv.pool_tokens,
@@ -345,7 +347,7 @@ def _call(told: inference_pb2.EngineCall) -> EngineCall:
 
 
 def _class_load(told: inference_pb2.ClassLoad) -> ClassLoad:
-    return ClassLoad(told.sessions, told.queued_prompt_tokens)
+    return ClassLoad(told.sessions, told.queued_prompt_tokens, told.kv_blocks)
 
 
 def _cost_ms(reported: float) -> float:

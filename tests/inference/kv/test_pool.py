@@ -51,6 +51,21 @@ def test_what_others_use_too_does_not_come_free() -> None:
     assert pool.num_releasable([2]) == 4
 
 
+def test_blocks_are_used_as_long_as_a_sequence_has_them() -> None:
+    pool = KvPool(16, BLOCK)
+    long, short = list(range(13)), [*range(8), 99, 99, 99, 99, 99]
+    assert pool.num_used(long, b"") == 0
+    filled(pool, 1, long)
+    filled(pool, 2, short)
+    assert (pool.num_used(long, b""), pool.num_used(long, b"x")) == (3, 0)
+    assert pool.num_used(long[:7], b"") == 1
+    pool.release(1)
+    assert pool.num_used(long, b"") == 2, "the third is cached for nobody who runs"
+    pool.release(2)
+    assert pool.num_used(long, b"") == 0
+    assert pool.match(long, b"") == 12
+
+
 def test_a_session_has_one_table() -> None:
     pool = KvPool(3, BLOCK)
     pool.open(1, [1], b"")

@@ -171,7 +171,7 @@ def test_a_forecast_grows_with_what_is_ahead() -> None:
     assert forecast.ttft_ms(100, replace(free, num_replying=3)) > 110.0
     full = replace(free, num_sessions=7, num_free_slots=0)
     assert forecast.ttft_ms(100, full) == pytest.approx(110.0), "nobody has left yet"
-    forecast.observe_service(1000.0)
+    forecast.observe_service(1000.0, 40)
     assert forecast.ttft_ms(100, full) == pytest.approx(110.0 + 8 * 1000.0 / 4)
 
 

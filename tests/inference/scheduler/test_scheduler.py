@@ -142,8 +142,9 @@ def test_load_tells_what_is_there_of_each_class() -> None:
         driver.open(request(number, prompt, priority=priority))
     load = driver.scheduler.load()
     assert load.queued_sessions == 4 and load.queued_prompt_tokens == 4 * 21
-    assert load.low == ClassLoad(2, 2 * 21)
-    assert load.medium == ClassLoad(1, 21)
+    # Of 21 prompt tokens, 40 of the reply and one of scratch, in blocks of four.
+    assert load.low == ClassLoad(2, 2 * 21, 2 * 16)
+    assert load.medium == ClassLoad(1, 21, 16)
     driver.finish()
     assert driver.scheduler.load().low == driver.scheduler.load().medium == ClassLoad()
 
@@ -172,6 +173,42 @@ def test_load_tells_what_is_there_and_what_it_costs() -> None:
     assert load.kv_blocks_total == 256
     assert load.kv_blocks_free == 256 - 2 * 6
     assert load.fixed_ms + 10 * load.row_ms == pytest.approx(18.0, rel=0.05)
+    driver.finish()
+
+
+def test_load_tells_what_memory_its_sessions_will_still_take() -> None:
+    driver = Driver(OPTIONS, SchedulerLimits(max_sessions=2))
+    for number, prompt in enumerate(prompts(3)):
+        driver.open(request(number, prompt))
+    load = driver.scheduler.load()
+    assert (load.kv_blocks_free, load.kv_blocks_owed, load.reply_tokens) == (256, 3 * 16, 0)
+    driver.tick()
+    load = driver.scheduler.load()
+    assert load.kv_blocks_free == 256 - 2 * 6
+    for _ in range(20):
+        assert load.kv_blocks_free - load.kv_blocks_owed == 256 - 3 * 16
+        driver.tick()
+        load = driver.scheduler.load()
+    driver.finish()
+    load = driver.scheduler.load()
+    assert (load.kv_blocks_owed, load.reply_tokens) == (0, 40)
+    # Replies are expected to be as long as they were, but no longer than they may be.
+    for number, (prompt, max_tokens) in enumerate(zip(prompts(9)[7:], (10, 400), strict=True), 3):
+        sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+        driver.open(request(number, prompt, sampling=sampling))
+    # Six blocks each for the prompts; once the short one ends, the other one grows alone.
+    assert driver.scheduler.load().kv_blocks_owed == 2 * 6 + 2 * 10 // 4
+    driver.finish()
+
+
+def test_blocks_that_others_have_are_not_owed() -> None:
+    driver = Driver(OPTIONS, SchedulerLimits(max_sessions=1))
+    driver.open(request(0))
+    driver.tick()
+    alone = driver.scheduler.load().kv_blocks_owed
+    driver.open(request(1))
+    # The blocks of the prompt, but for its end, are the first session's, too.
+    assert driver.scheduler.load().kv_blocks_owed - alone == 16 - 4
     driver.finish()
 
 

@@ -73,6 +73,11 @@ LOAD = SchedulerLoad(
         ({"service_ms": 0.0}, True),
         ({"kv_blocks_free": 81}, False),
         ({"kv_blocks_free": 80}, True),
+        ({"kv_blocks_owed": 19}, False),
+        ({"kv_blocks_owed": 20}, True),
+        ({"low": ClassLoad(kv_blocks=19)}, False),
+        ({"low": ClassLoad(kv_blocks=20)}, True),
+        ({"reply_tokens": 30}, True),
         ({"kv_hits": KvHits(1000, 500)}, False),
     ],
 )

@@ -124,6 +124,7 @@ def _decision(name: str, region: Region, priority: int) -> Decision:
     wait = PredictedWait(
         rtt_ms=region.rtt_ms,
         slot_ms=0.0,
+        memory_ms=0.0,
         queue_ms=backlog_ms,
         transfer_ms=0.0,
         prefill_ms=region.prefill_ms,

@@ -180,7 +180,7 @@ def fleet_view(
         if asked is not None:
             asked.append(request)
         return Decision(
-            Candidate("r", "eu", PredictedWait(90.0, 1.0, 2.0, 0.0, 5.0), 0), None, (), 1, 2.5
+            Candidate("r", "eu", PredictedWait(90.0, 1.0, 0.0, 2.0, 0.0, 5.0), 0), None, (), 1, 2.5
         )
 
     found = LiveFleetView(decide, region, return_s=2.0)

@@ -135,7 +135,7 @@ def test_sessions_sent_since_the_last_report_are_counted_by_class(
     known: dict[int, tuple[float, int]] = {}
     for now, (what, number, priority) in enumerate(steps):
         if what == "put":
-            sent.put(number, 5.0, priority, float(now))
+            sent.put(number, 5.0, number, priority, float(now))
             known.pop(number, None)
             known[number] = float(now), priority
         elif what == "release":
@@ -146,3 +146,5 @@ def test_sessions_sent_since_the_last_report_are_counted_by_class(
             known = {n: it for n, it in known.items() if it[0] > now - number + 0.5}
         counts = [sum(it[1] >= least for it in known.values()) for least in (1, 2, 3)]
         assert sent.num_sessions == counts
+        tokens = [sum(n for n, it in known.items() if it[1] >= least) for least in (1, 2, 3)]
+        assert sent.kv_tokens == tokens

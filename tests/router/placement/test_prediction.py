@@ -23,7 +23,7 @@ def wait(load: ReplicaLoad | None, prompt_tokens: int = 100, rtt_ms: float = 1.0
 
 def test_an_idle_replica_costs_its_distance_and_the_prompt() -> None:
     found = wait(ReplicaLoad(fixed_ms=10.0, row_ms=1.0), rtt_ms=7.0)
-    assert found == PredictedWait(7.0, 0.0, 0.0, 0.0, 110.0, idle_prefill_ms=110.0)
+    assert found == PredictedWait(7.0, 0.0, 0.0, 0.0, 0.0, 110.0, idle_prefill_ms=110.0)
     assert found.total_ms == 117.0
 
 
@@ -145,5 +145,5 @@ def test_more_load_never_predicts_a_shorter_wait(
 def test_a_session_without_a_prompt_waits_for_the_queue_alone() -> None:
     town = Town(replica("a", rtt_ms=3.0), replica("b"))
     found = town.placement.statuses(town.now)["a"].wait
-    assert found == PredictedWait(3.0, 0.0, 0.0, 0.0, 11.0, idle_prefill_ms=11.0)
+    assert found == PredictedWait(3.0, 0.0, 0.0, 0.0, 0.0, 11.0, idle_prefill_ms=11.0)
     assert SessionRequest("m", DIGEST, 0).prompt is None

@@ -14,7 +14,7 @@ from services.router.relay.dispatch import shared_prefix_tokens
 def test_more_at_another_replica_is_worth_telling(
     chosen: int, other: int | None, told: int
 ) -> None:
-    wait = PredictedWait(0.0, 0.0, 0.0, 0.0, 0.0)
+    wait = PredictedWait(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
     def candidate(name: str, cached: int) -> Candidate:
         return Candidate(name, "us", wait, cached)

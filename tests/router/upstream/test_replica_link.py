@@ -13,6 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.rpc import bind, make_channel, make_server
+from outrider.session.types import Priority
 from outrider.testing import eventually
 from outrider.v1 import inference_pb2, inference_pb2_grpc, router_pb2
 from services.router.fleet.replica import PrefillLimits
@@ -186,6 +187,24 @@ async def test_a_report_says_whom_an_overloaded_replica_takes() -> None:
         assert load.queues_low and not load.refuses_sessions
         replica.report(overload_level=4, queues_low=True, refuses_sessions=True)
         assert (await anext(reports)).refuses_sessions
+
+
+async def test_a_report_says_how_much_memory_there_is() -> None:
+    replica = Replica("a")
+    async with running_replicas(replica), make_channel(replica.address) as channel:
+        reports = watch_load(channel, min_interval_ms=1, max_interval_ms=1000)
+        assert (await anext(reports)).kv_blocks_total == 0
+        replica.report(
+            kv_blocks_total=100,
+            kv_blocks_free=30,
+            kv_blocks_owed=50,
+            reply_tokens=200,
+            low=inference_pb2.ClassLoad(kv_blocks=20),
+            medium=inference_pb2.ClassLoad(kv_blocks=60),
+        )
+        load = await anext(reports)
+        assert load.reply_tokens == 200
+        assert [load.kv_room(priority) for priority in Priority] == [-20, 0, 60]
 
 
 def test_prefill_limits_are_read_and_absurd_ones_bounded() -> None:
