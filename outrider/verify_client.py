@@ -232,7 +232,9 @@ class Verification:
         drafting: asyncio.Task[None] | None = None
         try:
             await call.write(verify_pb2.VerifyRequest(open=self._opening))
-            async for response in call:
+            # An iterator over the call that is left behind would keep it, and the connection, until
+            # garbage in cycles is looked for.
+            while isinstance(response := await call.read(), verify_pb2.VerifyResponse):
                 kind = response.WhichOneof("kind")
                 if kind == "opened":
                     self._opened(response.opened)

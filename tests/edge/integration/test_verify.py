@@ -222,6 +222,22 @@ async def test_drafts_are_verified(mesh: Running, words: Vocabulary) -> None:
     assert taken is not None and accepted is not None and taken >= accepted > 0
 
 
+@pytest.mark.edge(http=HttpConfig(port=0, idle_timeout_s=600.0))
+@pytest.mark.parametrize("is_ended", [True, False])
+async def test_a_client_that_is_done_closes_its_connection(mesh: Running, is_ended: bool) -> None:
+    """At once: not when garbage in cycles is looked for, nor when the edge finds it idle."""
+    gc.disable()
+    try:
+        async with client(mesh) as edge:
+            session = edge.verify("hello", NOTHING)
+            async for _ in session:
+                if not is_ended:
+                    break
+        await eventually(lambda: mesh.http.num_connections == 0)
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize("is_right", [True, False])
 async def test_drafts_that_took_long_count_behind_what_is_final(
     is_right: bool, mesh: Running, words: Vocabulary
