@@ -189,6 +189,11 @@ class Overload:
                 self._pressed_at = now
         return self.level
 
+    def clear(self) -> OverloadLevel:
+        """Nobody is there for whom anything would be shed."""
+        self.level = OverloadLevel.NORMAL
+        return self.level
+
 
 class Admission:
     """Refuses what would wait too long; never touches sessions that were let in."""
@@ -250,6 +255,10 @@ class Admission:
 
     def update_level(self, rank: tuple[float, int], now: float) -> OverloadLevel:
         """The new overload level; `rank` is that of a MEDIUM session opened now."""
+        if not self._queues.sessions:
+            # An idle scheduler is not asked again before a session comes, and routers send none to
+            # a replica that refuses.
+            return self._overload.clear()
         return self._overload.update(self._pressure(rank), now)
 
     def _pressure(self, rank: tuple[float, int]) -> float:

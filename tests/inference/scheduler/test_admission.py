@@ -252,6 +252,20 @@ def test_low_sessions_stay_in_the_queue_while_others_are_served() -> None:
     assert tuple(low.reply) == reference(numbered(20), OPTIONS)
 
 
+def test_a_replica_whose_sessions_have_all_gone_refuses_nobody() -> None:
+    """No router sends a session to one that refuses, and without one it would stay at that."""
+    driver = overloaded()
+    for number in range(12):
+        driver.open(numbered(number))
+    driver.tick()
+    assert driver.scheduler.load().overload_level == OverloadLevel.REFUSE
+    for number in range(12):
+        driver.cancel(number)
+    while driver.scheduler.has_work:
+        driver.tick()
+    assert driver.scheduler.load().overload_level == OverloadLevel.NORMAL
+
+
 def test_many_low_sessions_are_no_overload() -> None:
     driver = overloaded()
     for number in range(12):
