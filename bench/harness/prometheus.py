@@ -98,14 +98,18 @@ def jobs_of(mesh: LocalMesh) -> dict[str, list[str]]:
 
 @contextlib.contextmanager
 def running_prometheus(
-    jobs: Mapping[str, Sequence[str]], *, interval_s: int = 1, rules: Sequence[Path] = RULES
+    jobs: Mapping[str, Sequence[str]],
+    *,
+    interval_s: float = 1.0,
+    evaluation_s: float = 1.0,
+    rules: Sequence[Path] = RULES,
 ) -> Iterator[Prometheus]:
-    """Scrape the addresses of each job every `interval_s`, and evaluate `rules` as often, until the
-    block ends."""
+    """Scrape the addresses of each job every `interval_s`, and evaluate `rules` every
+    `evaluation_s`, until the block ends."""
     with run_folder("prometheus") as files:
         config = files.path / "prometheus.yml"
         # JSON is YAML.
-        config.write_text(json.dumps(_config(jobs, interval_s, rules)), "utf-8")
+        config.write_text(json.dumps(_config(jobs, interval_s, evaluation_s, rules)), "utf-8")
         address = f"127.0.0.1:{free_tcp_port()}"
         with (files.path / "log").open("wb") as log:
             process = subprocess.Popen(
@@ -135,12 +139,15 @@ def running_prometheus(
 
 
 def _config(
-    jobs: Mapping[str, Sequence[str]], interval_s: int, rules: Sequence[Path]
+    jobs: Mapping[str, Sequence[str]],
+    interval_s: float,
+    evaluation_s: float,
+    rules: Sequence[Path],
 ) -> dict[str, object]:
     return {
         "global": {
-            "scrape_interval": f"{interval_s}s",
-            "evaluation_interval": f"{interval_s}s",
+            "scrape_interval": f"{round(interval_s * 1e3)}ms",
+            "evaluation_interval": f"{round(evaluation_s * 1e3)}ms",
         },
         "rule_files": [str(path) for path in rules],
         "scrape_configs": [

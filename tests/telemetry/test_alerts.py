@@ -101,8 +101,8 @@ def routers(state: str) -> dict[str, str]:
     }
 
 
-def cached(share: float, per_minute: float) -> dict[str, str]:
-    labels = f'{EDGE}, content="system"'
+def cached(share: float, per_minute: float, content: str = "system") -> dict[str, str]:
+    labels = f'{EDGE}, content="{content}"'
     return {
         f"outrider_tokenization_cache_hits_total{{{labels}}}": rising(per_minute * share),
         f"outrider_tokenization_cache_texts_total{{{labels}}}": rising(per_minute),
@@ -123,7 +123,9 @@ WELL = {
     **ends_after(10, "clients"),
     **ends_after(900, "mesh_ca"),
     **{
-        key: value for job in ("edge", "router", "inference") for key, value in up(job, "0").items()
+        key: value
+        for job, instance in (("edge", "0"), ("router", "0"), ("router", "1"), ("inference", "0"))
+        for key, value in up(job, instance).items()
     },
     **waiting("HIGH", 0),
     **waiting("LOW", 90),
@@ -134,6 +136,8 @@ WELL = {
     **routers("ready"),
     # Few texts say nothing of the cache.
     **cached(0.1, 30),
+    **cached(1.0, 4000, "role_tag"),
+    **cached(0.1, 1000, "user"),
     **stalls(30),
 }
 """Series of a mesh that nobody has to look at."""
@@ -160,6 +164,11 @@ INCIDENTS = {
         in_state("a", "us", "down") | in_state("b", "us", "down"), {"OutriderRegionLost": 1}
     ),
     "an edge without routers": Incident(routers("down"), {"OutriderRoutersLost": 1}),
+    "all routers are gone": Incident(
+        routers("down") | up("router", "0", is_up=False) | up("router", "1", is_up=False),
+        {"OutriderRoutersLost": 1},
+    ),
+    "a router of two is gone": Incident(up("router", "1", is_up=False), {"OutriderServiceDown": 1}),
     "an edge is gone": Incident(up("edge", "0", is_up=False), {"OutriderServiceDown": 1}),
     "a certificate ends today": Incident(ends_after(0.5), {"OutriderCertificateExpires": 1}),
     "a certificate ends now": Incident(ends_after(0.1), {"OutriderCertificateExpires": 2}),
@@ -180,7 +189,7 @@ INCIDENTS = {
     ),
     "a clock is ahead": Incident(clock(60), {"OutriderClockWrong": 1}),
     "a clock is behind": Incident(clock(-60), {"OutriderClockWrong": 1}),
-    "texts do not repeat": Incident(cached(0.4, 120), {"OutriderTokenCacheMisses": 1}),
+    "system messages do not repeat": Incident(cached(0.4, 120), {"OutriderTokenCacheMisses": 1}),
     "a loop is held up": Incident(stalls(120), {"OutriderEventLoopStalls": 1}),
     "nothing": Incident({}, {}),
 }

@@ -182,7 +182,10 @@ _OF_MODELS: Final = (
 )
 """Counters by model alone."""
 _OF_MODELS_BY: Final = {
-    CHATS: ("outcome", ("OK", "OVERLOADED", "UNAVAILABLE", "NO_REPLICA", "REPLICA_LOST", "ENGINE")),
+    CHATS: (
+        "outcome",
+        ("OK", "OVERLOADED", "UNAVAILABLE", "NO_REPLICA", "REPLICA_LOST", "ENGINE", "INTERNAL"),
+    ),
     FIRST_WORDS: ("fate", ("stayed", "erased")),
     AHEAD_TOKENS: ("fate", ("sent", "discarded")),
     AHEAD_CHATS: ("reply", ("ready", "not")),
