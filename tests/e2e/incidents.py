@@ -9,8 +9,13 @@ import signal
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import chain
@@ -442,38 +447,52 @@ async def chats_fail(stage: Stage) -> AsyncIterator[None]:
 async def first_tokens_late(stage: Stage) -> AsyncIterator[None]:
     """Prompts are long, and the engine takes its time for each call."""
     async with stage.client() as client:
-        for _ in range(5):
-            await say(client, f"{time.monotonic_ns()} " + "word " * LATE_TOKENS, 1)
-    yield
+        async with again_and_again(
+            lambda: say(client, f"{time.monotonic_ns()} " + "word " * LATE_TOKENS, 1)
+        ):
+            yield
 
 
 @asynccontextmanager
 async def system_messages_differ(stage: Stage) -> AsyncIterator[None]:
     """A client puts what changes into its system messages: more than one a second, on average over
     half an hour."""
-    for _ in range(7):
+
+    async def ask() -> None:
         said = [{"role": "system", "content": f"{time.monotonic_ns()}"} for _ in range(300)]
         asked = {"model": DEFAULT_MODEL.name, "input": [*said, {"role": "user", "content": "Hi"}]}
         body = json.dumps(asked).encode()
         assert await asyncio.to_thread(stage.post, "/v1/responses/input_tokens", body) == 200
-    yield
+
+    async with again_and_again(ask):
+        yield
 
 
 @asynccontextmanager
 async def loop_stalls(stage: Stage) -> AsyncIterator[None]:
     """A client sends requests that take long to read, and are refused."""
-    again = [{"role": "user", "content": "again"}] * 25_000
-    body = json.dumps({"model": DEFAULT_MODEL.name, "messages": again}).encode()
+    said = [{"role": "user", "content": "again"}] * 25_000
+    body = json.dumps({"model": DEFAULT_MODEL.name, "messages": said}).encode()
 
     async def ask() -> None:
-        while True:
-            assert await asyncio.to_thread(stage.post, "/v1/chat/completions", body) == 400
+        assert await asyncio.to_thread(stage.post, "/v1/chat/completions", body) == 400
 
-    asking = [asyncio.create_task(ask()) for _ in range(2)]
+    async with again_and_again(ask), again_and_again(ask):
+        yield
+
+
+@asynccontextmanager
+async def again_and_again(act: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Act again and again. Raises what one of the acts raised."""
+
+    async def acting() -> None:
+        while True:
+            await act()
+
+    task = asyncio.create_task(acting())
     try:
         yield
-        assert not [task for task in asking if task.done()]
     finally:
-        for task in asking:
-            task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
