@@ -14,6 +14,7 @@ import asyncio
 import os
 import re
 import signal
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any, Final
 
 from bench.harness.local_mesh import LocalMesh, local_mesh
 from bench.harness.prometheus import Prometheus, jobs_of, running_prometheus
+from outrider.cli.local import development_key
 from outrider.client import Client, Message, SamplingParams, connect
 from outrider.errors import OutriderError
 from tools.dashboards import DASHBOARDS, RATE_INTERVAL, Dashboard, Line, Panel
@@ -36,6 +38,19 @@ _PROMPTS: Final = (
     "List the planets of the solar system, one to a line.",
     "Write a short story about a lighthouse keeper who finds a message in a bottle.",
 )
+_INSTRUCTIONS: Final = (
+    "You are the assistant of a public library. Answer in plain words, and briefly. Say where one "
+    "may read more. If you do not know an answer, say so. " * 6
+)
+"""Long, and the same for all chats: its KV is found again, and moves between replicas."""
+_CONFIG: Final = """
+[router]
+currency = "USD"
+
+[[router.prices]]
+prompt_per_million = 1.0
+reply_per_million = 10.0
+"""
 _COLUMNS: Final = 2
 _UNITS: Final = {"s": "seconds", "percentunit": "share", "Bps": "bytes/s", "reqps": "per second"}
 
@@ -54,7 +69,8 @@ async def ask(mesh: LocalMesh, duration_s: float) -> None:
             if number >= _MAX_CHATS * (1.0 - abs(2.0 * at - 1.0)) + 1:
                 await asyncio.sleep(0.5)
                 continue
-            asked = [Message("user", _PROMPTS[number % len(_PROMPTS)])]
+            prompt = _PROMPTS[number % len(_PROMPTS)]
+            asked = [Message("system", _INSTRUCTIONS), Message("user", prompt)]
             try:
                 async with client.chat(asked, sampling=SamplingParams(max_tokens=64)) as chat:
                     await chat.result()
@@ -69,7 +85,9 @@ async def ask(mesh: LocalMesh, duration_s: float) -> None:
         finally:
             os.kill(replica["pid"], signal.SIGCONT)
 
-    async with connect(host, port, ca=mesh.ca) as client:
+    # KV that lasts is a tenant's: nobody's chats leave none behind.
+    key = development_key.read(mesh.state_dir)
+    async with connect(host, port, ca=mesh.ca, key=key) as client:
         await asyncio.gather(*(asker(client, number) for number in range(_MAX_CHATS)), stopper())
 
 
@@ -81,11 +99,12 @@ def draw(
 
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = dashboard.uid
+    matplotlib.rcParams["svg.fonttype"] = "none"
     from matplotlib import pyplot
 
     num_rows = -(-len(dashboard.panels) // _COLUMNS)
     figure, axes = pyplot.subplots(
-        num_rows, _COLUMNS, figsize=(12, 2.6 * num_rows), squeeze=False, layout="constrained"
+        num_rows, _COLUMNS, figsize=(14, 2.6 * num_rows), squeeze=False, layout="constrained"
     )
     figure.suptitle(dashboard.title)
     for panel, axis in zip(dashboard.panels, axes.flat, strict=False):
@@ -110,12 +129,18 @@ def _draw_panel(
     axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))
     axis.tick_params(labelsize=7)
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=5.5, loc="upper left", framealpha=0.6, ncols=2)
+    axis.legend(fontsize=6, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
 
 
 def legend(line: Line, labels: dict[str, str]) -> str:
     """The text of a series, as Grafana writes it."""
     return re.sub(r"\{\{(\w+)\}\}", lambda found: labels.get(found[1], ""), line.legend).strip()
+
+
+def _config(folder: Path) -> Path:
+    file = folder / "outrider.toml"
+    file.write_text(_CONFIG, "utf-8")
+    return file
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -125,10 +150,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--minutes", type=float, default=4.0)
     parser.add_argument("--folder", type=Path, default=FOLDER)
     options = parser.parse_args(arguments)
-    prices = ("router.currency=USD",)
     with (
+        tempfile.TemporaryDirectory() as folder,
         local_mesh(
-            engine=options.engine, settings=prices, shape=("--prefix-store", "redis")
+            engine=options.engine,
+            config=_config(Path(folder)),
+            shape=("--prefix-store", "redis"),
         ) as mesh,
         running_prometheus(jobs_of(mesh)) as prometheus,
     ):
