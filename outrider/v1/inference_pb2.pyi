@@ -130,6 +130,7 @@ class SessionDown(_message.Message):
     MOVED_FIELD_NUMBER: _builtins.int
     PROMPT_UNKNOWN_FIELD_NUMBER: _builtins.int
     BEGUN_FIELD_NUMBER: _builtins.int
+    WAKING_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     @_builtins.property
     def opened(self) -> Global___SessionOpened: ...
@@ -151,6 +152,10 @@ class SessionDown(_message.Message):
     def begun(self) -> Global___SessionBegun:
         """For the router alone."""
 
+    @_builtins.property
+    def waking(self) -> Global___SessionWaking:
+        """Of routers alone, to an opener that knows it (OpenSession.knows_waking)."""
+
     def __init__(
         self,
         *,
@@ -162,12 +167,13 @@ class SessionDown(_message.Message):
         moved: Global___SessionMoved | None = ...,
         prompt_unknown: Global___PromptUnknown | None = ...,
         begun: Global___SessionBegun | None = ...,
+        waking: Global___SessionWaking | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "commit", b"commit", "done", b"done", "error", b"error", "kind", b"kind", "moved", b"moved", "opened", b"opened", "prompt_unknown", b"prompt_unknown"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "commit", b"commit", "done", b"done", "error", b"error", "kind", b"kind", "moved", b"moved", "opened", b"opened", "prompt_unknown", b"prompt_unknown", "waking", b"waking"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "commit", b"commit", "done", b"done", "error", b"error", "kind", b"kind", "moved", b"moved", "opened", b"opened", "prompt_unknown", b"prompt_unknown", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "commit", b"commit", "done", b"done", "error", b"error", "kind", b"kind", "moved", b"moved", "opened", b"opened", "prompt_unknown", b"prompt_unknown", "session", b"session", "waking", b"waking"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["opened", "commit", "done", "error", "moved", "prompt_unknown", "begun"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["opened", "commit", "done", "error", "moved", "prompt_unknown", "begun", "waking"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -189,6 +195,23 @@ class SessionBegun(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SessionBegun: _TypeAlias = SessionBegun  # noqa: Y015
+
+@_typing.final
+class SessionWaking(_message.Message):
+    """No replica serves the model now, and the session waits for one to be started."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionWaking: _TypeAlias = SessionWaking  # noqa: Y015
 
 @_typing.final
 class PromptDelta(_message.Message):
@@ -324,6 +347,7 @@ class OpenSession(_message.Message):
     BEGUN_AHEAD_FIELD_NUMBER: _builtins.int
     PROVEN_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
+    KNOWS_WAKING_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Unique within the tenant. While it runs, the same request (prompt and sampling) opened again
     under the same id takes its place, wherever it was opened, unless its `run` is an earlier one;
@@ -394,6 +418,8 @@ class OpenSession(_message.Message):
     run is refused (DUPLICATE_SESSION) while a later one is under way: its client has gone on
     elsewhere. 0: nobody knows, and it counts as the latest.
     """
+    knows_waking: _builtins.bool
+    """By an edge: it knows SessionWaking."""
     @_builtins.property
     def ids(self) -> Global___PromptDelta: ...
     @_builtins.property
@@ -472,10 +498,11 @@ class OpenSession(_message.Message):
         begun_ahead: _builtins.bool = ...,
         proven: _builtins.bool = ...,
         run: _builtins.int = ...,
+        knows_waking: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "ids", b"ids", "kv_holder", b"kv_holder", "messages", b"messages", "prediction", b"prediction", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address_hash", b"address_hash", "allows_inexact", b"allows_inexact", "alone", b"alone", "background", b"background", "begun_ahead", b"begun_ahead", "cache_salt", b"cache_salt", "codecs", b"codecs", "deadline_ms", b"deadline_ms", "draft", b"draft", "echo", b"echo", "echo_accepted", b"echo_accepted", "epoch", b"epoch", "group_lasts", b"group_lasts", "ids", b"ids", "kv_holder", b"kv_holder", "messages", b"messages", "model", b"model", "model_identity", b"model_identity", "origin_region", b"origin_region", "prediction", b"prediction", "priority", b"priority", "prompt", b"prompt", "proven", b"proven", "request_id", b"request_id", "residency", b"residency", "resume", b"resume", "resumed", b"resumed", "run", b"run", "sampling", b"sampling", "shared_prefix_tokens", b"shared_prefix_tokens", "speculation", b"speculation", "tenant", b"tenant", "trace", b"trace", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address_hash", b"address_hash", "allows_inexact", b"allows_inexact", "alone", b"alone", "background", b"background", "begun_ahead", b"begun_ahead", "cache_salt", b"cache_salt", "codecs", b"codecs", "deadline_ms", b"deadline_ms", "draft", b"draft", "echo", b"echo", "echo_accepted", b"echo_accepted", "epoch", b"epoch", "group_lasts", b"group_lasts", "ids", b"ids", "knows_waking", b"knows_waking", "kv_holder", b"kv_holder", "messages", b"messages", "model", b"model", "model_identity", b"model_identity", "origin_region", b"origin_region", "prediction", b"prediction", "priority", b"priority", "prompt", b"prompt", "proven", b"proven", "request_id", b"request_id", "residency", b"residency", "resume", b"resume", "resumed", b"resumed", "run", b"run", "sampling", b"sampling", "shared_prefix_tokens", b"shared_prefix_tokens", "speculation", b"speculation", "tenant", b"tenant", "trace", b"trace", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["ids", "messages"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015

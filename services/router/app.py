@@ -27,6 +27,7 @@ from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import embedding_pb2_grpc, router_pb2, router_pb2_grpc
 from outrider.workers.worker import this_worker
+from services.router.autoscale.advisor import FleetKey
 from services.router.config import RouterConfig
 from services.router.core import RouterCore
 from services.router.embedding.machine import EmbeddingFleet
@@ -104,13 +105,15 @@ class Router:
             core.fleet_view,
             core.autoscale,
             config.autoscale.slo_ttft_ms,
+            [FleetKey(config.region, model) for model in config.wake_up.models],
         )
 
     def readiness(self) -> tuple[bool, str]:
-        """For the admin port: ready while one replica is."""
+        """For the admin port: ready while one replica is, or chats may wait for one to start."""
         counts = self.core.registry.count()
         text = ", ".join(f"{count} {state.name}" for state, count in counts.items() if count)
-        return counts[PeerState.READY] > 0, f"replicas: {text or 'none configured'}"
+        is_ready = counts[PeerState.READY] > 0 or bool(self.config.wake_up.models)
+        return is_ready, f"replicas: {text or 'none configured'}"
 
     def tick(self) -> None:
         """Do the work that only depends on time: expiries, metrics of replicas, advice."""

@@ -22,7 +22,7 @@ from outrider.telemetry.config import AdminConfig
 from outrider.tls.config import TlsConfig
 from outrider.tls.identity import is_label
 from outrider.workers.steering import MAX_PROCESSES
-from services.router.admission.policy import AdmissionPolicy, LengthPolicy
+from services.router.admission.policy import AdmissionPolicy, LengthPolicy, WakeUpPolicy
 from services.router.admission.pricing import Price, PriceTable
 from services.router.admission.tenants import TenantPolicy
 from services.router.autoscale.policy import AutoscalePolicy
@@ -84,6 +84,8 @@ class RouterConfig:
     """Currency of the prices, as reported to clients, e.g. USD; required if there are prices."""
     autoscale: AutoscalePolicy = dataclasses.field(default_factory=AutoscalePolicy)
     """How many replicas a region should have."""
+    wake_up: WakeUpPolicy = dataclasses.field(default_factory=WakeUpPolicy)
+    """Models without replicas while nobody asks for them (docs/guides/autoscaling.md)."""
     embedding: EmbeddingPolicy = dataclasses.field(default_factory=EmbeddingPolicy)
     """Bounds of requests for vectors (docs/guides/embeddings.md)."""
     seed: int = 0

@@ -71,13 +71,19 @@ class RouterCore:
         self.dispatch = Dispatch(
             self.table, self.registry, self.telemetry, self.placement, self.prompt_cache, timer
         )
-        self.fleet_view = LiveFleetView(self.dispatch.decide, config.region, config.return_s)
+        self.fleet_view = LiveFleetView(
+            self.dispatch.decide, config.region, config.return_s, config.wake_up
+        )
 
         # Who gets in, and when.
         self.admission = Admission(
-            config.admission, config.tenants, config.lengths, config.price_table()
+            config.admission,
+            config.tenants,
+            config.lengths,
+            config.price_table(),
+            config.wake_up,
         )
-        self.autoscale = AutoscaleAdvisor(config.autoscale)
+        self.autoscale = AutoscaleAdvisor(config.autoscale, config.wake_up.models)
         self.recent = RecentReplies()
         self.intake = Intake(
             self.table,

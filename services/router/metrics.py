@@ -4,7 +4,7 @@ sessions."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import product
 from typing import Final
 
@@ -120,7 +120,7 @@ WAIT_BOUNDARIES_S: Final = (
     *(0.0, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 20.0, 60.0),
 )
-_MODEL_CAUSES: Final = ("slo", "queue", "background")
+_MODEL_CAUSES: Final = ("slo", "queue", "background", "wake_up")
 _REPLICA_INTERVAL_S: Final = 1.0
 _REVIEW_INTERVAL_S: Final = 1.0
 
@@ -269,13 +269,16 @@ class AutoscaleMetrics:
         fleet_view: LiveFleetView,
         autoscale: AutoscaleAdvisor,
         slo_ttft_ms: float,
+        woken: Collection[FleetKey] = (),
     ) -> None:
+        """`woken`: fleets that are scaled to zero."""
         self._metrics = metrics
         self._registry = registry
         self._intake = intake
         self._fleet_view = fleet_view
         self._autoscale = autoscale
         self._slo_ttft_ms = slo_ttft_ms
+        self._woken = woken
         self._next_review_at = 0.0
         self.advice: Mapping[FleetKey, ScalingAdvice] = {}
         """Advice of the last review, by fleet."""
@@ -289,7 +292,7 @@ class AutoscaleMetrics:
             FleetKey(self._fleet_view.home(request), request.model)
             for request in self._intake.waiting()
         )
-        found = fleet_usage(self._registry, waiting, self._slo_ttft_ms)
+        found = fleet_usage(self._registry, waiting, self._slo_ttft_ms, self._woken)
         self.advice = self._autoscale.advise(found, now)
         self._export(self.advice)
 

@@ -123,6 +123,7 @@ def test_silence_is_longer_than_the_pause_between_two_reports() -> None:
             "max_late_share is 2; use more than 0",
         ),
         ("[router.autoscale]\nmax_step = 1.0", "autoscale.max_step is 1; use more than 1"),
+        ('[router.wake_up]\nmodels = [""]', "wake_up.models has an empty name"),
         (
             "[router.lengths]\nlow_above_tokens = -1",
             "low_above_tokens is -1; use 0 or more",

@@ -84,6 +84,9 @@ class TwoModels:
     def may_return(self, request: SessionRequest) -> bool:
         return self.views[request.model].may_return(request)
 
+    def wakes(self, request: SessionRequest) -> bool:
+        return self.views[request.model].wakes(request)
+
     def quote(self, request: SessionRequest, region: str, now: float) -> Decision:
         return self.views[request.model].quote(request, region, now)
 

@@ -172,6 +172,8 @@ class Chat:
         self._early: list[Input] | None = None
         """Client messages that came while the request waits for the limits of all edges; None: it
         does not wait."""
+        self._is_waking = False
+        """Whether its region starts a replica for it."""
         context.telemetry.chat_opened()
 
     @property
@@ -181,8 +183,8 @@ class Chat:
 
     @property
     def is_placed(self) -> bool:
-        """Whether a region has, or had, its session."""
-        return self._session.is_placed
+        """Whether a region has, or had, its session, or starts a replica for it."""
+        return self._session.is_placed or self._is_waking
 
     def start(self, waited_s: float = 0.0) -> None:
         """Begin, `waited_s` seconds after the request came. `stream` already passes inputs to the
@@ -224,6 +226,9 @@ class Chat:
         """A frame from the region."""
         if frame.HasField("prompt_unknown"):
             self._send_whole_prompt()
+            return
+        if frame.HasField("waking"):
+            self._is_waking = True
             return
         try:
             item: Input = self._wire.read(frame)

@@ -108,6 +108,7 @@ class RegionWire:
             begun_ahead=action.begun_ahead,
             proven=action.is_proven,
             run=request.run,
+            knows_waking=True,
         )
         if request.resume.ids:
             opening.resume.CopyFrom(self._block(request.resume.ids))

@@ -9,7 +9,7 @@ Before all of this the replicas themselves give up drafts and large prefill chun
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -17,7 +17,12 @@ from outrider.cost import Cost
 from outrider.errors import DeadlineError, OutriderError, OverloadedError
 from outrider.session.types import Priority
 from services.router.admission.address_limit import AddressLimit
-from services.router.admission.policy import AdmissionPolicy, LengthPolicy, QueuePriority
+from services.router.admission.policy import (
+    AdmissionPolicy,
+    LengthPolicy,
+    QueuePriority,
+    WakeUpPolicy,
+)
 from services.router.admission.pricing import ChatCharges, PriceTable
 from services.router.admission.queue import AdmissionQueue, Head, QueueRate
 from services.router.admission.routing import (
@@ -87,10 +92,12 @@ class Admission:
         tenants: Iterable[TenantPolicy] = (),
         lengths: LengthPolicy | None = None,
         prices: PriceTable | None = None,
+        wake_up: WakeUpPolicy | None = None,
     ) -> None:
         self.policy = policy
         self.tenants = Tenants(tenants)
         self._lengths = lengths or LengthPolicy()
+        self._wake_up = wake_up or WakeUpPolicy()
         self._prices = prices or PriceTable()
         self._charges = ChatCharges()
         self._address_limit = AddressLimit(policy.max_above_low_per_address)
@@ -98,7 +105,7 @@ class Admission:
         self._queue = AdmissionQueue(policy.max_waiting, policy.ageing_s)
         self._sessions: dict[int, AdmittedSession] = {}
         self._rates: dict[str, QueueRate] = {}
-        """By model; sessions wait only for models that replicas have."""
+        """By model; sessions wait only for models that replicas have or are started for."""
         self._refused: list[tuple[int, OutriderError]] = []
 
     def __len__(self) -> int:
@@ -138,7 +145,7 @@ class Admission:
         """
         request = replace(asked, priority=self.grant(asked, now))
         try:
-            session = self._reserve(session_id, request, fleet.replica_set(request), now)
+            session = self._reserve(session_id, request, fleet, now)
             try:
                 route = self._route_at_once(session, fleet, now)
                 if route is None:
@@ -174,6 +181,10 @@ class Admission:
     def priority(self, session_id: int) -> Priority:
         """The class of a session that was let in."""
         return self._sessions[session_id].request.priority
+
+    def is_waking(self, session_id: int) -> bool:
+        """Whether a session that waits does so for a replica to be started."""
+        return self._sessions[session_id].is_waking
 
     def dequeue(self, fleet: FleetView, now: float) -> Iterator[Dequeued]:
         """Sessions that leave the queue now. The caller places each before it asks for the next,
@@ -231,7 +242,7 @@ class Admission:
                 )
                 self._refused.append((session.session_id, error))
             else:
-                self._refuse_waiting(session, "slo", now)
+                self._refuse_waiting(session, "wake_up" if session.is_waking else "slo", now)
 
     def take_refused(self) -> list[tuple[int, OutriderError]]:
         """Sessions that waited and were refused since the last call, and why. The caller ends them,
@@ -255,7 +266,7 @@ class Admission:
             self.stats.costs_nanos[self.tenants.label(request.tenant), request.model] += nanos
 
     def _reserve(
-        self, session_id: int, request: SessionRequest, replica_set: Hashable, now: float
+        self, session_id: int, request: SessionRequest, fleet: FleetView, now: float
     ) -> AdmittedSession:
         """Count the session in at its tenant and its address. Raises OverloadedError,
         InvalidRequestError."""
@@ -264,7 +275,11 @@ class Admission:
         tokens = request.prefill_tokens + num_left
         is_resumed, priority = request.is_resumed, request.priority
         reservation = self.tenants.open(request.tenant, tokens, now, is_resumed=is_resumed)
-        expires_at = now + self.policy.max_wait_s(Priority.LOW if is_resumed else priority)
+        max_wait_s = self.policy.max_wait_s(Priority.LOW if is_resumed else priority)
+        is_waking = fleet.wakes(request)
+        if is_waking:
+            max_wait_s = max(max_wait_s, self._wake_up.max_wait_s)
+        expires_at = now + max_wait_s
         session = self._sessions[session_id] = AdmittedSession(
             session_id=session_id,
             request=request,
@@ -274,7 +289,8 @@ class Admission:
             reservation_id=reservation,
             arrived_at=now,
             expires_at=min(expires_at, request.deadline_at or expires_at),
-            replica_set=replica_set,
+            replica_set=fleet.replica_set(request),
+            is_waking=is_waking,
         )
         self._address_limit.open(request.flow, request.address_hash, priority)
         return session
@@ -296,7 +312,9 @@ class Admission:
     def _enqueue(self, session: AdmittedSession, now: float) -> None:
         """Raises OverloadedError."""
         rate = self._rates.setdefault(session.request.model, QueueRate())
-        if session.queue_priority is not QueuePriority.RESUMED:
+        if session.is_waking:
+            rate.pause()
+        elif session.queue_priority is not QueuePriority.RESUMED:
             self._check_wait(session, rate, now)
         self._make_room(session, rate, now)
         self._queue.push(session)
@@ -360,8 +378,9 @@ class Admission:
         request = session.request
         rate = self._rates[request.model]
         waited_s = now - session.arrived_at
+        lacked = "was started" if session.is_waking else "had room"
         error = OverloadedError(
-            f"after {waited_s:.1f} s in the queue no replica had room for this "
+            f"after {waited_s:.1f} s in the queue no replica {lacked} for this "
             f"{request.priority.name} session; try again later",
             retry_delay_ms=delay_ms(rate.retry_delay_s(0.0, now)),
             metadata={"cause": cause},

@@ -1,4 +1,5 @@
-"""Settings of admission control: objectives, longest waits and queue size of each class. Pure."""
+"""Settings of admission control: objectives, longest waits and queue size of each class, and models
+that are scaled to zero. Pure."""
 
 from __future__ import annotations
 
@@ -79,6 +80,22 @@ class AdmissionPolicy:
         if priority is QueuePriority.RESUMED:
             return math.inf
         return BACKLOG_SHARE * self.slo_ms(Priority(priority))
+
+
+@dataclass(frozen=True, slots=True)
+class WakeUpPolicy:
+    """Models that are scaled to zero (`[router.wake_up]`): while none of its replicas takes
+    sessions, chats of such a model wait for one to be started. Raises ConfigError."""
+
+    models: tuple[str, ...] = ()
+    """Their names. Chats of any other model are refused at once if it has no replica."""
+    max_wait_s: PositiveFloat = 300.0
+    """Longest wait of a chat that came while there was no replica, in seconds. If its class may
+    wait longer for room, that applies."""
+
+    def __post_init__(self) -> None:
+        if "" in self.models:
+            raise ConfigError("wake_up.models has an empty name; name models that replicas serve")
 
 
 @dataclass(frozen=True, slots=True)

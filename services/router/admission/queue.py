@@ -254,6 +254,12 @@ class QueueRate:
         self._since = 0.0
         """When the last session left, or the first began to wait."""
         self._promised_at = 0.0
+        self._is_paused = False
+
+    def pause(self) -> None:
+        """No replica takes sessions until one is started: that time says nothing of how fast they
+        serve."""
+        self._is_paused = True
 
     @property
     def is_known(self) -> bool:
@@ -273,6 +279,9 @@ class QueueRate:
     def served(self, now: float) -> None:
         """A session left for a replica."""
         self.num_waiting -= 1
+        if self._is_paused:
+            self._is_paused, self._since = False, now
+            return
         self._num_samples += 1
         share = max(_SMOOTHING, 1.0 / self._num_samples)
         self._interval_s += (now - self._since - self._interval_s) * share
@@ -280,7 +289,7 @@ class QueueRate:
 
     def interval_s(self, now: float) -> float:
         """Expected time between two sessions that leave."""
-        pause_s = now - self._since if self.num_waiting else 0.0
+        pause_s = now - self._since if self.num_waiting and not self._is_paused else 0.0
         return max(self._interval_s, pause_s / _MAX_PAUSE_RATIO, 1e-3)
 
     def retry_delay_s(self, wait_s: float, now: float) -> float:

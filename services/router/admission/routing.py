@@ -14,9 +14,9 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from outrider.errors import NoReplicaError, OverloadedError
+from outrider.errors import NoReplicaError, OverloadedError, UnknownModelError
 from outrider.model_identity import same_model
-from services.router.admission.policy import AdmissionPolicy, QueuePriority
+from services.router.admission.policy import AdmissionPolicy, QueuePriority, WakeUpPolicy
 from services.router.admission.session import AdmittedSession
 from services.router.fleet.replica import Replica
 from services.router.placement.types import Decision
@@ -42,6 +42,11 @@ class FleetView(Protocol):
         silent, in quarantine, or was lost a moment ago."""
         ...
 
+    def wakes(self, request: SessionRequest) -> bool:
+        """Whether no replica that could serve it takes sessions, and one is started for those that
+        wait."""
+        ...
+
     def quote(self, request: SessionRequest, region: str, now: float) -> Decision:
         """The best replica in a region; "": in any that the request allows. Raises what placement
         raises."""
@@ -52,13 +57,19 @@ class LiveFleetView:
     """The replica registry's regions and round trips, and placement's quotes. As FleetView."""
 
     def __init__(
-        self, decide: Callable[[SessionRequest, float], Decision], region: str, return_s: float
+        self,
+        decide: Callable[[SessionRequest, float], Decision],
+        region: str,
+        return_s: float,
+        wake_up: WakeUpPolicy | None = None,
     ) -> None:
         """`decide` is placement's, `region` the router's own; a replica that was lost less than
-        `return_s` ago counts as one that may soon be back."""
+        `return_s` ago counts as one that may soon be back. Replicas of the models in `wake_up` are
+        started in `region`."""
         self._decide = decide
         self._region = region
         self._return_s = return_s
+        self._wake_up = wake_up or WakeUpPolicy()
         self._regions: dict[str, set[str]] = {}
         """By model, the regions with replicas of it, in service or not."""
         self._identities: dict[str, set[bytes]] = {}
@@ -89,13 +100,15 @@ class LiveFleetView:
 
     def home(self, request: SessionRequest) -> str:
         """The router's own region where it has replicas of the model, in service or not, and may
-        hold the prompt; otherwise the nearest region with one in service, "" without any."""
+        hold the prompt; otherwise the nearest region with one in service. Without any it is the
+        router's own if a replica is started there, else ""."""
         regions = self._regions.get(request.model, ())
         if self._region in regions and request.allows_region(self._region):
             return self._region
         known = self._rtt_ms.get(request.model, {})
         allowed = [region for region in known if request.allows_region(region)]
-        return min(allowed, key=lambda region: (known[region], region), default="")
+        nowhere = self._region if self.wakes(request) else ""
+        return min(allowed, key=lambda region: (known[region], region), default=nowhere)
 
     def replica_set(self, request: SessionRequest) -> Hashable:
         """Key made of model, vocabulary, the model's regions that are allowed, and the identity
@@ -118,6 +131,13 @@ class LiveFleetView:
             request.allows_region(region) and request.may_continue_at(identity)
             for region, identity in self._returning.get(request.model, ())
         )
+
+    def wakes(self, request: SessionRequest) -> bool:
+        """Whether no replica in a region that it allows takes sessions, and its model is one of
+        those that are scaled to zero in this region."""
+        if request.model not in self._wake_up.models or not request.allows_region(self._region):
+            return False
+        return not any(map(request.allows_region, self._rtt_ms.get(request.model, ())))
 
     def quote(self, request: SessionRequest, region: str, now: float) -> Decision:
         """The best replica in a region; "": in any that the request allows. Raises what placement
@@ -149,15 +169,16 @@ def choose_route(
 
     `backlog_priority` decides how much backlog it accepts on a replica: its own priority, or a
     higher one for an aged class. Raises the errors of placement except OverloadedError; raises
-    NoReplicaError only if no replica may return soon.
+    NoReplicaError and UnknownModelError only if no replica may return soon or is started for it.
     """
     try:
         decision = fleet.quote(session.request, "", now)
     except OverloadedError:
         return None
-    except NoReplicaError:
-        if fleet.may_return(session.request):
-            return None  # a process that gets no CPU time is silent for a while, then goes on
+    except (NoReplicaError, UnknownModelError):
+        # A process that gets no CPU time is silent for a while, then goes on.
+        if fleet.may_return(session.request) or fleet.wakes(session.request):
+            return None
         raise
     left_ms = policy.slo_ms(session.request.priority) - (now - session.arrived_at) * 1000.0
     max_backlog_ms = policy.max_backlog_ms(backlog_priority)

@@ -31,6 +31,8 @@ class AdmittedSession:
     """Equal for sessions that the same replicas can serve (`FleetView.replica_set`), as far as was
     known when it came."""
     is_waiting: bool = False
+    is_waking: bool = False
+    """Whether it came while no replica of its model took sessions, and waits for one to start."""
     is_placed: bool = False
     """Whether it has, or had, a replica."""
 

@@ -4,13 +4,16 @@ More are advised when too large a share of requests was late, as many as bring u
 target, at least one more (the rule of Kubernetes' horizontal pod autoscaler). Fewer are advised
 when the busiest part of a long time would still have been idle, one at a time. The gap between the
 two thresholds and a pause after each change keep the number from swinging.
+
+Models that are scaled to zero lose their last replica when nobody has asked for them for that long,
+and get as many as the sessions that wait for one need.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -36,6 +39,10 @@ class FleetUsage:
     """Replicas that take sessions now; 0: the fleet has replicas, but none takes sessions."""
     utilization: float
     """Used share of their capacity, waiting sessions included; it may exceed 1."""
+    num_waiting: int = 0
+    """Sessions in this router's queue."""
+    num_slots: int = 0
+    """Sessions that all these replicas together run at once; 0: not reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +69,22 @@ class _FleetState:
         self.changed_at = -math.inf
         self.has_shrunk = False
         """Whether the last change was to fewer replicas."""
+        self.replica_slots = 0.0
+        """Sessions that a replica runs at once, by the last report; 0: none came yet."""
+
+    def record_request(self, is_late: bool, now: float) -> None:
+        """A request had its first token, or was refused."""
+        self.recent.record_request(is_late, now)
+        self.long.record_request(is_late, now)
 
 
 class AutoscaleAdvisor:
     """Advice for every fleet. Methods take `now` in seconds."""
 
-    def __init__(self, policy: AutoscalePolicy) -> None:
+    def __init__(self, policy: AutoscalePolicy, wake_up_models: Collection[str] = ()) -> None:
+        """`wake_up_models` are scaled to zero."""
         self._policy = policy
+        self._wake_up_models = wake_up_models
         self._states: dict[FleetKey, _FleetState] = {}
 
     def record_ttft(
@@ -87,44 +103,49 @@ class AutoscaleAdvisor:
             policy = self._policy
             ttft_ms -= 0.0 if policy.counts_prompt else prompt_ms
             ttft_ms -= 0.0 if policy.counts_round_trip else round_trip_ms
-            state.recent.record_request(ttft_ms > policy.slo_ttft_ms, now)
+            state.record_request(ttft_ms > policy.slo_ttft_ms, now)
 
     def record_shortage(self, fleet: FleetKey, now: float) -> None:
         """Record that a request was refused or sent to another region for lack of room."""
         state = self._states.get(fleet)
         if state is not None:
-            state.recent.record_request(True, now)
+            state.record_request(True, now)
 
     def advise(
         self, fleets: Mapping[FleetKey, FleetUsage], now: float
     ) -> dict[FleetKey, ScalingAdvice]:
         """Compute the advice for these fleets; all others are forgotten. A fleet whose replicas
-        have never taken sessions gets no advice: how many are about to start is unknown. Call it
-        about once a second."""
+        have never taken sessions gets no advice, unless it is scaled to zero: how many are about to
+        start is unknown. Call it about once a second."""
         self._states = {key: state for key, state in self._states.items() if key in fleets}
         known = {
-            key: usage for key, usage in fleets.items() if usage.num_replicas or key in self._states
+            key: usage
+            for key, usage in fleets.items()
+            if usage.num_replicas or key in self._states or self._is_woken(key)
         }
         return {key: self._advice(key, usage, now) for key, usage in known.items()}
 
     def _advice(self, key: FleetKey, usage: FleetUsage, now: float) -> ScalingAdvice:
         state = self._states.get(key)
         if state is None:
-            first = self._clamped(usage.num_replicas)
+            first = self._clamped(key, usage.num_replicas)
             state = self._states[key] = _FleetState(self._policy, first, now)
         if not usage.num_replicas:
             # For a moment, maybe: what was advised stands, and those that are starting are wanted.
+            if usage.num_waiting and self._is_woken(key):
+                self._wake(key, state, usage, now)
             return self._told(state, usage, now)
+        state.replica_slots = usage.num_slots / usage.num_replicas
         state.recent.record_utilization(usage.utilization, now)
         state.long.record_utilization(usage.utilization, now)
         late_share, num_requests = state.recent.late_share(now)
         if usage.num_replicas > state.desired and not state.has_shrunk:
             # Somebody else added replicas: they stay until they are idle.
-            state.desired = self._clamped(usage.num_replicas)
+            state.desired = self._clamped(key, usage.num_replicas)
         if late_share > self._policy.max_late_share and num_requests >= self._policy.min_requests:
-            self._grow(state, usage, now)
+            self._grow(key, state, usage, now)
         else:
-            self._shrink(state, usage, now)
+            self._shrink(key, state, usage, now)
         return self._told(state, usage, now)
 
     def _told(self, state: _FleetState, usage: FleetUsage, now: float) -> ScalingAdvice:
@@ -137,7 +158,17 @@ class AutoscaleAdvisor:
             utilization=state.recent.utilization(now),
         )
 
-    def _grow(self, state: _FleetState, usage: FleetUsage, now: float) -> None:
+    def _wake(self, key: FleetKey, state: _FleetState, usage: FleetUsage, now: float) -> None:
+        """No replica takes sessions, and some wait for one."""
+        slots = state.replica_slots * self._policy.target_utilization
+        wanted = math.ceil(usage.num_waiting / slots) if slots else 1
+        desired = self._clamped(key, max(1, wanted))
+        if desired > state.desired:
+            state.desired = desired
+            state.changed_at = now
+            state.has_shrunk = False
+
+    def _grow(self, key: FleetKey, state: _FleetState, usage: FleetUsage, now: float) -> None:
         policy = self._policy
         current = max(1, usage.num_replicas)
         utilization = state.recent.utilization(now)
@@ -145,13 +176,13 @@ class AutoscaleAdvisor:
             return
         wanted = math.ceil(current * utilization / policy.target_utilization - 1e-9)
         wanted = min(max(wanted, current + 1), math.ceil(current * policy.max_step))
-        desired = self._clamped(wanted)
+        desired = self._clamped(key, wanted)
         if desired > state.desired or state.has_shrunk:
             state.desired = desired
             state.changed_at = now
             state.has_shrunk = False
 
-    def _shrink(self, state: _FleetState, usage: FleetUsage, now: float) -> None:
+    def _shrink(self, key: FleetKey, state: _FleetState, usage: FleetUsage, now: float) -> None:
         policy = self._policy
         current = min(usage.num_replicas, state.desired)
         is_new = now - state.created_at < policy.idle_s
@@ -160,18 +191,25 @@ class AutoscaleAdvisor:
         peak = state.long.peak(now)
         if peak >= policy.idle_utilization:
             return
-        # The same load must not bring the remaining replicas above the target.
         rest = current - 1
-        if rest < 1 or peak * current / rest > policy.target_utilization:
-            return
-        desired = self._clamped(rest)
+        if rest < 1:
+            # Reports may miss a short session between them.
+            if peak or state.long.late_share(now)[1]:
+                return
+        elif peak * current / rest > policy.target_utilization:
+            return  # the same load must not bring the remaining replicas above the target
+        desired = self._clamped(key, rest)
         if desired < state.desired:
             state.desired = desired
             state.changed_at = now
             state.has_shrunk = True
 
-    def _clamped(self, num_replicas: int) -> int:
-        return min(max(num_replicas, self._policy.min_replicas), self._policy.max_replicas)
+    def _is_woken(self, key: FleetKey) -> bool:
+        return key.model in self._wake_up_models
+
+    def _clamped(self, key: FleetKey, num_replicas: int) -> int:
+        least = 0 if self._is_woken(key) else self._policy.min_replicas
+        return min(max(num_replicas, least), self._policy.max_replicas)
 
 
 @dataclass(slots=True)
@@ -239,12 +277,15 @@ class SlidingWindow:
 
 
 def fleet_usage(
-    replicas: Iterable[Replica], num_waiting: Mapping[FleetKey, int], slo_ms: float
+    replicas: Iterable[Replica],
+    num_waiting: Mapping[FleetKey, int],
+    slo_ms: float,
+    woken: Iterable[FleetKey] = (),
 ) -> dict[FleetKey, FleetUsage]:
     """The usage of every fleet, from the load reports of its replicas that take sessions.
     `num_waiting`: sessions in this router's queue, by their home fleet. `slo_ms`: objective for the
-    time to first token."""
-    loads_by_fleet: dict[FleetKey, list[ReplicaLoad]] = {}
+    time to first token. `woken`: fleets that may have no replica at all."""
+    loads_by_fleet: dict[FleetKey, list[ReplicaLoad]] = {key: [] for key in woken}
     for replica in replicas:
         if not (replica.model_name and replica.region):
             continue
@@ -252,9 +293,14 @@ def fleet_usage(
         if replica.takes_sessions:
             loads.append(replica.load or ReplicaLoad())
     return {
-        key: FleetUsage(len(loads), utilization(loads, num_waiting.get(key, 0), slo_ms))
-        for key, loads in loads_by_fleet.items()
+        key: _usage(loads, num_waiting.get(key, 0), slo_ms) for key, loads in loads_by_fleet.items()
     }
+
+
+def _usage(loads: list[ReplicaLoad], num_waiting: int, slo_ms: float) -> FleetUsage:
+    num_slots = sum(load.max_sessions for load in loads)
+    used = utilization(loads, num_waiting, slo_ms)
+    return FleetUsage(len(loads), used, num_waiting, num_slots)
 
 
 def utilization(loads: list[ReplicaLoad], num_waiting: int, slo_ms: float) -> float:

@@ -127,6 +127,11 @@ class Intake:
             self._retried_at = now
         return is_due
 
+    def is_waking(self, session: RelayedSession) -> bool:
+        """Whether it waits for a replica to be started."""
+        session_id = session.router_session_id
+        return session_id in self._waiting and self._admission.is_waking(session_id)
+
     def waiting(self) -> list[SessionRequest]:
         """Requests of the sessions in the queue."""
         return [session.request for session in self._waiting.values()]

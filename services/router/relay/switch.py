@@ -272,7 +272,14 @@ class Switch:
     def _place(self, session: RelayedSession, ids: bytes, now: float) -> None:
         """`ids` of its prompt, b"" if they cannot be read."""
         self._prompts.opened(session, ids)
+        self._admit(session, ids, now)
+
+    def _admit(self, session: RelayedSession, ids: bytes | None, now: float) -> None:
+        """`ids`: as in `Intake.place`."""
         self._end(self._intake.place(session, now, ids), now)
+        if self._intake.is_waking(session) and session.open_frame.open.knows_waking:
+            waking = inference_pb2.SessionWaking()
+            self._send_down(session, Down(session=session.edge_session_id, waking=waking), now)
 
     def _prompt_came(
         self, session: RelayedSession, prompt: inference_pb2.PromptDelta, now: float
@@ -310,7 +317,7 @@ class Switch:
         opening.ids.tail.CopyFrom(block)
         opening.vocabulary_digest = digest
         if self._has_prompt(session, now):
-            self._end(self._intake.place(session, now), now)
+            self._admit(session, None, now)
 
     def fail(self, session: RelayedSession, error: OutriderError, now: float) -> None:
         """The messages of a session could not become ids."""

@@ -87,6 +87,8 @@ class FakeFleetView:
 
     fleet: dict[str, Region] = field(default_factory=lambda: {"us": Region()})
     quoted: list[str] = field(default_factory=list)
+    is_scaled_to_zero: bool = False
+    """Whether a replica is started for sessions while none takes any."""
 
     def home(self, request: SessionRequest) -> str:
         return next(iter(self._allowed(request)), "")
@@ -96,6 +98,10 @@ class FakeFleetView:
 
     def may_return(self, request: SessionRequest) -> bool:
         return any(self.fleet[name].is_silent for name in self._allowed(request))
+
+    def wakes(self, request: SessionRequest) -> bool:
+        found = (self.fleet[name] for name in self._allowed(request))
+        return self.is_scaled_to_zero and all(it.is_down or it.is_silent for it in found)
 
     def quote(self, request: SessionRequest, region: str, now: float) -> Decision:
         self.quoted.append(region)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from outrider.errors import NoReplicaError
 from outrider.peers.round_trip import RoundTrip
 from outrider.session.types import Priority
-from services.router.admission.policy import AdmissionPolicy, QueuePriority
+from services.router.admission.policy import AdmissionPolicy, QueuePriority, WakeUpPolicy
 from services.router.admission.routing import LiveFleetView, Route, choose_route
 from services.router.placement.types import Candidate, Decision, PredictedWait
 from services.router.session_request import SessionRequest
@@ -174,7 +174,10 @@ class Row:
 
 
 def fleet_view(
-    *rows: Any, region: str = "us", asked: list[SessionRequest] | None = None
+    *rows: Any,
+    region: str = "us",
+    asked: list[SessionRequest] | None = None,
+    wake_up: WakeUpPolicy | None = None,
 ) -> LiveFleetView:
     def decide(request: SessionRequest, now: float) -> Decision:
         if asked is not None:
@@ -183,7 +186,7 @@ def fleet_view(
             Candidate("r", "eu", PredictedWait(90.0, 1.0, 0.0, 2.0, 0.0, 5.0), 0), None, (), 1, 2.5
         )
 
-    found = LiveFleetView(decide, region, return_s=2.0)
+    found = LiveFleetView(decide, region, 2.0, wake_up)
     found.refresh(rows, 0.0)
     return found
 
@@ -217,6 +220,21 @@ def test_replicas_that_are_silent_may_be_back_where_the_session_may_go() -> None
     assert found.may_return(replace(REQUEST, residency=("eu",)))
     assert not found.may_return(replace(REQUEST, residency=("us",)))
     assert not found.may_return(replace(REQUEST, model="y"))
+
+
+def test_a_replica_is_started_in_the_routers_region_if_none_can_have_the_session() -> None:
+    asleep = WakeUpPolicy(("m",))
+    nowhere = fleet_view(wake_up=asleep)
+    assert nowhere.wakes(REQUEST) and nowhere.home(REQUEST) == "us"
+    assert nowhere.wakes(replace(REQUEST, residency=("us", "eu")))
+    elsewhere = replace(REQUEST, residency=("eu",))
+    assert not nowhere.wakes(elsewhere) and nowhere.home(elsewhere) == ""
+    assert not nowhere.wakes(replace(REQUEST, model="y"))
+    assert not fleet_view().wakes(REQUEST), "no model is scaled to zero unless settings say so"
+    assert fleet_view(Row("us", 1.0, takes_sessions=False), wake_up=asleep).wakes(REQUEST)
+    far = fleet_view(Row("eu", 90.0), wake_up=asleep)
+    assert not far.wakes(REQUEST) and far.home(REQUEST) == "eu"
+    assert far.wakes(replace(REQUEST, residency=("us",)))
 
 
 def test_a_reply_waits_only_for_a_silent_replica_that_may_go_on_with_it() -> None:

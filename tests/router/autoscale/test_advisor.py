@@ -224,6 +224,83 @@ def test_a_moment_without_replicas_takes_back_no_advice() -> None:
     assert advisor.advise({FLEET: FleetUsage(1, 4.0)}, 200.0)[FLEET].desired_replicas == 6
 
 
+# --- scaled to zero ---
+
+ASLEEP = {FLEET: FleetUsage(0, 0.0)}
+IDLE = {FLEET: FleetUsage(1, 0.0, num_slots=8)}
+
+
+def waiting(count: int) -> dict[FleetKey, FleetUsage]:
+    return {FLEET: FleetUsage(0, 0.0, count)}
+
+
+def woken(**policy: Any) -> AutoscaleAdvisor:
+    return AutoscaleAdvisor(AutoscalePolicy(**policy), ["m"])
+
+
+def desired(
+    advisor: AutoscaleAdvisor, usage: dict[FleetKey, FleetUsage], until: float, since: float = 0.0
+) -> int:
+    """The number wanted in the end, reviewed every five seconds."""
+    now = since
+    while now < until:
+        now += STEP_S
+        advisor.advise(usage, now)
+    return advisor.advise(usage, now)[FLEET].desired_replicas
+
+
+def test_the_last_replica_goes_when_nobody_has_asked_for_as_long_as_idleness_takes() -> None:
+    advisor = woken()
+    assert desired(advisor, IDLE, POLICY.idle_s) == 1
+    assert desired(advisor, IDLE, POLICY.idle_s + STEP_S, POLICY.idle_s) == 0
+    assert desired(advisor, ASLEEP, 5000.0, POLICY.idle_s + STEP_S) == 0
+    other = AutoscaleAdvisor(AutoscalePolicy(), ["another"])
+    assert desired(other, IDLE, 5000.0) == 1, "this model is not scaled to zero"
+
+
+def test_a_short_session_between_two_reports_keeps_the_last_replica() -> None:
+    advisor = woken()
+    desired(advisor, IDLE, 400.0)
+    advisor.record_ttft(FLEET, 50.0, 400.0)
+    assert desired(advisor, IDLE, 950.0, 400.0) == 1
+    assert desired(advisor, IDLE, 1005.0, 950.0) == 0
+
+
+def test_who_waits_wakes_one_where_it_is_unknown_how_many_fit_on_it() -> None:
+    advisor = woken()
+    assert advisor.advise(ASLEEP, 0.0)[FLEET].desired_replicas == 0
+    assert advisor.advise(waiting(50), 1.0)[FLEET].desired_replicas == 1
+    advice = AutoscaleAdvisor(AutoscalePolicy(), ["another"]).advise(waiting(50), 1.0)
+    assert advice == {}, "as before"
+
+
+def test_who_waits_wakes_as_many_as_they_fill_to_the_target() -> None:
+    advisor = woken(max_replicas=9)
+    assert desired(advisor, IDLE, POLICY.idle_s + STEP_S) == 0
+    now = 2.0 * POLICY.idle_s
+    for count, wanted in ((1, 1), (5, 1), (6, 2), (40, 8), (3, 8), (400, 9)):
+        assert advisor.advise(waiting(count), now)[FLEET].desired_replicas == wanted, count
+    assert advisor.advise(ASLEEP, now)[FLEET].desired_replicas == 9, "they are starting"
+
+
+def test_one_that_was_woken_for_nobody_goes_again() -> None:
+    advisor = woken()
+    advisor.advise(waiting(1), 0.0)
+    assert desired(advisor, IDLE, POLICY.idle_s - STEP_S) == 1
+    assert desired(advisor, IDLE, POLICY.idle_s + STEP_S, POLICY.idle_s - STEP_S) == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50)), min_size=1, max_size=60))
+def test_nobody_waits_without_a_replica_that_is_wanted(steps: list[tuple[int, int]]) -> None:
+    advisor, now = woken(idle_s=20.0, in_cooldown_s=10.0), 0.0
+    for num_replicas, num_waiting in steps:
+        now += STEP_S
+        busy = num_waiting / (8 * num_replicas) if num_replicas else 0.0
+        usage = FleetUsage(num_replicas, busy, num_waiting, 8 * num_replicas)
+        wanted = advisor.advise({FLEET: usage}, now)[FLEET].desired_replicas
+        assert wanted or not num_waiting
+
+
 @settings(max_examples=40)
 @given(st.lists(st.tuples(st.floats(0.0, 20.0), st.floats(0.0, 1.0)), min_size=1, max_size=12))
 def test_whatever_the_load_it_stays_in_bounds_and_does_not_swing(
@@ -278,11 +355,17 @@ def test_fleets_are_regions_and_models_of_replicas_that_serve() -> None:
     ]
     found = fleet_usage(rows, {FleetKey("us", "m"): 4, FleetKey("us", "other"): 9}, 120.0)
     assert found == {
-        FleetKey("us", "m"): FleetUsage(2, 12 / 16),
+        FleetKey("us", "m"): FleetUsage(2, 12 / 16, 4, 16),
         FleetKey("eu", "m"): FleetUsage(1, 0.0),
-        FleetKey("eu", "other"): FleetUsage(1, 1.0),
+        FleetKey("eu", "other"): FleetUsage(1, 1.0, num_slots=8),
         FleetKey("ap", "m"): FleetUsage(0, 0.0),
     }
+
+
+def test_a_fleet_that_is_scaled_to_zero_counts_those_who_wait_for_it() -> None:
+    key = FleetKey("us", "m")
+    assert fleet_usage([], {key: 4}, 120.0, [key]) == {key: FleetUsage(0, 0.0, 4)}
+    assert fleet_usage([], {key: 4}, 120.0) == {}
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from outrider.telemetry.metrics import Metrics
 from outrider.testing import FakeClock
 from outrider.v1 import common_pb2, inference_pb2, router_pb2
 from outrider.wire import error_to_proto
-from services.router.admission.policy import AdmissionPolicy
+from services.router.admission.policy import AdmissionPolicy, WakeUpPolicy
 from services.router.admission.pricing import Price
 from services.router.admission.tenants import TenantPolicy
 from services.router.config import RouterConfig
@@ -56,6 +56,7 @@ class Mesh:
         failover_policy: FailoverPolicy | None = None,
         clock: FakeClock | None = None,
         num_processes: int = 0,
+        wake_up: WakeUpPolicy | None = None,
     ) -> None:
         """The first of the replicas' `names` is near, the others are far away; `num_processes`:
         replicas' processes that there were before."""
@@ -81,6 +82,7 @@ class Mesh:
             placement=PlacementPolicy(1.0, max_queued),
             return_s=return_s,
             failover=failover_policy or FailoverPolicy(),
+            wake_up=wake_up or WakeUpPolicy(),
             **LIMITS,
         )
         core = RouterCore(
