@@ -103,6 +103,13 @@ _ALL = (
         "oracle", "bench.oracle", minutes=25.0, core_minutes=4.0,
         data=tuple(f"bench/results/{name}.json" for name in SCALE_INPUTS),
     ),
+    Bench(
+        "autoscale", "bench.autoscale", minutes=15.0,
+        data=(
+            *(f"bench/results/{name}.json" for name in (*SCALE_INPUTS, "starts")),
+            "deploy/components/inference-keda", "deploy/components/scale-to-zero",
+        ),
+    ),
     Bench("router", "bench.router", minutes=6.0),
     Bench("cost", "bench.cost", minutes=25.0, peers=("smg", "vllm_router")),
     Bench("routing", "bench.peers.routing", minutes=30.0, peers=("smg", "dynamo")),

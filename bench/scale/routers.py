@@ -17,7 +17,7 @@ from services.inference.kv import events as replicas
 from services.inference.scheduler import types as scheduling
 from services.inference.scheduler.types import OverloadLevel
 from services.router.admission.admission import Admission
-from services.router.admission.policy import AdmissionPolicy
+from services.router.admission.policy import AdmissionPolicy, WakeUpPolicy
 from services.router.admission.routing import LiveFleetView
 from services.router.admission.tenants import TenantPolicy
 from services.router.fleet.entries import ReplicaConfig
@@ -172,6 +172,7 @@ class MeshRouter:
         seed: int,
         *,
         policy: PlacementPolicy = POLICY,
+        wake_up: WakeUpPolicy | None = None,
     ) -> None:
         geography = Geography(own.name, [region.config for region in regions], 100.0)
         self._registry = Registry((), rtt_ms=geography.rtt_ms, now=0.0)
@@ -179,8 +180,8 @@ class MeshRouter:
         self._placement = Placement(self._registry, self._index, policy, Random(seed))
         self._followers: dict[str, KvEventFollower] = {}
         self._connected: dict[str, Site] = {}
-        self._admission = Admission(AdmissionPolicy(), [TenantPolicy("*")])
-        self._fleet_view = LiveFleetView(self._decide, own.name, return_s=0.0)
+        self._admission = Admission(AdmissionPolicy(), [TenantPolicy("*")], wake_up=wake_up)
+        self._fleet_view = LiveFleetView(self._decide, own.name, 0.0, wake_up)
         self._asks: dict[int, tuple[Ask, SessionRequest]] = {}
         self._on: dict[int, str] = {}
         """Which replica has a request."""
@@ -218,17 +219,7 @@ class MeshRouter:
             self._index.sweep(now, _TIDY_ROWS)
 
     def place(self, ask: Ask, now: float) -> str | None:
-        prompt = self._index.prompt(array("I", ask.prompt).tobytes(), b"")
-        request = SessionRequest(
-            MODEL.name,
-            MODEL.vocabulary_digest,
-            len(ask.prompt),
-            # One that lost its replica is let in as one that resumes, without a token as well.
-            num_committed=max(ask.committed, int(ask.num_places > 0)),
-            max_tokens=ask.reply_tokens,
-            call_key=ask.number,
-            prompt=prompt,
-        )
+        request = self._request(ask)
         self._asks[ask.number] = (ask, request)
         try:
             decision = self._admit(ask, request, now)
@@ -236,6 +227,18 @@ class MeshRouter:
             del self._asks[ask.number]
             raise
         return None if decision is None else self._put(ask.number, decision, now)
+
+    def _request(self, ask: Ask) -> SessionRequest:
+        return SessionRequest(
+            MODEL.name,
+            MODEL.vocabulary_digest,
+            len(ask.prompt),
+            # One that lost its replica is let in as one that resumes, without a token as well.
+            num_committed=max(ask.committed, int(ask.num_places > 0)),
+            max_tokens=ask.reply_tokens,
+            call_key=ask.number,
+            prompt=self._index.prompt(array("I", ask.prompt).tobytes(), b""),
+        )
 
     def _admit(self, ask: Ask, request: SessionRequest, now: float) -> Decision | None:
         route = self._admission.open(ask.number, request, self._fleet_view, now)

@@ -118,6 +118,16 @@ def add_route(
     route["spec"] = {"hostnames": ["chat.example.com"], "rules": [rule]}
 
 
+def add_scaled_object(things: dict[str, dict[str, Any]]) -> None:
+    """In place of another autoscaler: KEDA scales replicas to zero."""
+    target = {"kind": "StatefulSet", "name": "inference"}
+    things["HorizontalPodAutoscaler/edge"].update(
+        apiVersion="keda.sh/v1alpha1",
+        kind="ScaledObject",
+        spec={"scaleTargetRef": target, "minReplicaCount": 0, "maxReplicaCount": 4},
+    )
+
+
 EDGE, ROUTER, TOKENIZER = "Deployment/edge", "Deployment/router", "Deployment/tokenizer"
 INFERENCE = "StatefulSet/inference"
 MISTAKES: dict[str, list[Change]] = {
@@ -249,6 +259,9 @@ MISTAKES: dict[str, list[Change]] = {
         lambda t: replace(config(t, "router"), '"dns:tokenizer:', '"dns:tokenisers:'),
         lambda t: replace(config(t, "router"), '"dns:tokenizer:7200"', '"dns:tokenizer:7201"'),
         lambda t: t["Service/router"]["spec"].pop("clusterIP"),
+    ],
+    "chats_wait_for_replicas": [
+        lambda t: add_scaled_object(t),
     ],
     "services_have_certificates": [
         lambda t: replace(config(t, "edge"), "mesh/ca", "meshes/ca"),
@@ -408,6 +421,15 @@ def test_what_a_cluster_brings(component: str, overlay: str) -> None:
         assert "StatefulSet/inference, which is not here" in problem
     else:
         assert list(policy_problems(manifests)) == []
+
+
+def test_a_region_whose_replicas_go_to_zero() -> None:
+    manifests = component_manifests(DEPLOY / "components" / "scale-to-zero")
+    assert list(schema_problems(manifests)) == list(policy_problems(manifests)) == []
+    (scaled,) = manifests.of_kind("ScaledObject")
+    assert (scaled["spec"]["minReplicaCount"], scaled["spec"]["maxReplicaCount"]) == (0, 16)
+    (router,) = (it for _, role, it in loaded(manifests) if role == "router")
+    assert router.wake_up.models == (router.default_model,)
 
 
 def test_the_operator_has_the_rules_of_prometheus() -> None:

@@ -114,6 +114,15 @@ def routers_find_their_replicas(manifests: Manifests) -> Iterator[str]:
                     yield f"router looks up {regions}, not {wanted} in {config.region}"
 
 
+def chats_wait_for_replicas(manifests: Manifests) -> Iterator[str]:
+    """Where KEDA scales replicas to zero, routers let chats wait for them: nothing else would ask
+    for one."""
+    zero = [it for it in manifests.of_kind("ScaledObject") if it["spec"]["minReplicaCount"] == 0]
+    for workload, role, config in loaded(manifests):
+        if zero and role == "router" and not config.wake_up.models:
+            yield f"{label(workload)}: set OUTRIDER_ROUTER_WAKE_UP_MODELS, or no replica starts"
+
+
 def services_have_certificates(manifests: Manifests) -> Iterator[str]:
     """Each role reads a certificate that cert-manager writes for it, with the names that others
     expect of it, for both ends of a connection."""

@@ -40,6 +40,7 @@ POLICIES: tuple[Policy, ...] = (
     config_policies.routers_have_memory_for_what_they_keep,
     config_policies.services_are_found,
     config_policies.routers_find_their_replicas,
+    config_policies.chats_wait_for_replicas,
     config_policies.services_have_certificates,
     config_policies.models_are_known,
     config_policies.redis_addresses_are_taken,

@@ -91,7 +91,8 @@ def replicas_reach_one_another(manifests: Manifests) -> Iterator[str]:
 
 
 def workloads_survive_disruptions(manifests: Manifests) -> Iterator[str]:
-    """At least two pods, and a budget that keeps one and still lets nodes drain."""
+    """At least two pods, or none while nobody asks (`chats_wait_for_replicas`), and a budget that
+    keeps one and still lets nodes drain."""
     minimum = {
         thing["spec"]["scaleTargetRef"]["name"]: low for thing, low, _, _ in _scalers(manifests)
     }
@@ -99,7 +100,7 @@ def workloads_survive_disruptions(manifests: Manifests) -> Iterator[str]:
         name, spec = workload["metadata"]["name"], workload["spec"]
         if name in minimum and "replicas" in spec:
             yield f"{label(workload)}: replicas would fight its autoscaler"
-        if minimum.get(name, spec.get("replicas", 1)) < 2:
+        if minimum.get(name, max(1, spec.get("replicas", 1))) == 1:
             yield f"{label(workload)}: run at least two pods"
         budgets = manifests.selecting("PodDisruptionBudget", workload)
         if len(budgets) != 1:

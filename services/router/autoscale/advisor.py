@@ -1,9 +1,10 @@
 """How many replicas each region should have of each model. Pure.
 
 More are advised when too large a share of requests was late, as many as bring utilisation to the
-target, at least one more (the rule of Kubernetes' horizontal pod autoscaler). Fewer are advised
-when the busiest part of a long time would still have been idle, one at a time. The gap between the
-two thresholds and a pause after each change keep the number from swinging.
+target, at least one more (the rule of Kubernetes' horizontal pod autoscaler); and at once, however
+many, when there are more sessions than places. Fewer are advised when fewer would have been enough
+in the busiest part of a long time. Late requests alone ask for more, and a pause after each change
+keeps the number from swinging.
 
 Models that are scaled to zero lose their last replica when nobody has asked for them for that long,
 and get as many as the sessions that wait for one need.
@@ -22,6 +23,11 @@ from services.router.fleet.replica import Replica, ReplicaLoad
 
 NUM_SLICES: Final = 12
 """Parts of a sliding window; the oldest is dropped as a whole."""
+_CROWD_S: Final = 10.0
+"""Time over which there have to be more sessions than places, on average."""
+_TOLERANCE: Final = 0.1
+"""Kubernetes' horizontal pod autoscaler leaves the number as it is if it would change by no more
+than this share of it."""
 
 
 class FleetKey(NamedTuple):
@@ -39,10 +45,10 @@ class FleetUsage:
     """Replicas that take sessions now; 0: the fleet has replicas, but none takes sessions."""
     utilization: float
     """Used share of their capacity, waiting sessions included; it may exceed 1."""
-    num_waiting: int = 0
-    """Sessions in this router's queue."""
+    num_sessions: int = 0
+    """Sessions that they run, that wait for a place on them, and in this router's queue."""
     num_slots: int = 0
-    """Sessions that all these replicas together run at once; 0: not reported."""
+    """Sessions that they run at once, all together; 0: not reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,8 @@ class _FleetState:
     def __init__(self, policy: AutoscalePolicy, num_replicas: int, now: float) -> None:
         self.recent = SlidingWindow(policy.window_s)
         self.long = SlidingWindow(policy.idle_s)
+        self.crowd = SlidingWindow(_CROWD_S)
+        """Of sessions over places."""
         self.desired = num_replicas
         self.created_at = now
         self.changed_at = -math.inf
@@ -132,18 +140,20 @@ class AutoscaleAdvisor:
             state = self._states[key] = _FleetState(self._policy, first, now)
         if not usage.num_replicas:
             # For a moment, maybe: what was advised stands, and those that are starting are wanted.
-            if usage.num_waiting and self._is_woken(key):
+            if usage.num_sessions and self._is_woken(key):
                 self._wake(key, state, usage, now)
             return self._told(state, usage, now)
         state.replica_slots = usage.num_slots / usage.num_replicas
         state.recent.record_utilization(usage.utilization, now)
         state.long.record_utilization(usage.utilization, now)
-        late_share, num_requests = state.recent.late_share(now)
+        if usage.num_slots:
+            state.crowd.record_utilization(usage.num_sessions / usage.num_slots, now)
         if usage.num_replicas > state.desired and not state.has_shrunk:
             # Somebody else added replicas: they stay until they are idle.
             state.desired = self._clamped(key, usage.num_replicas)
-        if late_share > self._policy.max_late_share and num_requests >= self._policy.min_requests:
-            self._grow(key, state, usage, now)
+        wanted = max(self._for_late(state, usage, now), self._for_crowd(state, usage, now))
+        if wanted:
+            self._grow(key, state, wanted, now)
         else:
             self._shrink(key, state, usage, now)
         return self._told(state, usage, now)
@@ -161,26 +171,39 @@ class AutoscaleAdvisor:
     def _wake(self, key: FleetKey, state: _FleetState, usage: FleetUsage, now: float) -> None:
         """No replica takes sessions, and some wait for one."""
         slots = state.replica_slots * self._policy.target_utilization
-        wanted = math.ceil(usage.num_waiting / slots) if slots else 1
-        desired = self._clamped(key, max(1, wanted))
-        if desired > state.desired:
-            state.desired = desired
-            state.changed_at = now
-            state.has_shrunk = False
+        wanted = math.ceil(usage.num_sessions / slots) if slots else 1
+        self._grow(key, state, max(1, wanted), now)
 
-    def _grow(self, key: FleetKey, state: _FleetState, usage: FleetUsage, now: float) -> None:
+    def _for_late(self, state: _FleetState, usage: FleetUsage, now: float) -> int:
+        """How many are wanted because requests are late; 0: they are not."""
         policy = self._policy
-        current = max(1, usage.num_replicas)
+        late_share, num_requests = state.recent.late_share(now)
+        if late_share <= policy.max_late_share or num_requests < policy.min_requests:
+            return 0
+        current = usage.num_replicas
         utilization = state.recent.utilization(now)
         if now - state.changed_at < policy.out_cooldown_s or utilization < policy.idle_utilization:
-            return
+            return state.desired
         wanted = math.ceil(current * utilization / policy.target_utilization - 1e-9)
-        wanted = min(max(wanted, current + 1), math.ceil(current * policy.max_step))
+        return min(max(wanted, current + 1), math.ceil(current * policy.max_step))
+
+    def _for_crowd(self, state: _FleetState, usage: FleetUsage, now: float) -> int:
+        """How many are wanted because there are more sessions than places; 0: there are not.
+        Replicas that are starting make no difference to the number of sessions, so this needs no
+        pause after a change, and no limit."""
+        crowd = state.crowd.utilization(now)
+        if crowd <= 1.0:
+            return 0
+        return math.ceil(usage.num_replicas * crowd - 1e-9)
+
+    def _grow(self, key: FleetKey, state: _FleetState, wanted: int, now: float) -> None:
         desired = self._clamped(key, wanted)
-        if desired > state.desired or state.has_shrunk:
-            state.desired = desired
-            state.changed_at = now
-            state.has_shrunk = False
+        if desired <= state.desired:
+            return
+        least = int(state.desired * (1 + _TOLERANCE)) + 1
+        state.desired = self._clamped(key, max(wanted, least))
+        state.changed_at = now
+        state.has_shrunk = False
 
     def _shrink(self, key: FleetKey, state: _FleetState, usage: FleetUsage, now: float) -> None:
         policy = self._policy
@@ -189,17 +212,11 @@ class AutoscaleAdvisor:
         if is_new or now - state.changed_at < policy.in_cooldown_s:
             return
         peak = state.long.peak(now)
-        if peak >= policy.idle_utilization:
-            return
-        rest = current - 1
-        if rest < 1:
-            # Reports may miss a short session between them.
-            if peak or state.long.late_share(now)[1]:
-                return
-        elif peak * current / rest > policy.target_utilization:
-            return  # the same load must not bring the remaining replicas above the target
-        desired = self._clamped(key, rest)
-        if desired < state.desired:
+        rest = math.ceil(current * peak / policy.idle_utilization - 1e-9)
+        if not rest and state.long.late_share(now)[1]:
+            rest = 1  # reports miss a short session between them
+        desired = self._clamped(key, rest if self._is_woken(key) else max(1, rest))
+        if desired < current * (1 - _TOLERANCE) and desired < state.desired:
             state.desired = desired
             state.changed_at = now
             state.has_shrunk = True
@@ -299,8 +316,9 @@ def fleet_usage(
 
 def _usage(loads: list[ReplicaLoad], num_waiting: int, slo_ms: float) -> FleetUsage:
     num_slots = sum(load.max_sessions for load in loads)
+    num_sessions = sum(load.running_sessions + load.queued_sessions for load in loads)
     used = utilization(loads, num_waiting, slo_ms)
-    return FleetUsage(len(loads), used, num_waiting, num_slots)
+    return FleetUsage(len(loads), used, num_sessions + num_waiting, num_slots)
 
 
 def utilization(loads: list[ReplicaLoad], num_waiting: int, slo_ms: float) -> float:

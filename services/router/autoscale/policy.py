@@ -15,7 +15,8 @@ class AutoscalePolicy:
     ConfigError.
 
     Too large a share of late requests means that there are too few replicas, and utilisation gives
-    the number needed; low utilisation over a long time means that there are too many.
+    the number needed; more sessions than places mean it at once. Low utilisation over a long time
+    means that there are too many.
     """
 
     slo_ttft_ms: PositiveFloat = 120.0
@@ -35,17 +36,19 @@ class AutoscalePolicy:
     """Requests in the window below which the share of late ones is ignored."""
     target_utilization: PositiveFloat = 0.7
     """Utilisation that the number of replicas is chosen for."""
-    idle_utilization: PositiveFloat = 0.35
+    idle_utilization: PositiveFloat = 0.5
     """Utilisation below which replicas are idle: requests are then late because they are long, and
-    more replicas do not help."""
+    more replicas do not help. There are too many if, with fewer, the busiest part of `idle_s` would
+    have stayed below it."""
     idle_s: PositiveFloat = 600.0
     """Time after which idle replicas are too many."""
     out_cooldown_s: PositiveFloat = 120.0
-    """Least time after a change before the number grows: replicas take a while to start."""
+    """Least time after a change before late requests make the number grow: replicas take a while to
+    start."""
     in_cooldown_s: PositiveFloat = 300.0
     """Least time after a change before the number shrinks."""
     max_step: Annotated[float, above(1)] = 2.0
-    """Largest factor by which the number of replicas grows at once."""
+    """Largest factor by which late requests make the number of replicas grow at once."""
     min_replicas: PositiveInt = 1
     """Least number of replicas of any model in any region."""
     max_replicas: PositiveInt = 1000

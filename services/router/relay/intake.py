@@ -39,7 +39,7 @@ RETRY_INTERVAL_S: Final = 0.005
 _SHORT_TOKENS: Final = 1024
 """Prompts up to this length are not checked against the replicas' context: every replica has room
 for them, or says that it has not."""
-_CAPACITY_CAUSES: Final = frozenset({"queue", "slo", "shed"})
+CAPACITY_CAUSES: Final = frozenset({"queue", "slo", "shed"})
 """Causes of a refusal that more replicas would have prevented."""
 
 
@@ -282,6 +282,6 @@ class Intake:
     def _note_lack(self, session: RelayedSession, error: OutriderError, now: float) -> None:
         """Tell the autoscaling advice of a refusal that more replicas at home would have
         prevented."""
-        if isinstance(error, OverloadedError) and error.metadata.get("cause") in _CAPACITY_CAUSES:
+        if isinstance(error, OverloadedError) and error.metadata.get("cause") in CAPACITY_CAUSES:
             home = self._fleet_view.home(session.request)
             self._autoscale.record_shortage(FleetKey(home, session.request.model), now)

@@ -131,7 +131,7 @@ def test_too_few_requests_say_nothing() -> None:
 
 
 def test_it_grows_by_one_at_least_and_to_twice_at_most() -> None:
-    assert Region(4).run(20, load=1.6, late=1.0) == 5
+    assert Region(4).run(40, load=2.4, late=1.0) == 5
     assert Region(4).run(20, load=400.0, late=1.0) == 8
 
 
@@ -164,15 +164,50 @@ def test_requests_that_found_no_room_count_as_late() -> None:
     assert advisor.advise(usage, 1.0)[FLEET].desired_replicas == 3
 
 
-def test_long_idleness_makes_it_shrink_one_by_one_to_the_least() -> None:
-    region = Region(6)
-    region.run(590, load=0.3)
+def test_long_idleness_makes_it_shrink_to_what_the_busiest_part_needed() -> None:
+    region = Region(12)
+    region.run(300, load=4.0)
+    region.run(290, load=2.0)
     assert region.changes == []
-    region.run(3000, load=0.3)
-    assert [num for _, num in region.changes] == [5, 4, 3, 2]
-    times = [at for at, _ in region.changes]
-    assert times[0] >= region.policy.idle_s
-    assert all(b - a >= region.policy.in_cooldown_s for a, b in pairwise(times))
+    region.run(3000, load=2.0)
+    (at, first), (later, second) = region.changes
+    assert (first, second) == (8, 4), "the busiest part would have been at half"
+    assert at >= region.policy.idle_s and later - at >= region.policy.in_cooldown_s
+
+
+def crowd(count: int, num_replicas: int = 2) -> dict[FleetKey, FleetUsage]:
+    """Replicas with eight places each before so many sessions."""
+    slots = 8 * num_replicas
+    return {FLEET: FleetUsage(num_replicas, count / slots, count, slots)}
+
+
+def test_a_crowd_makes_it_grow_at_once_and_as_far_as_needed() -> None:
+    """None of them has had its first token yet, and the last change was a moment ago."""
+    advisor = AutoscaleAdvisor(POLICY)
+    assert advisor.advise(crowd(10), 0.0)[FLEET].desired_replicas == 2
+    assert advisor.advise(crowd(17), 20.0)[FLEET].desired_replicas == 3
+    assert advisor.advise(crowd(60), 31.0)[FLEET].desired_replicas == 8
+    assert advisor.advise(crowd(60), 32.0)[FLEET].desired_replicas == 8
+    assert advisor.advise(crowd(99), 43.0)[FLEET].desired_replicas == 12, "the most there may be"
+
+
+def test_a_moment_with_more_sessions_than_places_is_no_crowd() -> None:
+    advisor = AutoscaleAdvisor(POLICY)
+    for second in range(10):
+        advisor.advise(crowd(12), float(second))
+    assert advisor.advise(crowd(17), 10.0)[FLEET].desired_replicas == 2
+
+
+@pytest.mark.parametrize("number", range(2, 12))
+def test_no_change_is_so_small_that_kubernetes_leaves_it(number: int) -> None:
+    """Its autoscaler's tolerance is a tenth."""
+    advisor = AutoscaleAdvisor(AutoscalePolicy(max_replicas=50))
+    advisor.advise(crowd(1, number), 0.0)
+    slots = 8 * number
+    usage = {FLEET: FleetUsage(number, 0.6, slots + 1, slots)}
+    for second in range(20, 40):
+        desired = advisor.advise(usage, float(second))[FLEET].desired_replicas
+    assert desired / number > 1.1
 
 
 def test_one_busy_stretch_keeps_them() -> None:
@@ -187,7 +222,8 @@ def test_it_does_not_shrink_into_late_requests() -> None:
     """What is left after shrinking is below the target, so it does not swing."""
     region = Region(2, min_replicas=1, idle_utilization=0.6)
     assert region.run(5000, load=1.0) == 2
-    assert Region(2, min_replicas=1).run(5000, load=0.6) == 1
+    assert Region(2, min_replicas=1).run(5000, load=0.6) == 2
+    assert Region(2, min_replicas=1).run(5000, load=0.5) == 1
 
 
 def test_replicas_that_somebody_else_starts_are_followed() -> None:
@@ -355,9 +391,9 @@ def test_fleets_are_regions_and_models_of_replicas_that_serve() -> None:
     ]
     found = fleet_usage(rows, {FleetKey("us", "m"): 4, FleetKey("us", "other"): 9}, 120.0)
     assert found == {
-        FleetKey("us", "m"): FleetUsage(2, 12 / 16, 4, 16),
+        FleetKey("us", "m"): FleetUsage(2, 12 / 16, 12, 16),
         FleetKey("eu", "m"): FleetUsage(1, 0.0),
-        FleetKey("eu", "other"): FleetUsage(1, 1.0, num_slots=8),
+        FleetKey("eu", "other"): FleetUsage(1, 1.0, 8, 8),
         FleetKey("ap", "m"): FleetUsage(0, 0.0),
     }
 
