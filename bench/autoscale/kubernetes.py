@@ -158,13 +158,14 @@ class Autoscaler:
         longest_s = max(self.spec.up.window_s, self.spec.down.window_s)
         while self._recommended and self._recommended[0][0] <= now - longest_s:
             self._recommended.popleft()
-        recent = [*self._recommended, (now, wanted)]
         self._recommended.append((now, wanted))
-        least = min(
-            number for at, number in recent if at > now - self.spec.up.window_s or at == now
-        )
-        most = max(number for at, number in recent if at > now - self.spec.down.window_s)
+        least = min(self._within(self.spec.up.window_s, now))
+        most = max(self._within(self.spec.down.window_s, now))
         return min(max(current, least), most)
+
+    def _within(self, window_s: float, now: float) -> list[int]:
+        """What was recommended in a window, the latest at least."""
+        return [number for at, number in self._recommended if at > now - window_s or at == now]
 
     def _limited(self, wanted: int, current: int, now: float) -> int:
         """As far as the policies allow."""
