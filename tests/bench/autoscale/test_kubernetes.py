@@ -97,7 +97,9 @@ def test_a_manifest_is_read_with_keda_s_and_kubernetes_defaults() -> None:
     metadata = {"query": " load ", "threshold": "5"}
     thing: dict[str, Any] = {"spec": {"triggers": [{"type": "prometheus", "metadata": metadata}]}}
     assert ScaledObject.of(thing) == ScaledObject((Trigger("load", 5.0),))
-    behavior = {"scaleUp": {"policies": [{"type": "Pods", "value": 2, "periodSeconds": 60}]}}
+    behavior: dict[str, Any] = {
+        "scaleUp": {"policies": [{"type": "Pods", "value": 2, "periodSeconds": 60}]}
+    }
     thing["spec"]["advanced"] = {"horizontalPodAutoscalerConfig": {"behavior": behavior}}
     assert ScaledObject.of(thing).up == Rules(0.0, (Policy(False, 2.0, 60.0),))
     behavior["scaleUp"] = {"selectPolicy": "Min"}
