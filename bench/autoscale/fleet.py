@@ -102,7 +102,7 @@ class Fleet:
         self._leaving: list[Pod] = []
         self._at: dict[int, Pod] = {}
         self._arrived: deque[float] = deque()
-        self._sample = Sample(0, 0, 0, MAX_SESSIONS)
+        self._sample = Sample(0, 0, MAX_SESSIONS)
         self._desired = 0
         self._num_open = 0
         self._is_over = False
@@ -295,7 +295,6 @@ class Fleet:
         self._sample = Sample(
             self._desired,
             self._router.num_waiting + sum(it.queued for it in replicas),
-            len(self._pods),
             MAX_SESSIONS,
             replicas,
             len(self._arrived),

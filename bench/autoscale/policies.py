@@ -51,8 +51,6 @@ class Sample:
     """Our router's figure."""
     waiting: int
     """Chats that wait, anywhere."""
-    num_replicas: int
-    """That are set, ready or not."""
     num_places: int
     """Chats that a replica runs at once."""
     replicas: tuple[ReplicaSample, ...] = ()

@@ -64,10 +64,6 @@ class ScaledRouter(MeshRouter):
         self.report([replace(report, load=replace(report.load, draining=True))], now)
         self._fleet_view.refresh(self._registry, now)
 
-    def gone(self, name: str, now: float) -> None:
-        """A replica that was drained ended."""
-        self.lose(name, now)
-
     def place(self, ask: Ask, now: float) -> str | None:
         self._opened_at[ask.number] = now
         try:
