@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import os
 import re
 import signal
@@ -59,6 +60,7 @@ async def ask(mesh: LocalMesh, duration_s: float) -> None:
     """More and more chats at a time, and then fewer; a replica is stopped meanwhile."""
     host, port = mesh.edge
     began = time.monotonic()
+    count = itertools.count(1)
     replica = mesh.services("inference")[0]
 
     def share() -> float:
@@ -69,7 +71,7 @@ async def ask(mesh: LocalMesh, duration_s: float) -> None:
             if number >= _MAX_CHATS * (1.0 - abs(2.0 * at - 1.0)) + 1:
                 await asyncio.sleep(0.5)
                 continue
-            prompt = _PROMPTS[number % len(_PROMPTS)]
+            prompt = f"{next(count)}. {_PROMPTS[number % len(_PROMPTS)]}"  # asked by nobody before
             asked = [Message("system", _INSTRUCTIONS), Message("user", prompt)]
             try:
                 async with client.chat(asked, sampling=SamplingParams(max_tokens=64)) as chat:
