@@ -1,6 +1,6 @@
 """What Kubernetes' HorizontalPodAutoscaler and KEDA make of a ScaledObject. Pure.
 
-After their documentation and source: the HPA's rule for external metrics of target AverageValue,
+After their documentation: the HPA's rule for external metrics of target AverageValue,
 tolerance, stabilization windows and policies; KEDA's activation from zero, and its cooldown before
 zero. The object is read from its manifest, so what a manifest leaves out has their defaults.
 """
