@@ -8,7 +8,6 @@ Virtual time, so a busy machine only makes it take longer.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -26,10 +25,11 @@ from bench.autoscale.study import (
     Case,
     CaseResult,
     capacity,
-    run_all,
+    run_one,
     starts_s,
 )
-from bench.harness import Cell, Run, interval, parser, start
+from bench.harness import Run, parser, spread, start
+from bench.harness.parallel import run_all
 from bench.scale.study import inputs
 
 CORE_SHARE: Final = 0.5
@@ -92,23 +92,16 @@ def _table(run: Run, plan: Plan, start_s: float, rows: Mapping[str, Sequence[Cas
     )
     for policy, found in rows.items():
         table.add(
-            *(policy, _spread([it.replica_hours for it in found])),
-            _spread([it.met_share for it in found]),
-            _spread([it.ttft_p50_ms for it in found]),
-            _spread([it.ttft_p95_ms for it in found]),
-            _spread([it.ttft_p99_ms for it in found]),
+            *(policy, spread([it.replica_hours for it in found])),
+            spread([it.met_share for it in found]),
+            spread([it.ttft_p50_ms for it in found]),
+            spread([it.ttft_p95_ms for it in found]),
+            spread([it.ttft_p99_ms for it in found]),
             *(sum(it.num_delayed for it in found), sum(it.num_given_up for it in found)),
             *(sum(it.num_lost for it in found), sum(it.num_moves for it in found)),
             *(sum(it.num_woken for it in found), max(it.longest_wake_s for it in found)),
             sum(it.num_changes for it in found),
         )
-
-
-def _spread(values: Sequence[float]) -> Cell:
-    """Mean, lowest and highest; the value itself, of one alone."""
-    if len(values) == 1:
-        return float(values[0])
-    return interval(fmean(values), min(values), max(values))
 
 
 def main() -> int:
@@ -123,19 +116,12 @@ def main() -> int:
         plan = Plan(starts_s(), (1,), CORE_SHARE)
     else:
         plan = Plan(starts_s(), range(1, arguments.seeds + 1))
-    cases = plan.cases
-    begin = time.monotonic()
-
-    def progress(count: int) -> None:
-        took_s = time.monotonic() - begin
-        print(f"{count} of {len(cases)} runs after {took_s:.0f} s", file=sys.stderr)
-
     run.setting("inputs", **inputs())
     run.setting(
         "all", seeds=list(plan.seeds), max_replicas=MAX_REPLICAS, scrape_s=scrape_s(),
         drain_s=DRAIN_S, objective_ms=TTFT_MS, replica_chats_per_s=round(capacity(), 3),
     )  # fmt: skip
-    num_failed = report(run, plan, run_all(cases, arguments.jobs, progress))
+    num_failed = report(run, plan, run_all(run_one, plan.cases, arguments.jobs))
     run.finish()
     return int(num_failed > 0)
 

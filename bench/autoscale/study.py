@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed  # noqa: TID251 - spawned
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
-from multiprocessing import get_context  # noqa: TID251 - spawn does not fork
 
 from bench.autoscale.day import DAY_S, OUTAGE_AT_S, asks
 from bench.autoscale.fleet import REGION, Day, Fleet, Setup
@@ -175,17 +173,3 @@ def _is_whole(ask: Ask) -> bool:
 def run_one(case: Case) -> CaseResult:
     """With calls that take what was recorded."""
     return run_case(case, Speed(calls.recorded()))
-
-
-def run_all(
-    cases: Sequence[Case], jobs: int, progress: Callable[[int], None]
-) -> dict[Case, CaseResult]:
-    """Every case once, several at a time in processes of their own; `progress` hears how many are
-    done."""
-    found: dict[Case, CaseResult] = {}
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        for future in as_completed([pool.submit(run_one, case) for case in cases]):
-            result = future.result()
-            found[result.case] = result
-            progress(len(found))
-    return found

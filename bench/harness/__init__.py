@@ -15,7 +15,7 @@ from bench.harness.statistics import (
     share_interval,
     told_quantile,
 )
-from bench.harness.tables import TOO_FEW, Cell, Table, interval, show
+from bench.harness.tables import TOO_FEW, Cell, Table, interval, show, spread
 
 __all__ = [
     "RESULTS",
@@ -33,6 +33,7 @@ __all__ = [
     "quantile",
     "share_interval",
     "show",
+    "spread",
     "start",
     "time_us",
     "told_quantile",

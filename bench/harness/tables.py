@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import TypeAlias
 
 from bench.harness.statistics import (
@@ -93,6 +94,13 @@ class Table:
 def interval(middle: float, low: float, high: float) -> str:
     """Text of a figure with its interval."""
     return f"{show(middle)} ({show(low)} to {show(high)})"
+
+
+def spread(values: Sequence[float]) -> Cell:
+    """Mean, lowest and highest; the value itself, of one alone."""
+    if len(values) == 1:
+        return float(values[0])
+    return interval(fmean(values), min(values), max(values))
 
 
 def show(cell: Cell) -> str:

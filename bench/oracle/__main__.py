@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -16,7 +15,8 @@ from statistics import fmean
 from typing import Final, TypeAlias
 
 import bench.oracle
-from bench.harness import Cell, Run, interval, parser, start
+from bench.harness import Run, parser, spread, start
+from bench.harness.parallel import run_all
 from bench.oracle.study import (
     ITL_MS,
     LOADS,
@@ -32,7 +32,7 @@ from bench.oracle.study import (
     Case,
     CaseResult,
     capacity,
-    run_all,
+    run_one,
 )
 from bench.scale.study import inputs
 
@@ -135,12 +135,12 @@ def _table(run: Run, plan: Plan, load: str, rows: Mapping[str, Sequence[CaseResu
     for policy, found in rows.items():
         ratios = [a.goodput / b.goodput for a, b in zip(found, oracle, strict=True)]
         table.add(
-            *(policy, _spread([it.goodput for it in found]), _spread(ratios)),
-            _spread([it.ttft_p50_ms for it in found]),
-            _spread([it.ttft_p95_ms for it in found]),
-            _spread([it.itl_p95_ms for it in found]),
-            _spread([it.hit_rate for it in found]),
-            _spread([it.away_share for it in found]),
+            *(policy, spread([it.goodput for it in found]), spread(ratios)),
+            spread([it.ttft_p50_ms for it in found]),
+            spread([it.ttft_p95_ms for it in found]),
+            spread([it.itl_p95_ms for it in found]),
+            spread([it.hit_rate for it in found]),
+            spread([it.away_share for it in found]),
             *(sum(it.num_requests for it in found), sum(it.num_failed for it in found)),
         )
 
@@ -174,13 +174,6 @@ def _ratio(value: float, base: float) -> float:
     return round(value / base, 3)
 
 
-def _spread(values: Sequence[float]) -> Cell:
-    """Mean, lowest and highest; the value itself, of one alone."""
-    if len(values) == 1:
-        return float(values[0])
-    return interval(fmean(values), min(values), max(values))
-
-
 def main() -> int:
     flags = parser("oracle", bench.oracle.__doc__ or "", core="two loads, one seed")
     flags.add_argument("--seeds", type=int, default=3, help="runs of everything, each another day")
@@ -193,19 +186,12 @@ def main() -> int:
         plan = Plan(CORE_LOADS, (1,))
     else:
         plan = Plan(tuple(LOADS), range(1, arguments.seeds + 1), checked_loads=CHECKED_LOADS)
-    cases = plan.cases
-    begin = time.monotonic()
-
-    def progress(count: int) -> None:
-        took_s = time.monotonic() - begin
-        print(f"{count} of {len(cases)} runs after {took_s:.0f} s", file=sys.stderr)
-
     run.setting("inputs", **inputs())
     run.setting(
         "all", measured_s=SECONDS, warm_up_s=WARM_S, seeds=list(plan.seeds), aim=AIM,
         replica_requests_per_s=round(capacity(), 3),
     )  # fmt: skip
-    num_failed = report(run, plan, run_all(cases, arguments.jobs, progress))
+    num_failed = report(run, plan, run_all(run_one, plan.cases, arguments.jobs))
     run.finish()
     return int(num_failed > 0)
 

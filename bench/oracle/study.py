@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed  # noqa: TID251 - spawned
 from dataclasses import dataclass
 from functools import cache
-from multiprocessing import get_context  # noqa: TID251 - spawn does not fork
 from typing import TypeAlias
 
 from bench.harness import quantile
@@ -214,17 +212,3 @@ def capacity() -> float:
 def run_one(case: Case) -> CaseResult:
     """With calls that take what was recorded."""
     return run_case(case, calls.recorded(), capacity())
-
-
-def run_all(
-    cases: Sequence[Case], jobs: int, progress: Callable[[int], None]
-) -> dict[Case, CaseResult]:
-    """Every case once, several at a time in processes of their own; `progress` hears how many are
-    done."""
-    found: dict[Case, CaseResult] = {}
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        for future in as_completed([pool.submit(run_one, case) for case in cases]):
-            result = future.result()
-            found[result.case] = result
-            progress(len(found))
-    return found

@@ -11,10 +11,9 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from statistics import fmean
 
 import bench.scale
-from bench.harness import TOO_FEW, Cell, Run, interval, parser, start
+from bench.harness import TOO_FEW, Cell, Run, parser, spread, start
 from bench.harness.statistics import num_needed
 from bench.scale.bound import most_of_linear
 from bench.scale.demand import GROUPS_PER_REPLICA
@@ -169,11 +168,11 @@ def _efficiency(run: Run, plan: Plan, rows: Rows) -> None:
         table.add(
             _fleet(name),
             NUM_REGIONS[name] if isinstance(name, int) else 1,
-            _spread(rates),
-            _spread(linear),
+            spread(rates),
+            spread(linear),
             _most(plan.searches[name][0].case),
             AIMS[name] if isinstance(name, int) else "-",
-            _spread(over_same),
+            spread(over_same),
             reports_ms,
         )
 
@@ -214,24 +213,17 @@ def _cells(rows: Sequence[CaseResult]) -> tuple[Cell, ...]:
     p50, p90, p99 = (list(ms) for ms in zip(*(row.ttft_ms for row in rows), strict=True))
     enough = min(row.num_requests for row in rows) >= num_needed(0.99)
     return (
-        _spread([row.met_share for row in rows]),
-        _spread(p50),
-        _spread(p90),
-        _spread(p99) if enough else TOO_FEW,
-        _spread([row.hit_rate for row in rows]),
-        _spread([row.away_share for row in rows]),
+        spread([row.met_share for row in rows]),
+        spread(p50),
+        spread(p90),
+        spread(p99) if enough else TOO_FEW,
+        spread([row.hit_rate for row in rows]),
+        spread([row.away_share for row in rows]),
         sum(row.num_requests for row in rows),
         sum(row.num_deaths for row in rows),
         sum(row.num_moves for row in rows),
         sum(row.num_failed for row in rows),
     )
-
-
-def _spread(values: Sequence[float]) -> Cell:
-    """Mean, lowest and highest; the value itself, of one alone."""
-    if len(values) == 1:
-        return float(values[0])
-    return interval(fmean(values), min(values), max(values))
 
 
 if __name__ == "__main__":
