@@ -5,6 +5,7 @@ killed in the middle of the reply."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Sequence
@@ -40,7 +41,6 @@ FEW = (
 )
 NUM_TOKENS = 1000
 """Of a reply: some hundred are there before a busy machine has read the first ones."""
-BEGUN_CHARS = 40
 LIMIT_S = 200.0
 
 
@@ -162,15 +162,24 @@ async def native_and_killed(mesh: LocalMesh, asked: Asked) -> None:
         ) as chat:
             async for event in chat:
                 said += event.text if isinstance(event, Committed) else ""
-                if len(said) > BEGUN_CHARS and not killed:
+                if said and not killed:
+                    # Such a small model would have ended its reply before the router answers.
+                    signal_replicas(mesh, signal.SIGSTOP)
                     killed = await router.latest_replica()
                     os.kill(mesh.state.service(killed)["pid"], signal.SIGKILL)
+                    signal_replicas(mesh, signal.SIGCONT)
             result = await chat.result()
     assert said == result.text == asked.text
     assert result.ids == asked.ids
     assert (result.content, result.reasoning) == (asked.read.content, asked.read.reasoning)
     assert result.num_moves == 1, "the chat was over too soon"
     assert result.replica != killed
+
+
+def signal_replicas(mesh: LocalMesh, number: signal.Signals) -> None:
+    for replica in mesh.services("inference"):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(replica["pid"], number)
 
 
 def check_replies(kind: ModelClass, asked: Sequence[Asked]) -> None:

@@ -140,7 +140,12 @@ def ended(page: Page) -> None:
 def begun(page: Page, num_chars: int = 40) -> None:
     """Wait until so much of the newest reply is final."""
     page.wait_for_function(
-        "n => [...document.querySelectorAll('.reply.live .prose')].at(-1)?.textContent.length > n",
+        """(least) => {
+          const prose = [...document.querySelectorAll('.reply.live .prose')].at(-1);
+          const guesses = [...(prose?.querySelectorAll('.guess') ?? [])];
+          const shown = prose?.textContent.length ?? 0;
+          return shown - guesses.reduce((sum, it) => sum + it.textContent.length, 0) > least;
+        }""",
         arg=num_chars,
     )
 
