@@ -171,6 +171,7 @@ async def test_whoever_closes_a_session_gives_its_chats_up_or_comes_back(
     assert again.status == 200, "the connection is of use still"
     late = client.stream(session, chat_frame())
     assert (await late.whole()).reset_code == H3Code.WEBTRANSPORT_STREAM_REJECTED.value
+    await mesh.edge.stop()  # or it would wait for the one who comes back
 
 
 async def test_an_edge_that_stops_ends_chats_in_words_and_sessions_by_a_code(
