@@ -33,7 +33,7 @@ from bench.chaos.load import LoadSize, MixedLoad
 from bench.chaos.redis import URL, Redis
 from bench.chaos.schedule import PERIOD_S, PlannedFault, schedule
 from bench.chaos.supervisor import Supervisor
-from bench.faults.chats import PROMPTS, ReferenceChat, make_reference_chats
+from bench.faults.chats import LONG_PROMPT, PROMPTS, ReferenceChat, make_reference_chats
 from bench.harness import Run, parser, start
 from bench.regions.hosts import enter_own_network
 from bench.regions.mesh import NEAR, ONE_WAY_MS, REGIONS, RegionalMesh, running
@@ -52,11 +52,6 @@ _LENGTHS: Final = (16, 96)
 _CALM_S: Final = 15.0
 """Load alone, before the first fault."""
 _PROGRESS_S: Final = 30.0
-_LONG_PROMPT: Final = "Sum up what follows. " + " ".join(
-    f"Item {number}: the lamp on pier {number * 7 % 19} was lit at dusk and seen from the sea."
-    for number in range(16)
-)
-"""Long enough for its KV, and its token ids, to go into a Redis."""
 
 
 @dataclass(slots=True)
@@ -99,7 +94,7 @@ def kinds_here() -> tuple[str, ...]:
 
 def make_references() -> list[ReferenceChat]:
     """Short replies and long ones; blocks for seconds."""
-    prompts = (*PROMPTS, _LONG_PROMPT)
+    prompts = (*PROMPTS, LONG_PROMPT)
     return [it for length in _LENGTHS for it in make_reference_chats("fake", length, prompts)]
 
 

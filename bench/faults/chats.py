@@ -29,6 +29,11 @@ PROMPTS = (
     "List the planets, with one sentence about each of them.",
     "What is a good way to learn a new language as an adult?",
 )
+LONG_PROMPT = "Sum up what follows. " + " ".join(
+    f"Item {number}: the lamp on pier {number * 7 % 19} was lit at dusk and seen from the sea."
+    for number in range(16)
+)
+"""Long enough for its KV, and its token ids, to go into a Redis."""
 REPLICA_KILL = "replica, SIGKILL"
 _CONNECT_S = 30.0
 """Limit of a client's connecting, which takes long where hundreds do at once."""

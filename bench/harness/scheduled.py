@@ -8,9 +8,12 @@ from dataclasses import dataclass, field, replace
 
 from outrider.engines.base import Engine
 from outrider.models.vocabulary import Vocabulary
+from outrider.sampling.grammar import Grammar
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
 from outrider.speculation.shipped import shipped_prior
+from services.inference.grammars.compiler import compile_grammar
+from services.inference.grammars.token_table import TokenTable
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.scheduler import Scheduler
 from services.inference.scheduler.types import Event, Failed, Finished, OpenRequest, SessionCommit
@@ -47,11 +50,13 @@ def answer(
     concurrency: int,
     first_seed: int = 0,
     predictions: Sequence[str] = (),
+    grammars: Sequence[Grammar | None] = (),
     drafts: bool = True,
 ) -> Outcome:
     """Answer all prompts, `concurrency` at a time, on a scheduler of their own, which knows no
-    others; seeds count from the first. `drafts`: the region drafts for itself. Raises the error of
-    a session that fails."""
+    others; seeds count from the first. `grammars`, if any, is one for each prompt, or None: a reply
+    in free text. `drafts`: the region drafts for itself. Raises the error of a session that fails,
+    or of a grammar that cannot be compiled."""
 
     def new_reply(params: SamplingParams) -> ReplyText:
         return ReplyText(params, vocabulary.stop_ids, vocabulary.detokenizer())
@@ -60,15 +65,18 @@ def answer(
     limits = SchedulerLimits(max_sessions=concurrency)
     scheduler = Scheduler(engine.info, limits, new_reply, prior)
     texts = predictions or [""] * len(prompts)
+    laws = grammars or [None] * len(prompts)
+    table = TokenTable(vocabulary) if any(laws) else None
     asked = [
         OpenRequest(
             number,
             tuple(ids),
-            replace(sampling, seed=first_seed + number),
+            replace(sampling, seed=first_seed + number, grammar=law),
             prediction=tuple(vocabulary.encode(text)),
             region_drafts=drafts,
+            constraint=compile_grammar(table, law).constraint() if table and law else None,
         )
-        for number, (ids, text) in enumerate(zip(prompts, texts, strict=True))
+        for number, (ids, text, law) in enumerate(zip(prompts, texts, laws, strict=True))
     ]
     asked.reverse()
     outcome = Outcome(replies=[[] for _ in prompts])

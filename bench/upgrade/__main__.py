@@ -20,7 +20,7 @@ from itertools import product
 from pathlib import Path
 from typing import Final
 
-from bench.faults.chats import ReferenceChat, make_reference_chats
+from bench.faults.chats import LONG_PROMPT, PROMPTS, ReferenceChat, make_reference_chats
 from bench.harness import Run, parser, start
 from bench.harness.mesh import Service
 from bench.upgrade.mesh import UpgradedMesh, running
@@ -146,12 +146,14 @@ def report(run: Run, rounds: Mapping[str, Round]) -> None:
     }
 
 
-async def _measure(versions: tuple[Version, Version], run: Run, engine: str) -> dict[str, Round]:
-    references = await asyncio.to_thread(make_reference_chats, engine, NUM_TOKENS)
-    orders = list(_ORDERS.items())[: 1 if run.quick else None]
+async def _measure(
+    versions: tuple[Version, Version], engine: str, orders: Mapping[str, Sequence[Role]]
+) -> dict[str, Round]:
+    prompts = (*PROMPTS, LONG_PROMPT)
+    references = await asyncio.to_thread(make_reference_chats, engine, NUM_TOKENS, prompts)
     return {
         name: await there_and_back(versions, order, references, NUM_CHATS, engine=engine)
-        for name, order in orders
+        for name, order in orders.items()
     }
 
 
@@ -159,9 +161,13 @@ def main() -> int:
     made = parser("upgrade", __doc__ or "")
     default = "default: the newest release, or the commit named in tools/earlier_version.py"
     made.add_argument("--from", dest="earlier", metavar="REV", help=default)
-    made.add_argument("--real", action="store_true", help="replicas with the default model")
+    made.add_argument(
+        "--real", action="store_true", help="replicas with the default model; not recorded"
+    )
     arguments = made.parse_args()
     run = start("upgrade", arguments)
+    orders = dict(list(_ORDERS.items())[: 1 if run.quick else None])
+    run.quick |= arguments.real
     engine = "openvino" if arguments.real else "fake"
     with tempfile.TemporaryDirectory(prefix="outrider-versions-") as folder:
         try:
@@ -175,7 +181,7 @@ def main() -> int:
         versions = (earlier, install_this(Path(folder) / "this"))
         run.setting("versions", earlier=commit, wire_compatible=not found)
         run.setting("chats", at_once=NUM_CHATS, tokens=NUM_TOKENS, call_ms=CALL_MS, engine=engine)
-        report(run, asyncio.run(_measure(versions, run, engine)))
+        report(run, asyncio.run(_measure(versions, engine, orders)))
     run.figures["earlier"] = commit
     run.finish()
     return int(bool(run.figures["problems"]) or bool(found))
