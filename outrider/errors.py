@@ -35,6 +35,7 @@ OutriderError                    INTERNAL            500
 ├── PoisonousRequestError        INTERNAL            500
 ├── PeerFaultError               INTERNAL            502
 ├── ConfigError                  INVALID_ARGUMENT    400
+│   ├── EdgeListError            INVALID_ARGUMENT    400
 │   └── InsufficientMemoryError  RESOURCE_EXHAUSTED  503
 └── ModelStoreError              INTERNAL            500
     ├── ArtifactMissingError     NOT_FOUND           404
@@ -363,6 +364,12 @@ class ConfigError(OutriderError):
     grpc_code = "INVALID_ARGUMENT"
     http_status = 400
     reason = "CONFIG"
+
+
+class EdgeListError(ConfigError):
+    """A signed list of edges is damaged, not signed by a trusted key, too old, or has ended."""
+
+    reason = "EDGE_LIST"
 
 
 class InsufficientMemoryError(ConfigError):

@@ -32,6 +32,7 @@ COMMANDS: Final = {
     "check": "outrider.cli.check:check",
     "models": "outrider.cli.model_commands:app",
     "keys": "outrider.cli.keys:app",
+    "edges": "outrider.cli.edges:app",
     "config": "outrider.cli.config:app",
     "demo": "outrider.cli.demo.commands:app",
     "bench": "outrider.cli.bench.serve:app",

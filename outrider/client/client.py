@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
 from outrider.access.client_key import configured_key, found_key
 from outrider.client.address import EdgeAddress
 from outrider.client.chat import Chat
 from outrider.client.events import EdgeInfo, TextIds
+from outrider.client.known_edges import KnownEdges
 from outrider.client.link import Link, open_link
+from outrider.client.list_reader import ListReader
 from outrider.client.messages import read_messages
 from outrider.client.protocol import DEFAULT_PORT
+from outrider.client.question import answer
 from outrider.client.recovery import ReconnectPolicy
 from outrider.client.streams import Connection
 from outrider.client.tickets import SessionTickets
@@ -35,15 +38,14 @@ from outrider.client.wire import (
     tokenize_frame,
     typed_frame,
 )
-from outrider.codec.frames import FrameDecoder
-from outrider.errors import ConfigError, OutriderError, UnavailableError
+from outrider.edge_list import read_key
+from outrider.errors import ConfigError, OutriderError
 from outrider.models.chat import Message
 from outrider.models.template_variables import check_variables
 from outrider.models.tools import check_tools, tool_text
 from outrider.sampling.grammar import from_response_format
 from outrider.sampling.params import SamplingParams
 
-T = TypeVar("T")
 DEFAULT_RECONNECT: Final = ReconnectPolicy()
 
 
@@ -170,23 +172,15 @@ class Client:
     async def describe(self) -> EdgeInfo:
         """Ask the edge for its name, region and models. Raises UnavailableError, or the edge's own
         error."""
-        return await self._ask(DESCRIBE, read_description)
+        return await answer(await self._link.usable(), DESCRIBE, read_description)
 
     async def tokenize(self, text: str, *, model: str = "") -> TextIds:
         """Turn a text of up to about a megabyte into token ids, as the edge's `/tokenize` does:
         names of control tokens in it become these tokens, and a tokenizer service encodes long
         texts if the edge has one. It needs the scope `tokenize`. Raises UnavailableError,
         PromptTooLongError, InvalidRequestError, or the edge's own error."""
-        return await self._ask(tokenize_frame(text, model, self._credential), read_text_ids)
-
-    async def _ask(self, frame: bytes, read: Callable[[bytes], T]) -> T:
-        question = _Question(read)
-        connection = await self._link.usable()
-        stream_id = connection.open(question, frame)
-        try:
-            return await question.answer
-        finally:
-            connection.drop(stream_id)
+        frame = tokenize_frame(text, model, self._credential)
+        return await answer(await self._link.usable(), frame, read_text_ids)
 
 
 @asynccontextmanager
@@ -205,6 +199,8 @@ async def connect(
     key: str | None = None,
     user: str = "",
     client_secret: bytes = b"",
+    edge_list_keys: Sequence[str] = (),
+    edge_list_file: Path | str | None = None,
 ) -> AsyncIterator[Client]:
     """Connect to the edge at `host`: a name, an address, or `quic://host:port`.
 
@@ -224,10 +220,17 @@ async def connect(
       0-RTT); if no edge answers, the chats report it.
     - `key`: an API key or a token. None: that of OUTRIDER_API_KEY, else that of
       ~/.config/outrider/config.toml, else the development key of `outrider up` if its edge is the
-      only one named; "": no key. It is sent only to an edge whose certificate is trusted.
+      only one that may be used; "": no key. It is sent only to an edge whose certificate is
+      trusted.
     - `user`: which of the key's users the chats are for.
     - `client_secret`: `Client.secret` of an earlier client, 16 to 64 bytes, to be the same client
       again; by default a random one.
+    - `edge_list_keys`: public keys of which one has to have signed the mesh's list of edges
+      (`outrider edges key` prints one). With them, the client asks its edge for the list, and uses
+      the edges of a list that it has verified after the ones named here: the nearest first, by
+      the time of a handshake with each. Certificates are verified as those of `others` are.
+      `edge_list_file`: keeps the list, so that a later client finds its edges although none of
+      those named here answers.
 
     Leaving the context ends every chat without waiting. Raises UnavailableError, which says what to
     check, and ConfigError for an invalid address.
@@ -240,24 +243,41 @@ async def connect(
     first = _address(host, port, ca, insecure, server_name)
     if key is None and not insecure:
         # The key of a mesh on this machine is for its own edge: not where there are others.
-        find = partial(found_key, first.host, first.port) if not others else configured_key
+        is_alone = not (others or edge_list_keys)
+        find = partial(found_key, first.host, first.port) if is_alone else configured_key
         key = await asyncio.to_thread(find, os.environ)
     if user and not key:
         raise ConfigError("a user needs the key of its tenant; give the key too")
     if client_secret and not 16 <= len(client_secret) <= 64:
         raise ConfigError(f"client_secret has 16 to 64 bytes, not {len(client_secret)}")
     credential = Credential(key or "", user, client_secret or secrets.token_bytes(32))
+    named = (first, *(_address(other, None, ca, insecure, server_name) for other in others))
+    edges, lists = _edges(named, edge_list_keys, edge_list_file)
     link = await open_link(
-        (first, *(_address(other, None, ca, insecure, server_name) for other in others)),
+        edges,
         timeout_s,
         SessionTickets() if tickets is None else tickets,
         reconnect,
         early=early_data,
+        lists=lists,
     )
     try:
         yield Client(link, credential)
     finally:
         link.close()
+
+
+def _edges(
+    named: Sequence[EdgeAddress], keys: Sequence[str], file: Path | str | None
+) -> tuple[KnownEdges, ListReader | None]:
+    if isinstance(keys, str):
+        raise ConfigError("edge_list_keys is a list of keys; write edge_list_keys=[KEY]")
+    edges = KnownEdges(named, [read_key(key) for key in keys])
+    if keys:
+        return edges, ListReader(edges, None if file is None else Path(file).expanduser())
+    if file is not None:
+        raise ConfigError("edge_list_file needs the keys that lists are signed with; name them")
+    return edges, None
 
 
 def _with_format(
@@ -316,34 +336,6 @@ class Typing:
 
     def failed(self, error: OutriderError) -> None:
         """Called by the connection when the stream is cut off: so is the head start."""
-
-
-class _Question(Generic[T]):
-    """A stream whose answer is one frame."""
-
-    def __init__(self, read: Callable[[bytes], T]) -> None:
-        self._decoder = FrameDecoder()
-        self._read = read
-        self.answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-
-    def received(self, data: bytes, end_stream: bool) -> None:
-        """Called by the connection."""
-        try:
-            for payload in self._decoder.feed(data):
-                self._settle(self._read(payload))
-            if end_stream and not self.answer.done():
-                raise UnavailableError("the edge ended the stream without an answer; ask again")
-        except OutriderError as error:
-            self.failed(error)
-
-    def failed(self, error: OutriderError) -> None:
-        """Called by the connection when the stream is cut off."""
-        if not self.answer.done():
-            self.answer.set_exception(error)
-
-    def _settle(self, answer: T) -> None:
-        if not self.answer.done():
-            self.answer.set_result(answer)
 
 
 def _address(

@@ -80,6 +80,9 @@ class EdgeInfo:
     """The models that clients without a key may use; the first serves chats that name none."""
     resume_window_s: float
     """How long a chat continues without its client, in seconds; 0: it is cancelled at once."""
+    edge_list: bytes = b""
+    """The signed list of the mesh's edges, unchecked (outrider.edge_list); empty: the edge has
+    none."""
 
 
 @dataclass(frozen=True, slots=True)

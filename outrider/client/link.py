@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import random
-from collections.abc import Sequence
+import time
 from typing import Final
 
 from outrider.client.address import EdgeAddress
 from outrider.client.dialling import LIMITS, Dialled, dial, dial_quic
+from outrider.client.known_edges import KnownEdges
+from outrider.client.list_reader import ListReader
 from outrider.client.protocol import CloseCode
 from outrider.client.recovery import Attempts, ReconnectPolicy
 from outrider.client.streams import Connection
@@ -37,15 +38,18 @@ class Link:
 
     def __init__(
         self,
-        addresses: Sequence[EdgeAddress],
-        at: int,
+        edges: KnownEdges,
+        address: EdgeAddress,
         dialled: Dialled,
         tickets: SessionTickets,
         policy: ReconnectPolicy | None,
+        lists: ListReader | None = None,
     ) -> None:
-        self._addresses = addresses
-        self._at = at
-        """Which of them the present connection is to."""
+        """`lists` keeps the list of `edges`; None: they have none."""
+        self._edges = edges
+        self._lists = lists
+        self._address = address
+        """To which of them the present connection is."""
         self._tickets = tickets
         self._left: list[Connection] = []
         """Earlier connections, on which chats may still run."""
@@ -75,6 +79,7 @@ class Link:
             raise UnavailableError("the client is closed")
         if self._connection.lost is None and not self._connection.is_leaving:
             self._try_quic_again()
+            self._look_at_list()
             return self._connection
         if self.policy is None:
             raise self._connection.lost or DrainingError("the edge is being stopped; connect again")
@@ -100,6 +105,8 @@ class Link:
         for task in (self._redialling, self._better, self._trying_quic):
             if task is not None:
                 task.cancel()
+        if self._lists is not None:
+            self._lists.close()
         for connection in (self._connection, *self._left):
             connection.shut()
 
@@ -107,11 +114,16 @@ class Link:
         """Make a connection the present one."""
         self._connection = dialled.connection
         self._better = dialled.better
+        self._look_at_list()
         if self._better is not None:
             self._better.add_done_callback(self._settled)
         elif self._connection.way is Way.TCP:
             self._quic_due_at = asyncio.get_running_loop().time() + LIMITS.remembered_s
             self._tell_way()
+
+    def _look_at_list(self) -> None:
+        if self._lists is not None:
+            self._lists.look(self._connection)
 
     def _settled(self, search: asyncio.Task[Connection]) -> None:
         """It is known which way leads to the edge of a connection that was used before. If that is
@@ -131,10 +143,7 @@ class Link:
     def _tell_way(self) -> None:
         if not self._has_told:
             self._has_told = True
-            log.info(
-                "QUIC does not get through to %s; chats go over TCP",
-                self._addresses[self._at % len(self._addresses)],
-            )
+            log.info("QUIC does not get through to %s; chats go over TCP", self._address)
 
     def _try_quic_again(self) -> None:
         """Beside chats over TCP, now and then."""
@@ -144,10 +153,9 @@ class Link:
             self._trying_quic = asyncio.create_task(self._move_to_quic(self.policy))
 
     async def _move_to_quic(self, policy: ReconnectPolicy) -> None:
-        before, at = self._connection, self._at
-        address = self._addresses[at % len(self._addresses)]
+        before = self._connection
         try:
-            found = await dial_quic(address, policy.attempt_timeout_s, self._tickets)
+            found = await dial_quic(self._address, policy.attempt_timeout_s, self._tickets)
         except OutriderError:
             return  # not now
         if before is not self._connection or before.lost is not None:
@@ -164,31 +172,31 @@ class Link:
                 return self._connection
         attempts = Attempts(policy)
         loop = asyncio.get_running_loop()
+        last, process_name = self._address, self._connection.process_name
+        order = self._edges.in_order(time.time(), last)
         if self._connection.is_leaving or not self._connection.was_established:
-            self._at += 1
+            order = (*order[1:], last)
         self._leave(self._connection)
-        before, process_name = self._at, self._connection.process_name
-        for number in itertools.count(1):
-            address = self._addresses[self._at % len(self._addresses)]
-            try:
-                dialled = await dial(
-                    address,
-                    policy.attempt_timeout_s,
-                    self._tickets,
-                    early=True,
-                    process_name=process_name if self._at == before else b"",
-                )
-                self._use(dialled)
-                break
-            except OutriderError as error:
-                self._at += 1
-                if number % len(self._addresses):
+        while True:
+            for address in order:
+                try:
+                    dialled = await dial(
+                        address,
+                        policy.attempt_timeout_s,
+                        self._tickets,
+                        early=True,
+                        process_name=process_name if address == last else b"",
+                    )
+                except OutriderError as error:
+                    failure = error
                     continue  # the others first
-                delay_s = attempts.next_delay(loop.time(), spread(), error.retry_delay_ms / 1000)
-                if delay_s is None:
-                    raise error
-                await asyncio.sleep(delay_s)
-        return self._connection
+                self._address = address
+                self._use(dialled)
+                return self._connection
+            delay_s = attempts.next_delay(loop.time(), spread(), failure.retry_delay_ms / 1000)
+            if delay_s is None:
+                raise failure
+            await asyncio.sleep(delay_s)
 
     def _leave(self, connection: Connection) -> None:
         if connection not in self._left:
@@ -201,19 +209,21 @@ class Link:
 
 
 async def open_link(
-    addresses: Sequence[EdgeAddress],
+    edges: KnownEdges,
     timeout_s: float,
     tickets: SessionTickets,
     policy: ReconnectPolicy | None,
     *,
     early: bool,
+    lists: ListReader | None = None,
 ) -> Link:
     """Connect for the first time, to the first of the edges that answers. Raises as `dial` does."""
-    for at, address in enumerate(addresses):
-        try:
+    if lists is not None:
+        await lists.load()
+    *others, last = edges.in_order(time.time())
+    for address in others:
+        with contextlib.suppress(OutriderError):
             dialled = await dial(address, timeout_s, tickets, early=early)
-            return Link(addresses, at, dialled, tickets, policy)
-        except OutriderError:
-            if at + 1 == len(addresses):
-                raise
-    raise UnavailableError("there is no edge to connect to; name one")
+            return Link(edges, address, dialled, tickets, policy, lists)
+    dialled = await dial(last, timeout_s, tickets, early=early)
+    return Link(edges, last, dialled, tickets, policy, lists)

@@ -282,6 +282,7 @@ def read_description(payload: bytes) -> EdgeInfo:
             for model in d.models
         ),
         resume_window_s=d.resume_window_s,
+        edge_list=d.edge_list,
     )
 
 

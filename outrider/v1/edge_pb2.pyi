@@ -405,10 +405,15 @@ class EdgeDescription(_message.Message):
     REGION_FIELD_NUMBER: _builtins.int
     RESUME_WINDOW_S_FIELD_NUMBER: _builtins.int
     MODELS_FIELD_NUMBER: _builtins.int
+    EDGE_LIST_FIELD_NUMBER: _builtins.int
     edge: _builtins.str
     region: _builtins.str
     resume_window_s: _builtins.float
     """Seconds for which a chat goes on without its client."""
+    edge_list: _builtins.bytes
+    """The mesh's edges: a file of `outrider edges sign`, as it is. At most 16,384 bytes; empty: the
+    edge has none. Clients check the signature.
+    """
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelDescription]:
         """What clients without a key may use; the first is what a chat that names none gets."""
@@ -420,10 +425,11 @@ class EdgeDescription(_message.Message):
         region: _builtins.str = ...,
         resume_window_s: _builtins.float = ...,
         models: _abc.Iterable[Global___ModelDescription] | None = ...,
+        edge_list: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["edge", b"edge", "models", b"models", "region", b"region", "resume_window_s", b"resume_window_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["edge", b"edge", "edge_list", b"edge_list", "models", b"models", "region", b"region", "resume_window_s", b"resume_window_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

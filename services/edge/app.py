@@ -37,6 +37,7 @@ from services.edge.access.following import IssuerKeys, keys_followed
 from services.edge.access.identity import Tenants
 from services.edge.access.limiter import Limiter, LimitSharing
 from services.edge.chat.context import Description, EdgeContext
+from services.edge.chat.edge_list import StoredList, list_followed
 from services.edge.chat.resumption import ResumableChats
 from services.edge.chat.revocation import KeyedChats
 from services.edge.chat.shared_replies import open_shared_replies
@@ -163,7 +164,7 @@ class Edge:
         slicer = TimeSlicer()
         self._keyed_chats = KeyedChats(self._identities, slicer, self.telemetry)
         self._following = contextlib.AsyncExitStack()
-        """Holds the task that follows changes of the file of API keys."""
+        """Holds the tasks that follow changes of the files of API keys and of edges."""
 
         # What chats find, and the doors that they come through.
         self._shared_replies = open_shared_replies(
@@ -171,6 +172,9 @@ class Edge:
         )
         resumable = ResumableChats(
             config.resume_limits(), self.telemetry, self._process.named, self._shared_replies
+        )
+        self._description = Description(
+            config.name, config.region, self._identities, self.models, resumable.window_s
         )
         context = EdgeContext(
             name=config.name,
@@ -192,9 +196,7 @@ class Edge:
             time_slicer=slicer,
             timer=SharedTimer(),
             rewriter=Rewriter(config.rewriting),
-            description=Description(
-                config.name, config.region, self._identities, self.models, resumable.window_s
-            ),
+            description=self._description,
         )
         quotas = self._process.quotas(config.listener_limits())
         self.listener = Listener(context, quotas, self._process.ids)
@@ -233,6 +235,10 @@ class Edge:
         self._keyed_chats.check()
         self.telemetry.keys(len(keys), revision)
 
+    def _set_edge_list(self, stored: StoredList) -> None:
+        self._description.set_edge_list(stored.text)
+        self.telemetry.edge_list(stored.edges.valid_until)
+
     async def apply(self, update: Update[EdgeConfig]) -> None:
         """Apply the changed configuration file. Raises UnknownModelError."""
         self.set_models(update.config, update.catalog)
@@ -243,6 +249,10 @@ class Edge:
         config = self._config
         chain, key = await asyncio.to_thread(self._locate)
         await self._following.enter_async_context(keys_followed(config.keys_file, self._set_keys))
+        if config.edge_list is not None:
+            await self._following.enter_async_context(
+                list_followed(config.edge_list, self._set_edge_list)
+            )
         if self._issuer is not None:
             self._issuer.start()
         self._shared_limits = self._process.limit_sharing()

@@ -158,6 +158,9 @@ class EdgeConfig:
     """PEM key of `certificate`."""
     server_names: tuple[str, ...] = ()
     """Names and addresses in the development certificate, besides localhost."""
+    edge_list: Path | None = None
+    """File of `outrider edges sign` with the mesh's edges, for clients that know its key; None:
+    there is none. Read again when it changes."""
     log_level: str = "info"
 
     quic: ListenerLimits = field(default_factory=ListenerLimits)

@@ -65,6 +65,8 @@ class Wanted:
     tools: tuple[str, ...] = ()
     tool_choice: str = ""
     template_variables: Mapping[str, Any] = field(default_factory=dict)
+    edge_list_keys: tuple[str, ...] = ()
+    """Whose list of edges is used beside the edge that was named."""
 
 
 _AcceptanceThreshold = Annotated[
@@ -107,6 +109,14 @@ _AnswerAhead = Annotated[
         "leaves this machine before Enter.",
     ),
 ]
+_EdgeListKeys = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--edge-list-key",
+        help="Public key of the mesh's list of edges: if the edge of --edge is lost, chats "
+        "continue at another edge of the list. Repeatable.",
+    ),
+]
 _Parallel = Annotated[
     int, typer.Option(min=1, max=1024, help="Prompts of --prompt-file to answer at once.")
 ]
@@ -131,6 +141,7 @@ def chat(
     acceptance_threshold: _AcceptanceThreshold = 0.0,
     as_json: options.Json = False,
     edge: edge_choice.Edge = None,
+    edge_list_keys: _EdgeListKeys = None,
     ca: edge_choice.Ca = None,
     insecure: edge_choice.Insecure = False,
     provisional: _Provisional = True,
@@ -177,8 +188,11 @@ def chat(
     known = options.read_tools(tools)
     choice = tool_choice if known else ""
     variables = read_variables(check_variables(template_variables))
+    if edge_list_keys and edge is None:
+        raise InvalidRequestError("--edge-list-key is for a mesh elsewhere; give --edge too")
     wanted = Wanted(
-        provisional, speculation, thin, chosen.caller, expected, known, choice, variables
+        *(provisional, speculation, thin, chosen.caller, expected, known, choice, variables),
+        edge_list_keys=tuple(edge_list_keys or ()),
     )
     command = ChatCommand(chosen.address, wanted)
     settings = Settings(name, system, params)
@@ -236,6 +250,7 @@ class ChatCommand:
             reconnect=patient,
             key=caller.key,
             user=caller.user,
+            edge_list_keys=self._wanted.edge_list_keys,
         ) as client:
             yield client
 

@@ -62,7 +62,7 @@ class EdgeContext:
 
 
 class Description:
-    """The answer to DESCRIBE, made anew when the models have changed."""
+    """The answer to DESCRIBE, made anew when the models or the list of edges have changed."""
 
     def __init__(
         self,
@@ -77,8 +77,13 @@ class Description:
         self._identities = identities
         self._models = models
         self._resume_window_s = resume_window_s
+        self._edge_list = b""
         self._revision = -1
         self._frame = b""
+
+    def set_edge_list(self, text: bytes) -> None:
+        """Hand this signed list of edges to clients from now on."""
+        self._edge_list, self._revision = text, -1
 
     @property
     def frame(self) -> bytes:
@@ -88,6 +93,10 @@ class Description:
             allowed = self._identities.anonymous_models
             names = [] if allowed is None else usable(self._models.names, allowed)
             self._frame = client_wire.describe(
-                self._name, self._region, self._models.listed(names), self._resume_window_s
+                self._name,
+                self._region,
+                self._models.listed(names),
+                self._resume_window_s,
+                self._edge_list,
             )
         return self._frame

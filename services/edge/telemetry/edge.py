@@ -28,6 +28,10 @@ KEYS_REVISION: Final = Family(
     "outrider_edge_keys_revision",
     "Revision of the file of API keys that counts now.",
 )
+LIST_ENDS: Final = Family(
+    "outrider_edge_list_valid_until_timestamp_seconds",
+    "Unix time at which the list of edges that clients get ends; absent: they get none.",
+)
 OPEN_CHATS: Final = Family(
     "outrider_edge_open_chats",
     "Chats under way, those that wait for their model too.",
@@ -221,6 +225,10 @@ class EdgeTelemetry:
         """Record the number of API keys and the revision of their file."""
         self._metrics.gauge(API_KEYS).set(num_keys)
         self._metrics.gauge(KEYS_REVISION).set(revision)
+
+    def edge_list(self, valid_until: int) -> None:
+        """Record when the list of edges ends."""
+        self._metrics.gauge(LIST_ENDS).set(valid_until)
 
     def chat_opened(self) -> None:
         """A chat begins."""

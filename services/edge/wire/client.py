@@ -155,7 +155,11 @@ class ListedModel:
 
 
 def describe(
-    edge: str, region: str, models: Iterable[ListedModel], resume_window_s: float
+    edge: str,
+    region: str,
+    models: Iterable[ListedModel],
+    resume_window_s: float,
+    edge_list: bytes = b"",
 ) -> bytes:
     """The EdgeFrame that answers DESCRIBE."""
     description = edge_pb2.EdgeDescription(
@@ -171,6 +175,7 @@ def describe(
             for model in models
         ],
         resume_window_s=resume_window_s,
+        edge_list=edge_list,
     )
     return edge_pb2.EdgeFrame(description=description).SerializeToString()
 
