@@ -48,6 +48,7 @@ NO_CLAIMS: Final = (
     "**Against another model's words.**",
     "**Against files and peers' bytes.**",
     "**Against stalls of the host.**",
+    "**Against false edges.**",
 )
 """How sentences begin that say nothing of what Outrider does: names of paragraphs, what others see,
 figures, advice. A sentence that is none of these has a mark."""

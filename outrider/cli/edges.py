@@ -146,12 +146,12 @@ def show(
 
 def listed_edge(text: str) -> ListedEdge:
     """An edge as it is written on the command line. Raises ConfigError."""
-    place, has_query, query = text.partition("?")
+    place, _, query = text.partition("?")
     region, _, address = place.rpartition("=")
     try:
         parts = urlsplit(f"//{address}")
         port = parts.port
-        further = dict(parse_qsl(query, strict_parsing=True)) if has_query else {}
+        further = dict(parse_qsl(query, keep_blank_values=True))
         tcp = int(further.pop("tcp")) if "tcp" in further else None
     except ValueError as error:
         raise ConfigError(f"{text!r:.300} is no edge: {error}") from error

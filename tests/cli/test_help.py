@@ -16,7 +16,7 @@ _VERBS: Final = frozenset(
     """
     add answer ask chat check compare continue copy count create cut define draft drain embed fetch
     keep kill leave let list make manage move print refresh remove replace return revoke run send
-    serve set show start stop stream take trust turn use verify
+    serve set show sign start stop stream take trust turn use verify
     """.split()
 )
 """What a command begins with, and a flag that takes no value."""

@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 import pylsqpack
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf.message import DecodeError, Message
 
 from outrider.access import keys_file
@@ -22,6 +23,8 @@ from outrider.client.wire import ChatOptions, request_frame, typed_frame
 from outrider.codec import varint
 from outrider.codec.frames import FrameDecoder, encode_frame
 from outrider.codec.tokens import Block, TokenCodec, TokenCoder
+from outrider.edge_list import EdgeList, ListedEdge, sign
+from outrider.edge_list import read as read_edge_list
 from outrider.models.chat import Message as ChatMessage
 from outrider.models.checkpoint import read_checkpoint_config
 from outrider.models.folder import read_definition as read_definition_of_folder
@@ -198,6 +201,16 @@ def _keys_file(folder: Path, data: bytes) -> object:
     path = folder / "keys.json"
     path.write_bytes(data)
     return len(keys_file.read(path).keys)
+
+
+def _edge_lists() -> list[bytes]:
+    edges = ListedEdge("a.example", 1), ListedEdge("::1", 2, 3, "eu", "b.example")
+    key = Ed25519PrivateKey.from_private_bytes(bytes(32))
+    return [sign(EdgeList(edges, 1, 2), key).encoded()]
+
+
+def _edge_list(data: bytes) -> object:
+    return len(read_edge_list(data).edges.edges)
 
 
 _ALGORITHMS: Final = frozenset({"ES256", "RS256"})
@@ -386,6 +399,7 @@ def targets(folder: Path | None = None) -> list[Target]:
         Target("drafter_pipe", _drafter_frames(), _drafter_pipe),
         Target("api_key", [text_of("a").encode()], _api_key),
         Target("keys_file", _keys_files(), partial(_keys_file, folder)),
+        Target("edge_list", _edge_lists(), _edge_list),
         Target("token", [token().encode(), token(aud=["a", AUDIENCE]).encode()], _token),
         Target("key_set", [key_set(jwk("ES256", "k"), jwk("RS256", "r"))], _key_set),
         Target("shared_entry", [entry], _shared_entry),

@@ -166,6 +166,8 @@ def chat(
     terminal also shows likely text, dimmed, before it is final. With tools, a conversation asks you
     for the result of each call.
     """
+    if edge_list_keys and edge is None:
+        raise InvalidRequestError("--edge-list-key is for a mesh elsewhere; give --edge too")
     state = (state_dir or default_state_dir()).resolve()
     chosen = edge_choice.choose(edge, ca, key_file, api_key, user, state_dir, insecure=insecure)
     options.check_logprobs(logprobs, as_json=as_json)
@@ -188,8 +190,6 @@ def chat(
     known = options.read_tools(tools)
     choice = tool_choice if known else ""
     variables = read_variables(check_variables(template_variables))
-    if edge_list_keys and edge is None:
-        raise InvalidRequestError("--edge-list-key is for a mesh elsewhere; give --edge too")
     wanted = Wanted(
         *(provisional, speculation, thin, chosen.caller, expected, known, choice, variables),
         edge_list_keys=tuple(edge_list_keys or ()),

@@ -14,6 +14,7 @@ from outrider import errors
 from outrider.client import Client
 from outrider.client.dialling import Dialled
 from outrider.client.http2 import Http2Connection
+from outrider.client.known_edges import KnownEdges
 from outrider.client.link import Link
 from outrider.client.protocol import HTTP_FRAMES, HTTP_PATH, CloseCode
 from outrider.client.recovery import ReconnectPolicy
@@ -52,10 +53,16 @@ async def connection(mesh: Running) -> AsyncIterator[Http2Connection]:
         yield connection
 
 
+def link_over(connection: Http2Connection, mesh: Running, policy: ReconnectPolicy | None) -> Link:
+    address = tcp_address(mesh)
+    edges = KnownEdges([address])
+    return Link(edges, address, Dialled(connection), SessionTickets(), policy)
+
+
 @pytest.fixture
 async def client(mesh: Running, connection: Http2Connection) -> AsyncIterator[Client]:
     """One whose connection goes over TCP."""
-    link = Link([tcp_address(mesh)], 0, Dialled(connection), SessionTickets(), None)
+    link = link_over(connection, mesh, None)
     yield Client(link, Credential(client_secret=b"s" * 16))
     link.close()
     await mesh.settled()
@@ -225,7 +232,7 @@ async def test_garbage_in_a_body_is_an_error_of_its_stream(
 async def test_a_connection_that_is_used_up_is_replaced(mesh: Running) -> None:
     policy = ReconnectPolicy()
     async with raw_tcp(mesh) as connection:
-        link = Link([tcp_address(mesh)], 0, Dialled(connection), SessionTickets(), policy)
+        link = link_over(connection, mesh, policy)
         client = Client(link, Credential(client_secret=b"s" * 16))
         assert [await said(client.chat(ASK)) for _ in range(5)] == [REPLY] * 5
         assert link.connection is not connection

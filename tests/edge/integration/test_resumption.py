@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -228,14 +227,12 @@ async def test_a_chat_goes_to_another_edge_while_its_own_finishes_what_it_has(
     async with (
         running(words, tmp_path / "a", REPLY, drain_s=60.0) as old,
         running(words, tmp_path / "b", REPLY) as new,
-        old.client(insecure=True) as client,
+        old.client(insecure=True, others=[f"quic://127.0.0.1:{new.ports.main}"]) as client,
     ):
         old.region.hold(6)
         under_way = await start(client)
         stopping = asyncio.create_task(old.edge.stop())
         await eventually(lambda: old.edge.listener.is_draining)
-        (first,) = client._link._addresses
-        client._link._addresses = (replace(first, port=new.ports.main),)
         async with client.chat(ASK) as chat:
             await whole(chat)
         assert len(new.region.opened) == 1

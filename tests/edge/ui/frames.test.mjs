@@ -34,3 +34,8 @@ test("the number of a run stands in what the client has of the chat, and alone i
   assert.ok(holds(null, [82, 3, 56, 172, 2]));
   assert.ok(holds(begun, [82, 13, 10, 1, 116, 16, 1, 24, 2, 34, 1, 5, 56, 172, 2]));
 });
+
+test("a description may have fields that this page does not know", () => {
+  // EdgeFrame(description=EdgeDescription(edge="e", edge_list=b"{}"))
+  assert.equal(readEvent(new Uint8Array([58, 7, 10, 1, 101, 42, 2, 123, 125])).kind, "description");
+});
