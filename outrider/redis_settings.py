@@ -3,6 +3,7 @@ shared limits, replicas' prefixes. Needs no Redis client."""
 
 from __future__ import annotations
 
+import socket
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,9 @@ from outrider.host_names import is_loopback
 MIN_KEY_CHARS: Final = 32
 """Least length of the secret that seals entries: anyone who can read the Redis can try keys
 offline, without limit."""
+_KEEPALIVE: Final = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3}
+"""An idle connection whose peer vanished without a word, or that a firewall forgot, is closed after
+8 s, so that the next request makes a new one rather than wait for it in vain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,12 @@ class RedisAddress:
             "password": self.password or None,
             "socket_timeout": timeout_s,
             "socket_connect_timeout": connect_timeout_s,
+            "socket_keepalive": True,
+            "socket_keepalive_options": {
+                getattr(socket, name): value
+                for name, value in _KEEPALIVE.items()
+                if hasattr(socket, name)  # not on every system
+            },
         }
         if self.is_tls:
             options |= {

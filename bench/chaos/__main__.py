@@ -30,7 +30,7 @@ from bench.chaos.faults import FAULTS, REDIS_GONE, Stage
 from bench.chaos.growth import Life
 from bench.chaos.ledger import FaultSpan, Ledger
 from bench.chaos.load import LoadSize, MixedLoad
-from bench.chaos.redis import URL, Redis
+from bench.chaos.redis import Redis, url_of
 from bench.chaos.schedule import PERIOD_S, PlannedFault, schedule
 from bench.chaos.supervisor import Supervisor
 from bench.faults.chats import LONG_PROMPT, PROMPTS, ReferenceChat, make_reference_chats
@@ -144,7 +144,8 @@ async def _until_whole(mesh: RegionalMesh, ledger: Ledger) -> None:
 async def _staged(ledger: Ledger) -> AsyncIterator[Stage]:
     binary = redis_binary()
     with small_disk() as disk:
-        async with running(CALL_MS, _settings(disk, with_redis=binary is not None)) as mesh:
+        settings = _settings(disk, with_redis=binary is not None)
+        async with running(CALL_MS, lambda _: settings) as mesh:
             redis: dict[str, Redis] = {}
             with _ended(redis):
                 if binary is not None:
@@ -174,7 +175,7 @@ def _settings(disk: SmallDisk, *, with_redis: bool) -> dict[str, dict[str, objec
         f"{NEAR}-0": {"state_dir": str(disk.folder / "replica")},
     }
     if with_redis:
-        shared = {"url": URL, "key": secrets.token_hex(32)}
+        shared = {"url": url_of(), "key": secrets.token_hex(32)}
         further["inference"]["prefix_store"] = {**shared, "min_tokens": 32}
         further["tokenizer"] = {"shared_cache": {**shared, "min_chars": 64}}
     return further

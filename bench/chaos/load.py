@@ -215,28 +215,12 @@ class MixedLoad:
 
     async def _stream(self, reference: ReferenceChat, request: Request) -> Reply:
         """Read events; what came before a break stays in `request`, and the next try continues."""
-        body = json.dumps(_body(reference) | {"stream": True}).encode()
-        headers = dict(request.headers)
-        if request.last_event_id:
-            headers["last-event-id"] = request.last_event_id
         with self._connected(request) as client:
-            lines, event_id = client.lines(body, headers), ""
-            while True:
-                async with asyncio.timeout(_SILENCE_S):
-                    line = await anext(lines, None)
-                if line is None:
-                    raise EOFError("the stream ended before its end")
-                line = line.strip()
-                if line.startswith(b"id: "):
-                    event_id = line[len(b"id: ") :].decode()
-                elif line == b"data: [DONE]":
-                    return Reply(request.text)
-                elif line.startswith(b"data: {"):
-                    request.take(json.loads(line[len(b"data: ") :]), event_id)
-                    event_id = ""
+            await read_stream(client, reference, request)
+        return Reply(request.text)
 
     async def _whole(self, reference: ReferenceChat, request: Request) -> Reply:
-        body = json.dumps(_body(reference)).encode()
+        body = json.dumps(body_of(reference)).encode()
         with self._connected(request) as client:
             async with asyncio.timeout(_WHOLE_S):
                 answer = json.loads(await client.whole(body, request.headers))
@@ -287,7 +271,30 @@ class Request:
         self.last_event_id = event_id or self.last_event_id
 
 
-def _body(reference: ReferenceChat) -> dict[str, Any]:
+async def read_stream(client: HttpClient, reference: ReferenceChat, request: Request) -> None:
+    """Read the events of a stream to its end, behind those that `request` has. Raises as
+    HttpClient.lines and Request.take, and TimeoutError for a stream that is silent."""
+    body = json.dumps(body_of(reference) | {"stream": True}).encode()
+    headers = dict(request.headers)
+    if request.last_event_id:
+        headers["last-event-id"] = request.last_event_id
+    lines, event_id = client.lines(body, headers), ""
+    while True:
+        async with asyncio.timeout(_SILENCE_S):
+            line = await anext(lines, None)
+        if line is None:
+            raise EOFError("the stream ended before its end")
+        line = line.strip()
+        if line.startswith(b"id: "):
+            event_id = line[len(b"id: ") :].decode()
+        elif line == b"data: [DONE]":
+            return
+        elif line.startswith(b"data: {"):
+            request.take(json.loads(line[len(b"data: ") :]), event_id)
+            event_id = ""
+
+
+def body_of(reference: ReferenceChat) -> dict[str, Any]:
     """A request for the reply of `reference`: the model's own settings do not count."""
     sampling = reference.sampling
     return {

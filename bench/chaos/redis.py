@@ -1,4 +1,4 @@
-"""A Redis on a host's loopback, which keeps nothing over its death."""
+"""A Redis on a host, which keeps nothing over its death."""
 
 from __future__ import annotations
 
@@ -12,16 +12,26 @@ from outrider import children
 from outrider.children import ChildProcess
 
 PORT: Final = 6379
-URL: Final = f"redis://127.0.0.1:{PORT}/0"
-"""For processes of that host."""
+_LOOPBACK: Final = "127.0.0.1"
+
+
+def url_of(host: str = _LOOPBACK) -> str:
+    """Of the Redis on a host, by address; for processes of that host without one."""
+    return f"redis://{host}:{PORT}/0"
 
 
 class Redis:
     """One server; not started yet."""
 
-    def __init__(self, host: Host, binary: Path, log: Path) -> None:
+    def __init__(
+        self, host: Host, binary: Path, log: Path, *, is_for_all_hosts: bool = False
+    ) -> None:
+        """On its host's loopback, unless it `is_for_all_hosts`."""
+        address = host.address if is_for_all_hosts else _LOOPBACK
         self._command = (
-            *(*host.within, str(binary), "--port", str(PORT), "--bind", "127.0.0.1"),
+            *(*host.within, str(binary), "--port", str(PORT), "--bind", address),
+            # Hosts of a bench have no others that could reach it.
+            *("--protected-mode", "no" if is_for_all_hosts else "yes"),
             *("--save", "", "--appendonly", "no", "--daemonize", "no"),
             *("--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru"),
         )

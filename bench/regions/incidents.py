@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bench.faults.chats import ChatLoad, ChatTotals, ReferenceChat, RunningChat
-from bench.regions.mesh import NEAR, REGIONS, SITE, RegionalMesh
+from bench.regions.mesh import NEAR, REGIONS, RegionalMesh
 
 _MIN_UNDER_WAY: Final = 0.75
 """Share of the chats that have tokens, and so are under way, when it happens; the others have just
@@ -40,7 +40,7 @@ async def _off(mesh: RegionalMesh) -> None:
 
 
 async def _mute(mesh: RegionalMesh) -> None:
-    await mesh.hosts.cut([(NEAR, SITE)])
+    await mesh.hosts.cut((NEAR, site) for site in mesh.edge_hosts)
 
 
 async def _regions_apart(mesh: RegionalMesh) -> None:

@@ -1,5 +1,5 @@
 """A mesh over hosts: a router, a tokenizer and replicas in each of three regions, two edges at a
-site of their own, mutual TLS, and names that a name server answers for."""
+site of their own, on one host or on two, mutual TLS, and names that a name server answers for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -26,6 +26,8 @@ NEAR: Final = "us-east"
 REGIONS: Final = (NEAR, "us-west", "eu-west")
 SITE: Final = "site"
 """The edges' host."""
+SECOND_SITE: Final = "site-2"
+"""Host of the second edge, beside the first one's, in a mesh whose edges have a host each."""
 CLIENTS: Final = "clients"
 """The host of this process."""
 ONE_WAY_MS: Final[Mapping[tuple[str, str], float]] = {
@@ -37,7 +39,8 @@ ONE_WAY_MS: Final[Mapping[tuple[str, str], float]] = {
     (NEAR, "eu-west"): 40.0,
     ("us-west", "eu-west"): 70.0,
 }
-"""Milliseconds from one host to another; 0 between others, which only operators use."""
+"""Milliseconds from one host to another, SECOND_SITE being where SITE is; 0 between others, which
+are beside each other or only operators use."""
 TENANT: Final = "anywhere"
 BOUND_TENANT: Final = "bound"
 """A tenant whose prompts may be in NEAR alone."""
@@ -88,6 +91,12 @@ class RegionalMesh:
         return Path(str(self.edges[0].values["state_dir"])) / "tls" / "cert.pem"
 
     @property
+    def edge_hosts(self) -> tuple[str, ...]:
+        """Names of the hosts that edges run on."""
+        addresses = {edge.host for edge in self.edges}
+        return tuple(it.name for it in self.hosts.by_name.values() if it.address in addresses)
+
+    @property
     def has_tokenizers(self) -> bool:
         """Clients may send text without tokenizing it."""
         return True
@@ -116,22 +125,28 @@ class RegionalMesh:
                             break
                     await asyncio.sleep(_POLL_S)
 
-    def kill(self, region: str) -> None:
-        """SIGKILL for every process of the region. Its kernel resets their connections."""
-        self.hosts[region].kill_all()
-        for service in self.regions[region]:
+    def services_on(self, host: str) -> tuple[Service, ...]:
+        """Services of a region, or the edges on a host of the site."""
+        here = tuple(it for it in self.edges if it.host == self.hosts[host].address)
+        return self.regions.get(host, here)
+
+    def kill(self, host: str) -> None:
+        """SIGKILL for every process of a region, or of a host of the site. The kernel resets their
+        connections."""
+        self.hosts[host].kill_all()
+        for service in self.services_on(host):
             service.kill()  # it is dead; its end is awaited
 
-    async def lose(self, region: str) -> None:
-        """The region's machines have no power any more: nobody hears of its processes' ends."""
-        await self.hosts.cut(self.hosts.around(region))
-        self.kill(region)
+    async def lose(self, host: str) -> None:
+        """These machines have no power any more: nobody hears of their processes' ends."""
+        await self.hosts.cut(self.hosts.around(host))
+        self.kill(host)
 
-    async def bring_back(self, region: str) -> None:
+    async def bring_back(self, host: str) -> None:
         """Power and network are there again, and its services are started. Returns when all routers
         have all replicas in service."""
-        await self.hosts.mend(self.hosts.around(region))
-        await self.made.start(*self.regions[region])
+        await self.hosts.mend(self.hosts.around(host))
+        await self.made.start(*self.services_on(host))
         await self.until_whole()
 
 
@@ -140,16 +155,24 @@ Further: TypeAlias = Mapping[str, Mapping[str, object]]
 
 
 @contextlib.asynccontextmanager
-async def running(call_ms: float, further: Further | None = None) -> AsyncIterator[RegionalMesh]:
+async def running(
+    call_ms: float,
+    further: Callable[[Hosts], Further] | None = None,
+    *,
+    edge_hosts: Sequence[str] = (SITE, SITE),
+    more_hosts: Sequence[str] = (),
+) -> AsyncIterator[RegionalMesh]:
     """Start every process, from one that has a network of its own (hosts.enter_own_network); all
-    are stopped when the context ends. Replicas have the fake engine, whose calls wait `call_ms`."""
-    more = further or {}
+    are stopped when the context ends. Replicas have the fake engine, whose calls wait `call_ms`.
+    There is an edge on each of `edge_hosts`, and nothing yet on `more_hosts`."""
+    sites = tuple(dict.fromkeys(edge_hosts))
     async with (
-        hosts(CLIENTS, (SITE, *REGIONS)) as network,
+        hosts(CLIENTS, (*sites, *more_hosts, *REGIONS)) as network,
         mesh("regions", is_secure=True) as made,
         running_name_server(network[CLIENTS].address) as names,
     ):
-        for (one, other), delay_ms in ONE_WAY_MS.items():
+        more = further(network) if further else {}
+        for (one, other), delay_ms in delays(sites).items():
             await network.set(one, other, Conditions(delay_ms=delay_ms))
         ports = f"{_REPLICA_PORT}-{_REPLICA_PORT + NUM_REPLICAS - 1}"
         for region in REGIONS:
@@ -167,7 +190,11 @@ async def running(call_ms: float, further: Further | None = None) -> AsyncIterat
             for region in REGIONS
         }
         key, bound_key = (_new_key(made.folder, tenant) for tenant in (TENANT, BOUND_TENANT))
-        edges = tuple(_edge(made, network[SITE], names, number, more) for number in range(2))
+        addresses = tuple(network[site].address for site in sites)
+        edges = tuple(
+            _edge(made, network[site], addresses, names, number, more)
+            for number, site in enumerate(edge_hosts)
+        )
         await made.start(*(it for services in regions.values() for it in services))
         # The first edge makes the certificate that the other one finds.
         for edge in edges:
@@ -175,6 +202,15 @@ async def running(call_ms: float, further: Further | None = None) -> AsyncIterat
         it = RegionalMesh(network, names, regions, edges, key, bound_key, made)
         await it.until_whole()
         yield it
+
+
+def delays(edge_hosts: Iterable[str]) -> dict[tuple[str, str], float]:
+    """Milliseconds from one host to another: ONE_WAY_MS, each host of edges being where SITE is."""
+    return {
+        (site if one == SITE else one, site if other == SITE else other): delay_ms
+        for (one, other), delay_ms in ONE_WAY_MS.items()
+        for site in (edge_hosts if SITE in (one, other) else (SITE,))
+    }
 
 
 def _service(
@@ -230,14 +266,22 @@ def _replica(made: Mesh, host: Host, number: int, call_ms: float, further: Furth
     return _service(made, host, name, "inference", values, further, _REPLICA_PORT + number)
 
 
-def _edge(made: Mesh, host: Host, names: NameServer, number: int, further: Further) -> Service:
+def _edge(
+    made: Mesh,
+    host: Host,
+    addresses: tuple[str, ...],
+    names: NameServer,
+    number: int,
+    further: Further,
+) -> Service:
+    """`addresses`: of all edges, which have one certificate."""
     name = f"edge-{number}"
     values = {
         "name": name,
         "routers": tuple(f"dns:router.{region}.test:{_ROUTER_PORT}" for region in REGIONS),
         "discovery": _discovery(names),
         "state_dir": str(made.folder),
-        "server_names": (host.address,),
+        "server_names": addresses,
         "drafter.model": "none",
         "http": {"host": host.address, "port": _HTTP_PORT + number},
         # All clients have one address.

@@ -2,8 +2,9 @@
 
 One edge at a time holds a reply and computes it; what is final is appended to a Redis as it comes.
 An edge that is asked for a reply claims it: it gets what is saved and goes on from there, after the
-edge that holds the reply has let go of it, or has been silent for LEASE_S. So a reply is not
-computed twice, but for the tokens that an edge took with it when it died, RENEW_S of them.
+edge that holds the reply has let go of it (not while the prompt is computed), or has been silent
+for LEASE_S. So a reply is not computed twice, but for the tokens that an edge took with it when it
+died, RENEW_S of them.
 
 No chat waits for a Redis that does not answer: its edge then acts alone, as without one.
 """
@@ -51,7 +52,7 @@ _MAX_SAVES: Final = 64
 _MAX_CLAIMS: Final = 1024
 """Most requests that wait for their replies; further ones are computed here, as without a Redis."""
 _CONNECT_S: Final = 1.0
-"""Timeout of a TLS handshake."""
+"""Longest time that a connection takes to be made, over TLS too. Nobody waits for so long."""
 
 SCRIPT: Final = """
 -- KEYS: a reply. ARGV: what is done, edge, lease in s, seconds to keep, the request's hash; to
@@ -59,8 +60,9 @@ SCRIPT: Final = """
 local t = redis.call('TIME')
 local now = tonumber(t[1]) + tonumber(t[2]) / 1000000
 local what, edge, keep = ARGV[1], ARGV[2], ARGV[4]
-local state = redis.call('HMGET', KEYS[1], 'holder', 'until', 'request', 'whole', 'wanted')
+local state = redis.call('HMGET', KEYS[1], 'holder', 'until', 'request', 'whole', 'wanted', 'by')
 local holder, whole, wanted = state[1], state[4], state[5]
+if wanted == 'moved' and tonumber(state[6] or now) < now then wanted = false end
 local is_held = holder and holder ~= '' and tonumber(state[2]) > now
 local is_ours = holder == edge
 local function hold(by)
@@ -71,7 +73,10 @@ end
 if what == 'claim' then
   if state[3] and state[3] ~= ARGV[5] then return {'reused'} end
   if is_held and not is_ours then
-    redis.call('HSET', KEYS[1], 'wanted', 'moved')
+    if wanted ~= 'cancelled' then
+      local by = string.format('%.3f', now + tonumber(ARGV[3]) / 2)
+      redis.call('HSET', KEYS[1], 'wanted', 'moved', 'by', by)
+    end
     return {'held'}
   end
   if not whole then
@@ -143,6 +148,11 @@ class SharedRepliesConfig:
 class HeldChat(Protocol):
     """A chat under way at this edge."""
 
+    @property
+    def is_placed(self) -> bool:
+        """Whether a region has, or had, its session."""
+        ...
+
     def feed(self, item: Input) -> None:
         """It ends, for this reason."""
         ...
@@ -161,14 +171,19 @@ class Claim:
     request: bytes
     claimed: Claimed | None
     """None: it was answered, or given up."""
+    timer: asyncio.TimerHandle | None = None
+    """When Redis has not answered for too long."""
 
     def give_up(self) -> None:
         """Nobody waits any more."""
         self.claimed = None
+        if self.timer is not None:
+            self.timer.cancel()
 
     def answer(self, found: ReplayLog | KeyReusedError | None) -> None:
         """Tell who waits."""
-        claimed, self.claimed = self.claimed, None
+        claimed = self.claimed
+        self.give_up()
         if claimed is not None:
             claimed(found)
 
@@ -185,6 +200,8 @@ class _Held:
     """None: it has ended."""
     due_at: float
     """Loop time at which it is saved next."""
+    placed_by: float
+    """Loop time at which a region should have its session; then another edge may try."""
     is_dropped: bool = False
     """It was given up for good, or has nothing that is worth keeping."""
 
@@ -208,6 +225,7 @@ class SharedReplies:
         self._arguments = (uuid4().hex, LEASE_S, max(1, round(window_s)))
         self._script_name = sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
         self._breaker = CircuitBreaker(breaker or CircuitBreakerPolicy())
+        self._connecting: asyncio.Task[None] | None = None
         self._claims: list[Claim] = []
         self._held: OrderedDict[ChatKey, _Held] = OrderedDict()
         """The next one to be saved first."""
@@ -224,16 +242,26 @@ class SharedReplies:
         if len(self._claims) >= _MAX_CLAIMS:
             self._loop.call_soon(claim.answer, None)
         else:
-            self._claims.append(claim)
+            self._wait(claim)
             self._has_news.set()
         return claim
+
+    def _wait(self, claim: Claim, pause_s: float = 0.0) -> None:
+        """Ask for it in a round that begins within `pause_s`. One that is under way may end only
+        when Redis has not answered for as long as this claim may wait."""
+        claim.timer = self._loop.call_later(pause_s + self._timeout_s, claim.answer, None)
+        self._claims.append(claim)
 
     def begun(self, key: ChatKey, digest: bytes, log: ReplayLog, chat: HeldChat) -> None:
         """This edge computes a reply from now on."""
         name = self._sealer.name(key)
         request = self._sealer.request(name, digest)
-        due_at = self._loop.time() + RENEW_S
-        self._held[key] = _Held(key, name, request, ReplySaver(log), chat, due_at)
+        now = self._loop.time()
+        self._held[key] = _Held(
+            *(key, name, request, ReplySaver(log), chat),
+            due_at=now + RENEW_S,
+            placed_by=now + LEASE_S,
+        )
         self._has_news.set()
 
     def ended(self, key: ChatKey) -> None:
@@ -251,6 +279,8 @@ class SharedReplies:
     async def cancel(self, keys: Sequence[ChatKey]) -> int:
         """End replies that other edges hold, or that none does, for good. Returns how many were
         under way, as far as is known."""
+        if not self._breaker.allows(time.monotonic()):
+            return 0
         calls = [(self._sealer.name(key), ("cancel", *self._arguments, b"")) for key in keys]
         return sum(_word(it) == "cancelled" for it in await self._ask(calls) or ())
 
@@ -260,6 +290,9 @@ class SharedReplies:
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
         await self._round()
+        if (connecting := self._connecting) is not None:
+            connecting.cancel()
+            await asyncio.gather(connecting, return_exceptions=True)
         await self._client.aclose()
 
     async def _run(self) -> None:
@@ -291,13 +324,21 @@ class SharedReplies:
         """Tell and ask what there is to tell and to ask."""
         ended, self._ended = self._ended, []
         claims, self._claims = [it for it in self._claims if it.claimed is not None], []
-        saves = [(it, self._save(it)) for it in (*ended, *self._due())]
+        due = list(self._due())
+        if not (ended or claims or due):
+            return
+        if not self._breaker.allows(time.monotonic()):
+            # Nothing is sealed for nobody. What is new of replies is saved later, if at all.
+            for claim in claims:
+                claim.answer(None)
+            return
+        saves = [(it, self._save(it)) for it in (*ended, *due)]
         calls: list[tuple[bytes, tuple[Any, ...]]] = [
             *((it.name, arguments) for it, arguments in saves),
             *((it.name, ("claim", *self._arguments, it.request)) for it in claims),
         ]
         try:
-            answers = await self._ask(calls) if calls else []
+            answers = await self._ask(calls)
         except Exception:
             # A defect here ends no chat: they go on alone.
             _log.exception("shared_replies_failed")
@@ -327,6 +368,9 @@ class SharedReplies:
             if self._held.get(held.key) is held:
                 del self._held[held.key]
         elif chat is not None and answer == "moved":
+            is_begun = chat.is_placed or self._loop.time() < held.placed_by
+            if is_begun and not held.saver.log.upto:
+                return  # the prompt is being computed: the other edge would have it computed again
             error = DuplicateSessionError("another edge continues this reply; read that one")
             chat.feed(ClientFailed(error))
         elif chat is not None and answer == "cancelled":
@@ -334,8 +378,12 @@ class SharedReplies:
 
     def _answer(self, claim: Claim, answer: Any) -> None:
         word = None if answer is None else _word(answer)
+        if claim.claimed is None:
+            return  # it was given up, or waited for too long
         if word == "held":
-            self._claims.append(claim)
+            if claim.timer is not None:
+                claim.timer.cancel()
+            self._wait(claim, _POLL_S)
         elif word == "reused":
             claim.answer(
                 KeyReusedError(
@@ -347,13 +395,13 @@ class SharedReplies:
             claim.answer(None if word is None else self._sealer.log(claim.name, answer[1:]))
 
     async def _ask(self, calls: Sequence[tuple[bytes, tuple[Any, ...]]]) -> list[Any] | None:
-        """The script's answer to each call, in one round trip; None if Redis gives none."""
+        """The script's answer to each call, in one round trip; None if Redis gives none. The
+        breaker allowed it."""
         import redis
 
-        if not self._breaker.allows(time.monotonic()):
-            return None
         try:
             async with asyncio.timeout(self._timeout_s):
+                await self._connected()
                 answers = await self._run_script(calls)
                 if any(isinstance(it, redis.exceptions.NoScriptError) for it in answers):
                     # It was started anew: it knows no script, and none was run.
@@ -369,6 +417,24 @@ class SharedReplies:
             _log.info("shared_replies_back", effect="replies are shared again")
         self._breaker.succeeded()
         return answers
+
+    async def _connected(self) -> None:
+        """Return once there is a connection. It takes several round trips, and over TLS some time:
+        if the wait for it is cancelled, it is made nevertheless, and found by a later call."""
+        if self._connecting is None:
+            self._connecting = self._loop.create_task(self._connect())
+            self._connecting.add_done_callback(self._connect_ended)
+        await asyncio.shield(self._connecting)
+
+    async def _connect(self) -> None:
+        pool: Any = self._client.connection_pool
+        async with asyncio.timeout(max(self._timeout_s, _CONNECT_S)):
+            await pool.release(await pool.get_connection())
+
+    def _connect_ended(self, connecting: asyncio.Task[None]) -> None:
+        self._connecting = None
+        if not connecting.cancelled():
+            connecting.exception()  # whoever waited for it was told
 
     async def _run_script(self, calls: Sequence[tuple[bytes, tuple[Any, ...]]]) -> list[Any]:
         """An answer or an error for each."""

@@ -4,6 +4,8 @@ and a real Redis."""
 from __future__ import annotations
 
 import asyncio
+import socket
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -16,11 +18,13 @@ from httpx2 import AsyncClient
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from services.edge.chat import shared_replies
-from services.edge.chat.shared_replies import SharedRepliesConfig
+from services.edge.chat.resumption_table import ChatKey
+from services.edge.chat.shared_replies import SharedRepliesConfig, open_shared_replies
 from tests.edge.http.asking import events_of
 from tests.edge.integration.chat_routes import CHAT, COMPLETION, ChatRoute, over_chat_routes
 from tests.edge.integration.http_client import plain, serving_http
 from tests.edge.integration.running import REPLY, Running
+from tests.forgetful_relay import ForgetfulRelay, forgetful_relay
 from tests.redis_server import RedisServer, redis_server
 
 SECRET = "0123456789abcdef" * 2
@@ -63,6 +67,12 @@ class Edge(NamedTuple):
                     break
         assert route.text_of(had) == REPLY[:num_chars]
         return [it["id"] for it in events_of(had) if "id" in it][-1]
+
+
+def through(relay: ForgetfulRelay, timeout_ms: float) -> SharedRepliesConfig:
+    """The Redis behind it."""
+    url = f"redis://127.0.0.1:{relay.port}/0"
+    return SharedRepliesConfig(url, key=SECRET, timeout_ms=timeout_ms)
 
 
 @asynccontextmanager
@@ -332,3 +342,148 @@ async def test_waiting_requests_are_bounded_and_may_leave(
         await one.mesh.settled()
         assert len(one.mesh.region.opened) == 1
         server.kill()
+
+
+async def until_placed(edge: Edge) -> None:
+    """Return when a region has a chat, and the edge knows of it."""
+    shared = edge.mesh.edge._shared_replies
+    assert shared is not None
+    await eventually(
+        lambda: any(it.chat is not None and it.chat.is_placed for it in shared._held.values())
+    )
+
+
+async def test_a_prompt_that_is_being_computed_is_not_computed_at_another_edge_too(
+    server: RedisServer, words: Vocabulary, tmp_path: Path
+) -> None:
+    async with edges(server, words, tmp_path) as (one, two):
+        one.mesh.region.hold(0)
+        older = asyncio.create_task(one.asked(CHAT))
+        await until_placed(one)
+        newer = asyncio.create_task(two.asked(CHAT))
+        reader: Any = redis.Redis(port=server.port)
+        await eventually(lambda: any(reader.hget(it, "wanted") for it in reader.keys()))
+        (name,) = reader.keys()
+        for _ in range(2):  # a save after it was wanted has ended, whenever the first one began
+            until = reader.hget(name, "until")
+            await eventually(lambda until=until: reader.hget(name, "until") != until)  # type: ignore[misc]
+        assert not older.done() and two.num_resumed == []
+        one.mesh.region.hold(3)
+        one.mesh.region.gate.set()
+        one.mesh.region.gate.clear()
+        assert CHAT.text_of(await newer) == REPLY
+        assert two.num_resumed == [3]
+        assert b"another edge" in await older
+        one.mesh.region.gate.set()
+
+
+async def test_a_request_whose_client_left_takes_no_reply(
+    server: RedisServer, words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with edges(server, words, tmp_path) as (one, two):
+        one.mesh.region.hold(0)
+        older = asyncio.create_task(one.asked(CHAT))
+        await until_placed(one)
+        newer = asyncio.create_task(two.asked(CHAT))
+        reader: Any = redis.Redis(port=server.port)
+        await eventually(lambda: any(reader.hget(it, "wanted") for it in reader.keys()))
+        newer.cancel()
+        await two.mesh.settled()
+        (name,) = reader.keys()
+        await eventually(lambda: float(reader.hget(name, "by") or 0.0) < time.time())
+        one.mesh.region.gate.set()
+        assert CHAT.text_of(await older) == REPLY
+
+
+async def test_a_reply_that_was_taken_meanwhile_is_left_to_its_edge(
+    server: RedisServer, words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_replies, "LEASE_S", 0.5)
+    async with AsyncExitStack() as stack:
+        relay = stack.enter_context(forgetful_relay(server.port))
+        (two,) = await stack.enter_async_context(edges(server, words, tmp_path / "two", 1))
+        far = edges(server, words, tmp_path / "one", 1, shared_replies=through(relay, 200.0))
+        (one,) = await stack.enter_async_context(far)
+        one.mesh.region.hold(6)
+        older = asyncio.create_task(one.asked(CHAT))
+        reader: Any = redis.Redis(port=server.port)
+        await eventually(lambda: any(b"0" in reader.hkeys(it) for it in reader.keys()))
+        relay.is_cut = True
+        relay.forget()
+        two.mesh.region.hold(9)
+        newer = asyncio.create_task(two.asked(CHAT))
+        await eventually(lambda: any(it.committed == 9 for it in two.mesh.region.live.values()))
+        shared = one.mesh.edge._shared_replies
+        assert shared is not None and shared._held
+        relay.is_cut = False
+        # Told that it is taken, it keeps nothing there any more; its own client has its reply.
+        await eventually(lambda: not shared._held)
+        (name,) = reader.keys()
+        holder = reader.hget(name, "holder")
+        one.mesh.region.gate.set()
+        assert CHAT.text_of(await older) == REPLY
+        assert reader.hget(name, "holder") == holder != b""
+        two.mesh.region.gate.set()
+        assert CHAT.text_of(await newer) == REPLY
+        await eventually(lambda: reader.hget(name, "whole") == b"1")
+
+
+async def test_connections_that_were_forgotten_cost_one_wait(
+    server: RedisServer, words: Vocabulary, tmp_path: Path
+) -> None:
+    async with AsyncExitStack() as stack:
+        relay = stack.enter_context(forgetful_relay(server.port))
+        shared = through(relay, 1000.0)
+        one, two = await stack.enter_async_context(
+            edges(server, words, tmp_path, shared_replies=shared)
+        )
+        await one.asked(CHAT)
+        await two.asked(CHAT)
+        assert two.num_resumed == []
+        relay.forget()
+        for edge in (one, two):
+            assert CHAT.text_of(await edge.asked(CHAT, key="while it waits in vain")) == REPLY
+        await one.asked(CHAT, key="behind it")
+        await two.asked(CHAT, key="behind it")
+        assert (one.num_resumed, two.num_resumed) == ([0, 0, 0], [0])
+
+
+async def test_no_request_waits_for_those_before_it() -> None:
+    timeout_s, loop = 1.0, asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+        config = SharedRepliesConfig(url, key=SECRET, timeout_ms=timeout_s * 1000)
+        shared = open_shared_replies(config, window_s=30.0)
+        assert shared is not None
+
+        async def waited_s(number: int) -> float:
+            await asyncio.sleep(number * timeout_s / 10)
+            answered: asyncio.Future[object] = loop.create_future()
+            began_at = time.monotonic()
+            shared.claim(ChatKey(b"owner", str(number)), b"digest", answered.set_result)
+            assert await answered is None, "this edge acts alone"
+            return time.monotonic() - began_at
+
+        # They come while Redis is asked for others, all along.
+        waits = await asyncio.gather(*map(waited_s, range(10)))
+        assert max(waits) < 1.5 * timeout_s
+        await shared.close()
+
+
+async def test_a_connection_may_take_longer_to_be_made_than_an_answer(
+    server: RedisServer, words: Vocabulary, tmp_path: Path
+) -> None:
+    async with AsyncExitStack() as stack:
+        relay = stack.enter_context(forgetful_relay(server.port))
+        relay.delay_s = 0.03
+        (one,) = await stack.enter_async_context(
+            edges(server, words, tmp_path, 1, shared_replies=through(relay, 100.0))
+        )
+        reader: Any = redis.Redis(port=server.port)
+
+        async def is_shared() -> bool:
+            await one.asked(CHAT, key=str(len(one.num_resumed)))
+            return bool(reader.keys())
+
+        while not await is_shared():
+            await asyncio.sleep(0.02)
