@@ -16,7 +16,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -79,11 +79,24 @@ class Cluster:
 _STDIN: Final = ("--filename", "-")
 
 
+def known(
+    objects: Sequence[Object], kinds: Mapping[str, Collection[str]]
+) -> tuple[list[Object], list[str]]:
+    """The objects that a server takes which has these kinds of each `apiVersion`, and the kinds of
+    the others."""
+    taken, unknown = [], set()
+    for it in objects:
+        if it["kind"] in kinds[it["apiVersion"]]:
+            taken.append(it)
+        else:
+            unknown.add(str(it["kind"]))
+    return taken, sorted(unknown)
+
+
 def problems(cluster: Cluster, manifests: Manifests) -> Iterator[str]:
     """What a cluster finds in a site's objects; each is a line."""
-    known = {it: cluster.kinds(it) for it in {str(it["apiVersion"]) for it in manifests.objects}}
-    applied = [it for it in manifests.objects if it["kind"] in known[it["apiVersion"]]]
-    unknown = sorted({str(it["kind"]) for it in manifests.objects if it not in applied})
+    kinds = {it: cluster.kinds(it) for it in {str(it["apiVersion"]) for it in manifests.objects}}
+    applied, unknown = known(manifests.objects, kinds)
     left_out = f"; not known to this server: {', '.join(unknown)}" if unknown else ""
     print(f"  {len(applied)} objects{left_out}", flush=True)
     try:
@@ -103,22 +116,29 @@ def problems(cluster: Cluster, manifests: Manifests) -> Iterator[str]:
 def _not_admitted(cluster: Cluster) -> Iterator[str]:
     """Workloads that have no pod, and why."""
     deadline = time.monotonic() + LIMIT_S
-    while True:
-        workloads = cluster.get("deployments,statefulsets")
-        without = [it for it in workloads if it["spec"]["replicas"] and not _num_pods(it)]
-        if not without:
-            return
+    while without := without_pods(cluster.get("deployments,statefulsets")):
         if time.monotonic() > deadline:
-            break
+            yield from reasons(without, cluster.get("events"))
+            return
         time.sleep(1)
-    said = [it["message"] for it in cluster.get("events") if it["reason"] == "FailedCreate"]
-    for it in without:
-        reasons = [message for message in said if it["metadata"]["name"] in message]
-        yield f"{label(it)} has no pod: {reasons[-1] if reasons else 'no event says why'}"
 
 
-def _num_pods(workload: dict[str, Any]) -> int:
-    return int(workload.get("status", {}).get("replicas", 0))
+def without_pods(workloads: Iterable[Object]) -> list[Object]:
+    """Those that should have pods, and have none."""
+    return [
+        it
+        for it in workloads
+        if it["spec"]["replicas"] and not it.get("status", {}).get("replicas", 0)
+    ]
+
+
+def reasons(workloads: Iterable[Object], events: Iterable[Object]) -> Iterator[str]:
+    """A line for each of these workloads without pods: what the last event says of one that could
+    not be made."""
+    said = [it["message"] for it in events if it["reason"] == "FailedCreate"]
+    for it in workloads:
+        of_it = [message for message in said if it["metadata"]["name"] in message]
+        yield f"{label(it)} has no pod: {of_it[-1] if of_it else 'no event says why'}"
 
 
 def main(arguments: list[str]) -> int:

@@ -33,6 +33,12 @@ _HEAD: Final = (
     "{{- /* `python -m tools.helm_chart` wrote this from deploy/base: change that. */ -}}\n"
 )
 _PEERS: Final = ".Values.regions.pods"
+_TO_ZERO: Final = DEPLOY / "components" / "scale-to-zero"
+_IS_TO_ZERO: Final = (
+    "and .Values.inference.enabled .Values.inference.keda.enabled "
+    "(not .Values.inference.keda.minReplicas)"
+)
+"""Whether replicas are scaled to zero, which needs more than the number."""
 
 Object = dict[str, Any]
 
@@ -65,6 +71,17 @@ class Tokens:
                 f"{space}{{{{- with {expression} }}}}\n{space}{key}:\n"
                 f"{' ' * below}{{{{- toYaml . | nindent {below} }}}}\n{space}{{{{- end }}}}\n"
             )
+
+        return self.put_lines(lines)
+
+    def if_so(self, condition: str, value: Any) -> str:
+        """These keys of an object, or items of a list, under a condition."""
+
+        def lines(indent: int) -> str:
+            space = " " * indent
+            written = yaml.safe_dump(value, sort_keys=True).splitlines(keepends=True)
+            body = "".join(space + line for line in written)
+            return f"{space}{{{{- if {condition} }}}}\n{body}{space}{{{{- end }}}}\n"
 
         return self.put_lines(lines)
 
@@ -199,6 +216,9 @@ def _with_values(thing: Object, tokens: Tokens) -> None:
     elif kind == "ScaledObject":
         thing["spec"]["minReplicaCount"] = tokens.put(".Values.inference.keda.minReplicas")
         thing["spec"]["maxReplicaCount"] = tokens.put(".Values.inference.keda.maxReplicas")
+        to_zero = yaml.safe_load((_TO_ZERO / "scaled-object.yaml").read_text("utf-8"))["spec"]
+        assert to_zero.pop("minReplicaCount") == 0
+        thing["spec"]["toZero"] = tokens.if_so(_IS_TO_ZERO, to_zero)
         (trigger,) = thing["spec"]["triggers"]
         trigger["metadata"]["serverAddress"] = tokens.put(".Values.inference.keda.prometheus")
     elif kind == "CiliumNetworkPolicy":
@@ -272,7 +292,12 @@ def _workload(thing: Object, tokens: Tokens) -> None:
         container["image"] = f"{registry}{image}:{tokens.put('.Values.image.tag')}"
     (main,) = pod["containers"]
     main["resources"] = tokens.yaml_of("resources", f"{values}.resources")
-    main.setdefault("env", []).append(_items(tokens, f"{values}.env"))
+    env = main.setdefault("env", [])
+    if role == "router":
+        patch = yaml.safe_load((_TO_ZERO / "router.yaml").read_text("utf-8"))
+        (container,) = patch["spec"]["template"]["spec"]["containers"]
+        env.insert(0, tokens.if_so(_IS_TO_ZERO, container["env"]))  # where kustomize has it
+    env.append(_items(tokens, f"{values}.env"))
     main["volumeMounts"].append(_items(tokens, f"{values}.volumeMounts"))
     pod["volumes"].append(_items(tokens, f"{values}.volumes"))
     for key in ("nodeSelector", "tolerations"):

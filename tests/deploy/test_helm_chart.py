@@ -92,6 +92,12 @@ def test_without_values_it_makes_the_base_with_a_name_of_the_region() -> None:
     [
         ("inference-gpu", lambda: rendered(REGION, "gpu")),
         ("inference-keda", lambda: rendered(REGION, settings=("inference.keda.enabled=true",))),
+        (
+            "scale-to-zero",
+            lambda: rendered(
+                REGION, settings=("inference.keda.enabled=true", "inference.keda.minReplicas=0")
+            ),
+        ),
         ("monitoring", lambda: rendered(REGION, settings=("monitoring.enabled=true",))),
     ],
 )
@@ -120,6 +126,17 @@ def test_a_release_goes_into_its_namespace_with_images_of_a_registry() -> None:
     images = {container["image"] for _, container in manifests.containers()}
     roles = ("edge", "router", "tokenizer", "inference")
     assert images == {f"registry.example.org/outrider/outrider-{it}:0.1.0-7" for it in roles}
+
+
+def test_routers_wake_up_replicas_only_where_their_site_has_none_at_times() -> None:
+    zero = "inference.keda.minReplicas=0"
+    for settings in ((zero,), (zero, "inference.keda.enabled=true", "inference.enabled=false")):
+        names = [
+            env["name"]
+            for workload, container in rendered(settings=settings).containers()
+            for env in container.get("env", ())
+        ]
+        assert names and "OUTRIDER_ROUTER_WAKE_UP_MODELS" not in names
 
 
 def test_other_settings_start_other_pods() -> None:
