@@ -55,7 +55,7 @@ test-all: torch client-packages  ## That, the tests of benchmarks, tools, deploy
 	@$(MAKE) --no-print-directory new-examples SEED=$(SEED)
 
 # Each host is a network namespace, and so is what the tests run in: it has no other network.
-cluster-test: setup  ## Tests over several hosts, made here of network namespaces: a region is lost, cut off, drained (as root)
+cluster-test: setup  ## Tests over several hosts, made here of network namespaces: a region, an edge or its Redis is lost or cut off (as root)
 	@$(BIN)/outrider models pull $(MODEL)
 	OUTRIDER_OWN_NETWORK=1 unshare --net --mount $(PY) -m pytest -n 0 -m hosts tests/regions
 

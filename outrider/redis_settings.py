@@ -7,12 +7,15 @@ import socket
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from outrider.errors import ConfigError
 from outrider.extras import install_command
 from outrider.host_names import is_loopback
+
+if TYPE_CHECKING:
+    from redis.asyncio.retry import Retry
 
 MIN_KEY_CHARS: Final = 32
 """Least length of the secret that seals entries: anyone who can read the Redis can try keys
@@ -109,3 +112,15 @@ def sealing_key(value: str, file: Path | None, where: str) -> str:
 def needs_client(where: str) -> ConfigError:
     """The error for a setting that needs the Redis client, which is not installed."""
     return ConfigError(f"{where} needs the Redis client: {install_command('redis')}")
+
+
+def once_more() -> Retry:
+    """How often a client for asyncio retries: once, over a new connection. That a kept connection
+    was reset, or found dead by keepalive, shows only when it is used; uvloop then raises
+    RuntimeError."""
+    import redis
+    from redis.asyncio.retry import Retry
+    from redis.backoff import NoBackoff
+
+    errors: Any = (redis.ConnectionError, RuntimeError)
+    return Retry(NoBackoff(), 1, supported_errors=errors)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
@@ -28,6 +30,10 @@ class ForgetfulRelay:
         """Carry nothing any more for those that are connected, and tell nobody."""
         self._there(self._forget())
 
+    def reset(self) -> None:
+        """Reset all connections."""
+        self._there(self._reset())
+
     @contextmanager
     def running(self) -> Iterator[ForgetfulRelay]:
         """Both ends of all connections are closed with the context."""
@@ -50,10 +56,18 @@ class ForgetfulRelay:
 
     async def _close(self, server: asyncio.Server) -> None:
         server.close()
+        await self._reset()
+        await server.wait_closed()
+
+    async def _reset(self) -> None:
         await self._forget()
         for writer in self._writers:
+            at_once = struct.pack("ii", 1, 0)
+            with suppress(OSError):  # it is closed
+                end = writer.get_extra_info("socket")
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
             writer.transport.abort()
-        await server.wait_closed()
+        self._writers.clear()
 
     async def _forget(self) -> None:
         carriers = [*self._carriers]

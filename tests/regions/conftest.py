@@ -13,7 +13,6 @@ from typing import Final, NamedTuple
 import pytest
 import pytest_asyncio
 
-from bench.chaos.__main__ import LONG_PROMPT
 from bench.chaos.redis import Redis, url_of
 from bench.faults.chats import ReferenceChat, make_reference_chats
 from bench.regions.hosts import Hosts
@@ -35,8 +34,10 @@ CALL_MS = 200.0
 REDIS: Final = "redis"
 """Host of the Redis."""
 TIMEOUT_MS: Final = 5000.0
-"""Longest wait for it: far above what a busy machine takes, so that what is waited for too often
-shows."""
+"""Longest wait of edges for it: far above what a busy machine takes, so that what is waited for too
+often shows."""
+TOKENIZERS_TIMEOUT_MS: Final = 500.0
+"""Theirs: they answer within a time, of which this is to be the smaller part."""
 _WINDOW_S: Final = 300.0
 """How long replies are kept: longer than a busy machine takes to start an edge."""
 
@@ -47,9 +48,9 @@ def references() -> list[ReferenceChat]:
 
 
 @pytest.fixture(scope="session")
-def long_prompts() -> list[ReferenceChat]:
-    """Short replies to prompts whose ids and KV are kept in the Redis."""
-    return make_reference_chats("fake", 8, (LONG_PROMPT,))
+def short() -> list[ReferenceChat]:
+    """Replies that are soon whole."""
+    return make_reference_chats("fake", 8)
 
 
 class Shared(NamedTuple):
@@ -101,6 +102,8 @@ def settings(hosts: Hosts) -> Further:
                 {"name": BOUND_TENANT, "regions": (NEAR,)},
             ),
         },
-        "tokenizer": {"shared_cache": {**sealed, "min_chars": 64, "timeout_ms": TIMEOUT_MS}},
+        "tokenizer": {
+            "shared_cache": {**sealed, "min_chars": 64, "timeout_ms": TOKENIZERS_TIMEOUT_MS}
+        },
         "inference": {"prefix_store": {**sealed, "min_tokens": 32}},
     }

@@ -14,6 +14,7 @@ from bench.chaos.load import Request, body_of, read_stream
 from bench.faults.chats import ReferenceChat
 from bench.harness.http_client import HttpClient
 from bench.regions.mesh import RegionalMesh
+from outrider.tls import Role
 
 _POLL_S: Final = 0.02
 
@@ -99,7 +100,7 @@ class Computed:
         return begun, further
 
     async def _counts(self) -> dict[str, float]:
-        replicas = [it for it in self._mesh.made.services if it.role == "inference"]
+        replicas = [it for it in self._mesh.made.services if it.role == Role.INFERENCE]
         pages = await asyncio.gather(*(it.samples() for it in replicas))
         return {
             name: sum(sample.value for page in pages for sample in page if sample.name == name)

@@ -28,7 +28,7 @@ import structlog
 from outrider.bounds import PositiveFloat
 from outrider.circuit_breaker import CircuitBreaker, CircuitBreakerPolicy
 from outrider.errors import ConfigError, DuplicateSessionError, KeyReusedError
-from outrider.redis_settings import RedisAddress, needs_client, sealing_key, secret
+from outrider.redis_settings import RedisAddress, needs_client, once_more, sealing_key, secret
 from outrider.session.types import FinishReason
 from services.edge.chat.replay import ReplayLog
 from services.edge.chat.resumption_table import ChatKey
@@ -410,7 +410,7 @@ class SharedReplies:
             for answer in answers:
                 if isinstance(answer, Exception):
                     raise answer
-        except (redis.RedisError, OSError, TimeoutError) as error:
+        except (redis.RedisError, OSError, TimeoutError, RuntimeError) as error:
             self._failed(error)
             return None
         if self._breaker.is_open:
@@ -466,8 +466,6 @@ def open_shared_replies(config: SharedRepliesConfig, window_s: float) -> SharedR
         return None
     try:
         from redis.asyncio import Redis
-        from redis.asyncio.retry import Retry
-        from redis.backoff import NoBackoff
     except ImportError as error:
         raise needs_client("shared_replies.url") from error
     sealer = ReplySealer(sealing_key(config.key, config.key_file, "shared_replies.key"))
@@ -479,5 +477,5 @@ def open_shared_replies(config: SharedRepliesConfig, window_s: float) -> SharedR
     except ValueError as error:
         raise ConfigError(f"shared_replies.url: {error}") from error
     options = address.options(timeout_s, max(timeout_s, _CONNECT_S))
-    client = Redis.from_url(address.url, retry=Retry(NoBackoff(), 0), **options)
+    client = Redis.from_url(address.url, retry=once_more(), **options)
     return SharedReplies(client, sealer, timeout_s=timeout_s, window_s=window_s)

@@ -12,7 +12,7 @@ import structlog
 
 from outrider.circuit_breaker import CircuitBreaker, CircuitBreakerPolicy
 from outrider.errors import ConfigError
-from outrider.redis_settings import RedisAddress
+from outrider.redis_settings import RedisAddress, once_more
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -120,7 +120,10 @@ class RedisStore:
             self.num_failures += 1
             _log.warning("prefix_store_refused", reason=str(error)[:100])
             return otherwise
-        except (redis.RedisError, RedisClusterException, OSError, TimeoutError) as error:
+        except (
+            *(redis.RedisError, RedisClusterException, OSError, TimeoutError),
+            RuntimeError,  # uvloop's, of a connection that was reset
+        ) as error:
             # The cluster's exceptions are no RedisErrors: no node that answers, no node for a slot.
             self._failed(error)
             return otherwise
@@ -138,12 +141,10 @@ class RedisStore:
 def connect(
     address: RedisAddress, timeout_s: float, *, is_cluster: bool = False
 ) -> Redis | RedisCluster:
-    """A client that never retries; with `is_cluster`, for the Redis Cluster that has `address` as a
-    node. Raises ConfigError for an invalid address."""
+    """A client that retries only where a connection was dead; with `is_cluster`, for the Redis
+    Cluster that has `address` as a node. Raises ConfigError for an invalid address."""
     from redis.asyncio import Redis
     from redis.asyncio.cluster import RedisCluster
-    from redis.asyncio.retry import Retry
-    from redis.backoff import NoBackoff
 
     try:
         address.check()
@@ -154,6 +155,6 @@ def connect(
     kind = RedisCluster if is_cluster else Redis
     return kind.from_url(
         address.url,
-        retry=Retry(NoBackoff(), 0),
+        retry=once_more(),
         **address.options(timeout_s, max(timeout_s, _CONNECT_S)),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ from services.edge.access.shared_limits import (
     SharedLimits,
     open_shared_limits,
 )
+from tests.forgetful_relay import forgetful_relay
 from tests.redis_server import RedisServer, redis_server
 
 PATIENCE_MS = 5000.0
@@ -134,6 +136,42 @@ async def test_sessions_are_those_of_all_edges(server: RedisServer) -> None:
 
         while not await is_let_in():
             await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["reset", "forgotten"])
+async def test_connections_that_are_dead_are_made_anew(is_told: bool, server: RedisServer) -> None:
+    who = tenant(max_sessions=1)
+    with forgetful_relay(server.port) as relay:
+        far = SharedLimitsConfig(f"redis://127.0.0.1:{relay.port}/0", timeout_ms=500.0)
+        shared = open_shared_limits(far)
+        assert shared is not None
+        limiter = Limiter(lambda: 0.0)
+        limiter.share(shared)
+        async with edge(server) as other:
+            mine = limiter.begin(who)
+            assert await asked(mine) is None
+            mine.close()
+            if is_told:
+                relay.reset()
+            else:
+                relay.forget()
+                began_at = time.monotonic()
+                alone = limiter.begin(tenant("another", max_sessions=1))
+                assert await asked(alone) is None, "it decides by itself"
+                assert time.monotonic() - began_at < 5.0
+                alone.close()
+
+            async def is_taken() -> bool:
+                chat = other.begin(who)
+                refused = await asked(chat) is not None
+                chat.close()
+                return refused
+
+            chat = limiter.begin(who)
+            assert await asked(chat) is None
+            assert await is_taken(), "the other edge knows of it"
+            chat.close()
+        await shared.close()
 
 
 async def test_the_end_of_one_chat_does_not_hide_the_next(

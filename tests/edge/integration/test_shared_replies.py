@@ -6,13 +6,14 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import redis
+import uvloop
 from httpx2 import AsyncClient
 
 from outrider.models.vocabulary import Vocabulary
@@ -446,6 +447,26 @@ async def test_connections_that_were_forgotten_cost_one_wait(
         await one.asked(CHAT, key="behind it")
         await two.asked(CHAT, key="behind it")
         assert (one.num_resumed, two.num_resumed) == ([0, 0, 0], [0])
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_connections_that_were_reset_cost_nothing(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], server: RedisServer
+) -> None:
+    async def ask(relay: ForgetfulRelay) -> None:
+        loop = asyncio.get_running_loop()
+        shared = open_shared_replies(through(relay, 5000.0), window_s=30.0)
+        assert shared is not None
+        for key in ("before", "after"):
+            answered: asyncio.Future[object] = loop.create_future()
+            shared.claim(ChatKey(b"owner", key), b"digest", answered.set_result)
+            assert await answered is not None, "Redis gave it"
+            relay.reset()
+            await asyncio.sleep(0.05)  # until the loop has seen it
+        await shared.close()
+
+    with forgetful_relay(server.port) as relay, asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(ask(relay))
 
 
 async def test_no_request_waits_for_those_before_it() -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
 import redis
+import uvloop
 
 from outrider.circuit_breaker import CircuitBreakerPolicy
 from outrider.errors import ConfigError
 from outrider.redis_settings import RedisAddress
 from outrider.testing import free_tcp_port
 from services.inference.prefix_store.store import RedisStore, connect
+from tests.forgetful_relay import ForgetfulRelay, forgetful_relay
 from tests.redis_server import RedisServer, redis_server
 
 MAX_BYTES = 1_000_000
@@ -134,3 +136,28 @@ def test_an_address_that_is_none_is_said() -> None:
         connect(RedisAddress("http://nowhere"), 1.0)
     with pytest.raises(ConfigError, match="database 0"):
         connect(RedisAddress("redis://nowhere/1"), 1.0, is_cluster=True)
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("is_told", [True, False], ids=["reset", "forgotten"])
+def test_connections_that_are_dead_are_made_anew(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], is_told: bool, server: RedisServer
+) -> None:
+    async def ask(relay: ForgetfulRelay) -> None:
+        client = connect(RedisAddress(f"redis://127.0.0.1:{relay.port}/0"), 0.5)
+        store = RedisStore(client, timeout_s=0.5, ttl_s=100, max_value_bytes=MAX_BYTES)
+        assert await store.put([(b"a", b"1")])
+        if is_told:
+            relay.reset()
+            await asyncio.sleep(0.05)  # until the loop has seen it
+            assert await store.fetch([b"a"]) == [b"1"]
+            assert store.num_failures == 0
+        else:
+            relay.forget()
+            assert await store.fetch([b"a"]) is None
+            assert await store.fetch([b"a"]) == [b"1"]
+            assert store.num_failures == 1
+        await store.close()
+
+    with forgetful_relay(server.port) as relay, asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(ask(relay))

@@ -22,6 +22,7 @@ from outrider.tokenization.shared_cache.redis_cache import (
     SharedCachePolicy,
     connect,
 )
+from tests.forgetful_relay import forgetful_relay
 from tests.redis_server import RedisServer, redis_server
 
 IDS = array("I", range(100))
@@ -94,6 +95,25 @@ async def test_texts_are_encoded_while_redis_is_dead_and_found_when_it_is_back(
         tokens.put(TEXT, IDS, b"", "backend")
         await eventually(lambda: store.stats.num_written == 2)
         assert tokens.get([TEXT], b"", "backend") == [IDS]
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["reset", "forgotten"])
+def test_connections_that_are_dead_are_made_anew(is_told: bool, server: RedisServer) -> None:
+    with forgetful_relay(server.port) as relay:
+        store = RedisStore(
+            connect(RedisAddress(f"redis://127.0.0.1:{relay.port}/0"), 0.5, 1), POLICY
+        )
+        assert store.read([b"a"]) == [None] and store.stats.num_failures == 0
+        if is_told:
+            relay.reset()
+        else:
+            relay.forget()
+            store.read([b"a"])
+        assert store.stats.num_failures == (not is_told)
+        with redis.Redis(port=server.port) as client:
+            client.set("a", "1")
+        assert store.read([b"a"]) == [b"1"]
+        store.close()
 
 
 def test_nobody_is_asked_while_the_breaker_is_open() -> None:
