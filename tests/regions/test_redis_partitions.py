@@ -12,9 +12,8 @@ from typing import Final
 
 import pytest
 
-from bench.chaos.__main__ import LONG_PROMPT
 from bench.chaos.redis import Redis
-from bench.faults.chats import ReferenceChat, make_reference_chats
+from bench.faults.chats import LONG_PROMPT, ReferenceChat, make_reference_chats
 from bench.harness.mesh import Service
 from bench.regions.mesh import SECOND_SITE, RegionalMesh
 from bench.regions.network import Way
