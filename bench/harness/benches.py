@@ -117,7 +117,7 @@ _ALL = (
     Bench("faults", "bench.faults", minutes=40.0, core_minutes=4.0),
     Bench("regions", "bench.regions", minutes=15.0),
     Bench("upgrade", "bench.upgrade", minutes=10.0),
-    Bench("chaos", "bench.chaos", minutes=17.0),
+    Bench("chaos", "bench.chaos", ("--hours", "2"), minutes=122.0),
     Bench("hostile", "bench.hostile", minutes=28.0),
     Bench("hostile_http", "bench.hostile", ("--http",), minutes=30.0),
     Bench("embeddings", "bench.embeddings", minutes=25.0, core_minutes=8.0, data=(PROMPTS,)),
