@@ -22,6 +22,9 @@ LINES: Final = {
     "keys list": "output",
     "keys rotate web": "permission space files output",
     "keys revoke web": "permission space files output",
+    "edges key out/new.pem": "permission space output",
+    "edges sign edges.json edge.example.net --key-file edges.pem": "permission space",
+    "edges show edges.json": "output",
     "models list": "output",
     "models verify": "output",
     "models pull file:text": "permission space files output",
@@ -69,7 +72,10 @@ class Machine:
         (self.folder / "tokenizer.json").write_text("{}")
         (self.folder / "mesh.toml").write_text("[edge]\nport = 1\n")
         (self.folder / "config" / "models.toml").touch()
-        begun = ["keys create web", "models pull file:model", "models add mine file:model"]
+        begun = [
+            *("keys create web", "models pull file:model", "models add mine file:model"),
+            *("edges key edges.pem", "edges sign edges.json here.example --key-file edges.pem"),
+        ]
         for line, (status, said) in self.run(begun, "nothing").items():
             assert status == 0, f"{line}: {said}"
 
