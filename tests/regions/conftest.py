@@ -1,8 +1,5 @@
-"""The mesh over hosts that the tests share: each leaves it whole. `make cluster-test` runs them.
-
-Its two edges have a host each, and share a Redis on a third one, which is that of the tokenizers
-and replicas, too.
-"""
+"""Meshes over hosts. The tests of a module share one, and each leaves it whole. `make cluster-test`
+runs them."""
 
 from __future__ import annotations
 
@@ -53,36 +50,39 @@ def short() -> list[ReferenceChat]:
     return make_reference_chats("fake", 8)
 
 
-class Shared(NamedTuple):
-    """What lasts as long as the tests do."""
+class SharingMesh(NamedTuple):
+    """A mesh whose two edges have a host each, and share a Redis on a third one, which is that of
+    the tokenizers and replicas, too."""
 
     mesh: RegionalMesh
     redis: Redis
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def shared(request: pytest.FixtureRequest) -> AsyncIterator[Shared]:
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def mesh(request: pytest.FixtureRequest) -> AsyncIterator[RegionalMesh]:
+    async with running(CALL_MS) as mesh:
+        yield mesh
+        keep_logs(mesh, request)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def sharing(request: pytest.FixtureRequest) -> AsyncIterator[SharingMesh]:
     edge_hosts = (SITE, SECOND_SITE)
     async with running(CALL_MS, settings, edge_hosts=edge_hosts, more_hosts=(REDIS,)) as mesh:
         log = mesh.made.folder / "redis.log"
         redis = Redis(mesh.hosts[REDIS], find_binary(), log, is_for_all_hosts=True)
         redis.start()
         try:
-            yield Shared(mesh, redis)
+            yield SharingMesh(mesh, redis)
         finally:
             redis.kill()
-            if request.session.testsfailed:
-                mesh.made.files.failed = "a test failed"
+            keep_logs(mesh, request)
 
 
-@pytest.fixture(scope="session")
-def mesh(shared: Shared) -> RegionalMesh:
-    return shared.mesh
-
-
-@pytest.fixture(scope="session")
-def redis(shared: Shared) -> Redis:
-    return shared.redis
+def keep_logs(mesh: RegionalMesh, request: pytest.FixtureRequest) -> None:
+    """If a test failed."""
+    if request.session.testsfailed:
+        mesh.made.files.failed = "a test failed"
 
 
 def settings(hosts: Hosts) -> Further:

@@ -14,7 +14,7 @@ from bench.faults.chats import ReferenceChat
 from bench.harness.http_client import AnsweredError
 from bench.regions.mesh import SECOND_SITE, RegionalMesh
 from services.edge.chat.shared_replies import LEASE_S, RENEW_S
-from tests.regions.conftest import CALL_MS, NUM_TOKENS
+from tests.regions.conftest import CALL_MS, NUM_TOKENS, SharingMesh
 from tests.regions.keyed_requests import Computed, KeyedRequest
 
 pytestmark = [
@@ -53,8 +53,9 @@ LOSSES: Final[Mapping[str, tuple[Step, Step]]] = {
 
 @pytest.mark.parametrize("name", LOSSES)
 async def test_replies_go_on_at_the_other_edge_when_an_edges_host_is_lost(
-    mesh: RegionalMesh, references: list[ReferenceChat], name: str
+    sharing: SharingMesh, references: list[ReferenceChat], name: str
 ) -> None:
+    mesh = sharing.mesh
     strike, undo = LOSSES[name]
     chosen = [references[number % len(references)] for number in range(NUM_REQUESTS)]
     requests = [KeyedRequest(mesh, it) for it in chosen]
@@ -93,8 +94,9 @@ async def test_replies_go_on_at_the_other_edge_when_an_edges_host_is_lost(
 
 
 async def test_a_key_that_both_edges_are_asked_for_at_once_is_computed_once(
-    mesh: RegionalMesh, references: list[ReferenceChat]
+    sharing: SharingMesh, references: list[ReferenceChat]
 ) -> None:
+    mesh = sharing.mesh
     chosen = [references[number % len(references)] for number in range(NUM_REQUESTS)]
     computed = Computed(mesh)
     await computed.begin()

@@ -21,7 +21,7 @@ from outrider.circuit_breaker import CircuitBreakerPolicy
 from outrider.client import connect
 from outrider.models.chat import Message
 from outrider.tls import Role
-from tests.regions.conftest import REDIS, TIMEOUT_MS, TOKENIZERS_TIMEOUT_MS
+from tests.regions.conftest import REDIS, TIMEOUT_MS, TOKENIZERS_TIMEOUT_MS, SharingMesh
 from tests.regions.keyed_requests import Computed, KeyedRequest
 
 pytestmark = [
@@ -86,12 +86,10 @@ async def first_text_s(request: KeyedRequest, edge: int) -> float:
 
 @pytest.mark.parametrize("name", LOSSES)
 async def test_edges_answer_alone_until_their_redis_is_back(
-    mesh: RegionalMesh,
-    redis: Redis,
-    references: list[ReferenceChat],
-    short: list[ReferenceChat],
-    name: str,
+    sharing: SharingMesh, references: list[ReferenceChat], short: list[ReferenceChat], name: str
 ) -> None:
+    mesh, redis = sharing
+
     def requests(chosen: list[ReferenceChat]) -> list[tuple[KeyedRequest, int]]:
         return [
             (KeyedRequest(mesh, chosen[number % len(chosen)]), edge)
@@ -190,8 +188,9 @@ class LongPrompts:
 
 @pytest.mark.parametrize("name", [it for it in LOSSES if "edge" not in it])
 async def test_tokenizers_and_replicas_do_without_their_redis_until_it_is_back(
-    mesh: RegionalMesh, redis: Redis, name: str
+    sharing: SharingMesh, name: str
 ) -> None:
+    mesh, redis = sharing
     # Whichever of them is asked: a router may prefer another region's for a while.
     tokenizers = [it for it in mesh.made.services if it.role == Role.TOKENIZER]
     replicas = [it for it in mesh.made.services if it.role == Role.INFERENCE]
