@@ -138,15 +138,22 @@ def ended(page: Page) -> None:
 
 
 def begun(page: Page, num_chars: int = 40) -> None:
-    """Wait until so much of the newest reply is final."""
+    """Wait until more of the newest reply is shown, final or not."""
     page.wait_for_function(
-        """(least) => {
+        "n => [...document.querySelectorAll('.reply.live .prose')].at(-1)?.textContent.length > n",
+        arg=num_chars,
+    )
+
+
+def has_final_text(page: Page) -> None:
+    """Wait until some of the newest reply, behind which a guess may stand, is final."""
+    page.wait_for_function(
+        """() => {
           const prose = [...document.querySelectorAll('.reply.live .prose')].at(-1);
           const guesses = [...(prose?.querySelectorAll('.guess') ?? [])];
           const shown = prose?.textContent.length ?? 0;
-          return shown - guesses.reduce((sum, it) => sum + it.textContent.length, 0) > least;
-        }""",
-        arg=num_chars,
+          return shown > guesses.reduce((sum, it) => sum + it.textContent.length, 0);
+        }"""
     )
 
 
@@ -237,7 +244,7 @@ def test_a_reply_is_the_models_own_and_its_guesses_are_corrected_in_place(
 def test_stop_keeps_what_was_written_and_retry_writes_another(chat: Watched) -> None:
     page = chat.page
     send(page, LONG)
-    begun(page)
+    has_final_text(page)
     page.keyboard.press("Escape")
     ended(page)
     expect(page.locator(".note-line")).to_have_text("You stopped it here.")
