@@ -45,6 +45,9 @@ class Peer:
 
     reply: list[int]
     chains: dict[int, dict[int, int]] = field(default_factory=dict)
+    offered: set[tuple[int, int]] = field(default_factory=set)
+    """Number of the reply's token, and the id drafted for it in any chain at any time."""
+    num_frames: int = 0
     commits: list[Commit] = field(default_factory=list)
     last: SessionCommit | None = None
     opened: Opened | None = None
@@ -52,8 +55,10 @@ class Peer:
     failed: Failed | None = None
 
     def sent(self, drafts: Draft) -> None:
-        chain = self.chains.setdefault(drafts.epoch, {})
-        chain.update({drafts.base + index: token for index, token in enumerate(drafts.ids)})
+        placed = {drafts.base + index: token for index, token in enumerate(drafts.ids)}
+        self.chains.setdefault(drafts.epoch, {}).update(placed)
+        self.offered |= placed.items()
+        self.num_frames += 1
 
     def take(self, event: Event) -> None:
         assert self.finished is None and self.failed is None, "an event after the last one"
@@ -79,12 +84,11 @@ class Peer:
     def _check_counts(self, usage: Usage) -> None:
         """Each token has one source, and the calls add up."""
         assert min(usage.sources) >= 0 and sum(usage.sources) == usage.completion_tokens
-        if len(self.chains) < 2:
+        if self.num_frames < 2:
             assert usage.sources.edge <= sum(it.accepted for it in self.commits)
-        # A chain that was replaced during the call counts, though the commit could not refer to it.
-        chains = self.chains.values()
-        offered = [any(it.get(at) == token for it in chains) for at, token in enumerate(self.reply)]
-        assert usage.sources.edge <= sum(offered)
+        # A chain that a later frame replaced, contradicted or left a gap behind during the call
+        # counts, though the commit could not refer to it.
+        assert usage.sources.edge <= sum(it in self.offered for it in enumerate(self.reply))
         assert usage.draft_tokens == sum(it.drafted * it.calls for it in usage.acceptance)
         assert usage.accepted_tokens == sum(it.accepted * it.calls for it in usage.acceptance)
         assert all(it.accepted <= it.drafted for it in usage.acceptance)

@@ -307,6 +307,24 @@ def test_a_reply_says_who_had_drafted_its_tokens(num_right: int) -> None:
     assert usage.acceptance == ((2, num_right, 1),)
 
 
+@pytest.mark.parametrize(
+    "late", [Draft(0, 0, (60,)), Draft(0, 9, (60,))], ids=["contradicts", "gap"]
+)
+def test_a_draft_whose_chain_dies_during_its_call_still_counts(late: Draft) -> None:
+    """The call took it and it was right; the commit says its tokens, which the edge dropped."""
+    truth = reference(request(), OPTIONS)
+    driver = Driver(OPTIONS)
+    peer = driver.open(request(drafts=Draft(0, 0, truth[:2])))
+    batch = driver.schedule()
+    assert batch is not None
+    driver.draft(1, late)
+    driver.run(batch)
+    assert (peer.commits[0].accepted, peer.commits[0].ids) == (0, truth[:3])
+    driver.finish()
+    assert tuple(peer.reply) == truth and peer.finished is not None
+    assert peer.finished.usage.sources == (2, 0, len(truth) - 2, 0)
+
+
 def test_drafts_of_the_region_and_tokens_of_another_replica_are_told_apart() -> None:
     repeating = replace(OPTIONS, repetition=1.0)
     truth = reference(request(), repeating)
