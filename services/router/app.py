@@ -102,6 +102,7 @@ class Router:
             self.metrics,
             core.registry,
             core.intake,
+            core.failover,
             core.fleet_view,
             core.autoscale,
             config.autoscale.slo_ttft_ms,

@@ -21,6 +21,7 @@ from services.router.admission.routing import LiveFleetView
 from services.router.autoscale.advisor import AutoscaleAdvisor, FleetKey, ScalingAdvice, fleet_usage
 from services.router.embedding.machine import EmbeddingFleet
 from services.router.fleet.registry import Registry
+from services.router.relay.failover import Failover
 from services.router.relay.intake import Intake
 from services.router.relay.telemetry import INEXACT_MOVES, MOVES, PLACEMENTS
 
@@ -266,6 +267,7 @@ class AutoscaleMetrics:
         metrics: Metrics,
         registry: Registry,
         intake: Intake,
+        failover: Failover,
         fleet_view: LiveFleetView,
         autoscale: AutoscaleAdvisor,
         slo_ttft_ms: float,
@@ -275,6 +277,7 @@ class AutoscaleMetrics:
         self._metrics = metrics
         self._registry = registry
         self._intake = intake
+        self._failover = failover
         self._fleet_view = fleet_view
         self._autoscale = autoscale
         self._slo_ttft_ms = slo_ttft_ms
@@ -290,7 +293,7 @@ class AutoscaleMetrics:
         self._next_review_at = now + _REVIEW_INTERVAL_S
         waiting = Counter(
             FleetKey(self._fleet_view.home(request), request.model)
-            for request in self._intake.waiting()
+            for request in (*self._intake.waiting(), *self._failover.waiting())
         )
         found = fleet_usage(self._registry, waiting, self._slo_ttft_ms, self._woken)
         self.advice = self._autoscale.advise(found, now)

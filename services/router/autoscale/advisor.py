@@ -152,6 +152,9 @@ class AutoscaleAdvisor:
             # Somebody else added replicas: they stay until they are idle.
             state.desired = self._clamped(key, usage.num_replicas)
         wanted = max(self._for_late(state, usage, now), self._for_crowd(state, usage, now))
+        if not state.desired and (usage.num_sessions or state.recent.late_share(now)[1]):
+            # It is scaled to zero, and asked before its last replica has gone.
+            wanted = max(wanted, 1)
         if wanted:
             self._grow(key, state, wanted, now)
         else:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from services.router.relay.frames import RelayedSession, Up
     from services.router.relay.sessions import SessionTable
     from services.router.relay.telemetry import SessionTelemetry
+    from services.router.session_request import SessionRequest
 
 MAX_MOVES_PER_RETRY: Final = 16
 """Sessions opened by one `retry`: the event loop does other work before the next one."""
@@ -105,6 +106,10 @@ class Failover:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def waiting(self) -> list[SessionRequest]:
+        """Requests of the sessions that look for a replica."""
+        return [session.request for session, _ in self._waiting.values()]
 
     def replica_lost(self, sessions: Sequence[RelayedSession], loss: Loss) -> None:
         """Their replica, which has one model, is lost; why is yet to be explained."""

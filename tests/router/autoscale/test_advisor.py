@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from outrider.errors import ConfigError
@@ -326,7 +326,22 @@ def test_one_that_was_woken_for_nobody_goes_again() -> None:
     assert desired(advisor, IDLE, POLICY.idle_s + STEP_S, POLICY.idle_s - STEP_S) == 0
 
 
+@pytest.mark.parametrize("is_seen", [True, False], ids=["reported", "between two reports"])
+def test_one_that_is_asked_before_it_has_gone_stays(is_seen: bool) -> None:
+    advisor = woken()
+    assert desired(advisor, IDLE, POLICY.idle_s + STEP_S) == 0
+    now = POLICY.idle_s + 2 * STEP_S
+    if not is_seen:
+        advisor.record_ttft(FLEET, 50.0, now)
+    usage = FleetUsage(1, 0.1, 1, num_slots=8) if is_seen else IDLE[FLEET]
+    assert advisor.advise({FLEET: usage}, now)[FLEET].desired_replicas == 1
+    forgotten = now + POLICY.idle_s - POLICY.idle_s / NUM_SLICES
+    assert desired(advisor, IDLE, forgotten - STEP_S, now) == 1
+    assert desired(advisor, IDLE, now + POLICY.idle_s + STEP_S, forgotten - STEP_S) == 0
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50)), min_size=1, max_size=60))
+@example([(1, 0)] * 5 + [(1, 1)])
 def test_nobody_waits_without_a_replica_that_is_wanted(steps: list[tuple[int, int]]) -> None:
     advisor, now = woken(idle_s=20.0, in_cooldown_s=10.0), 0.0
     for num_replicas, num_waiting in steps:

@@ -242,7 +242,13 @@ async def test_counting_those_who_wait_and_are_refused_reads_no_prompt(
     """A thousand long prompts would hold up the loop, and push out those that placement needs."""
     edge, key = mesh.edge(), FleetKey("us", "m")
     autoscale = AutoscaleMetrics(
-        mesh.metrics, mesh.registry, mesh.intake, mesh.fleet_view, mesh.autoscale, 120.0
+        mesh.metrics,
+        mesh.registry,
+        mesh.intake,
+        mesh.failover,
+        mesh.fleet_view,
+        mesh.autoscale,
+        120.0,
     )
     autoscale.tick(mesh.clock())
     for number in range(1, 4):

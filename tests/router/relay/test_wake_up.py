@@ -28,8 +28,9 @@ def mesh() -> Iterator[Mesh]:
 
 def advice(mesh: Mesh) -> int:
     """How many replicas the metric that autoscalers read asks for."""
+    whose = (mesh.intake, mesh.failover, mesh.fleet_view)
     exported = AutoscaleMetrics(
-        *(mesh.metrics, mesh.registry, mesh.intake, mesh.fleet_view, mesh.autoscale, 120.0, [KEY])
+        mesh.metrics, mesh.registry, *whose, mesh.autoscale, 120.0, woken=[KEY]
     )
     exported.tick(mesh.clock())
     return exported.advice[KEY].desired_replicas
