@@ -124,6 +124,7 @@ class ModelReplica:
             fixed_ms=self._speed.fixed_ms,
             row_ms=self._speed.row_ms,
             max_sessions=MAX_SESSIONS,
+            max_queue=LIMITS.max_queue,
             medium=ClassLoad(running + len(self._queue), tokens),
             service_ms=self._service_ms,
         )

@@ -70,6 +70,7 @@ class Report:
                 row_ms=load.row_ms,
                 is_cost_guessed=load.is_cost_guessed,
                 max_sessions=load.max_sessions,
+                max_queue=load.max_queue,
                 overload_level=load.overload_level,
                 low=_part(load.low),
                 medium=_part(load.medium),

@@ -1027,6 +1027,7 @@ class WatchLoadResponse(_message.Message):
     ROW_MS_FIELD_NUMBER: _builtins.int
     IS_COST_GUESSED_FIELD_NUMBER: _builtins.int
     MAX_SESSIONS_FIELD_NUMBER: _builtins.int
+    MAX_QUEUED_SESSIONS_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     RESTARTING_FIELD_NUMBER: _builtins.int
     PAUSED_SESSIONS_FIELD_NUMBER: _builtins.int
@@ -1061,6 +1062,8 @@ class WatchLoadResponse(_message.Message):
     is_cost_guessed: _builtins.bool
     """Whether these two are a guess: the replica has computed too little to know."""
     max_sessions: _builtins.int
+    max_queued_sessions: _builtins.int
+    """Sessions that may wait beside those that run; a further one is refused. Left out: not known."""
     draining: _builtins.bool
     restarting: _builtins.bool
     """Beside draining: its engine is lost, and its supervisor will start it anew."""
@@ -1109,6 +1112,7 @@ class WatchLoadResponse(_message.Message):
         row_ms: _builtins.float = ...,
         is_cost_guessed: _builtins.bool = ...,
         max_sessions: _builtins.int = ...,
+        max_queued_sessions: _builtins.int | None = ...,
         draining: _builtins.bool = ...,
         restarting: _builtins.bool = ...,
         paused_sessions: _builtins.int = ...,
@@ -1123,11 +1127,13 @@ class WatchLoadResponse(_message.Message):
         peer_first_ms: _builtins.float = ...,
         running_call: Global___EngineCall | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["kv", b"kv", "low", b"low", "medium", b"medium", "running_call", b"running_call"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_queued_sessions", b"_max_queued_sessions", "kv", b"kv", "low", b"low", "max_queued_sessions", b"max_queued_sessions", "medium", b"medium", "running_call", b"running_call"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "fixed_ms", b"fixed_ms", "is_cost_guessed", b"is_cost_guessed", "kv", b"kv", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_owed", b"kv_blocks_owed", "kv_blocks_total", b"kv_blocks_total", "low", b"low", "max_sessions", b"max_sessions", "medium", b"medium", "overload_level", b"overload_level", "paused_sessions", b"paused_sessions", "peer_block_ms", b"peer_block_ms", "peer_first_ms", b"peer_first_ms", "queued_prompt_tokens", b"queued_prompt_tokens", "queued_sessions", b"queued_sessions", "queues_low", b"queues_low", "refuses_sessions", b"refuses_sessions", "reply_tokens", b"reply_tokens", "restarting", b"restarting", "row_ms", b"row_ms", "running_call", b"running_call", "running_sessions", b"running_sessions", "service_ms", b"service_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_queued_sessions", b"_max_queued_sessions", "draining", b"draining", "fixed_ms", b"fixed_ms", "is_cost_guessed", b"is_cost_guessed", "kv", b"kv", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_owed", b"kv_blocks_owed", "kv_blocks_total", b"kv_blocks_total", "low", b"low", "max_queued_sessions", b"max_queued_sessions", "max_sessions", b"max_sessions", "medium", b"medium", "overload_level", b"overload_level", "paused_sessions", b"paused_sessions", "peer_block_ms", b"peer_block_ms", "peer_first_ms", b"peer_first_ms", "queued_prompt_tokens", b"queued_prompt_tokens", "queued_sessions", b"queued_sessions", "queues_low", b"queues_low", "refuses_sessions", b"refuses_sessions", "reply_tokens", b"reply_tokens", "restarting", b"restarting", "row_ms", b"row_ms", "running_call", b"running_call", "running_sessions", b"running_sessions", "service_ms", b"service_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__max_queued_sessions: _TypeAlias = _typing.Literal["max_queued_sessions"]  # noqa: Y015
+    _WhichOneofArgType__max_queued_sessions: _TypeAlias = _typing.Literal["_max_queued_sessions", b"_max_queued_sessions"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_queued_sessions) -> _WhichOneofReturnType__max_queued_sessions | None: ...
 
 Global___WatchLoadResponse: _TypeAlias = WatchLoadResponse  # noqa: Y015
 

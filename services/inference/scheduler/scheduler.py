@@ -496,6 +496,7 @@ class Scheduler:
             fixed_ms=self._cost.fixed_ms,
             row_ms=self._cost.row_ms,
             max_sessions=self.limits.max_sessions,
+            max_queue=self.limits.max_queue,
             is_cost_guessed=self._cost.is_guess,
             paused_sessions=len(queues.foreground(queues.paused)),
             overload_level=self._admission.level,

@@ -184,6 +184,8 @@ class SchedulerLoad:
     fixed_ms: float
     row_ms: float
     max_sessions: int
+    max_queue: int
+    """Sessions that may wait beside those that run."""
     is_cost_guessed: bool = False
     """Whether too few calls were timed for `fixed_ms` and `row_ms` (CostModel.is_guess)."""
     paused_sessions: int = 0

@@ -398,6 +398,7 @@ def load_response(
         row_ms=load.row_ms,
         is_cost_guessed=load.is_cost_guessed,
         max_sessions=load.max_sessions,
+        max_queued_sessions=load.max_queue,
         draining=draining,
         restarting=restarting,
         paused_sessions=load.paused_sessions,

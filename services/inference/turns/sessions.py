@@ -349,6 +349,7 @@ class TurnSessions:
             fixed_ms=self._interval_ms,
             row_ms=self._token_ms,
             max_sessions=self._limits.max_sessions,
+            max_queue=self._limits.max_queue,
             is_cost_guessed=self._is_guess,
             overload_level=OverloadLevel.NORMAL,
             low=self._class_load(Priority.LOW),

@@ -130,6 +130,8 @@ class ReplicaLoad:
     """Whether the replica has computed too little to know these two."""
     max_sessions: int = 0
     """Sessions that run at once, further ones wait; 0: not reported."""
+    max_queue: int | None = None
+    """Sessions that may wait there, further ones are refused; None: not reported."""
     draining: bool = False
     is_restarting: bool = False
     """Beside `draining`: it lost its engine, and its supervisor will start it anew."""

@@ -38,7 +38,8 @@ def able(
     """[rows] whether a replica meets every constraint and is none of `exclude`."""
     found = in_reach(table, request, exclude)
     found &= table.counts["min_priority"] <= request.priority
-    found &= table.num_excess[request.priority - 1] <= policy.max_queued
+    max_queue = np.minimum(table.counts["max_queue"], policy.max_queued)
+    found &= table.num_excess[request.priority - 1] <= max_queue
     return found
 
 

@@ -44,7 +44,15 @@ _REPORTED_FLOATS = (
     "peer_first_ms",
 )
 _COMPUTED_FLOATS = ("row_ms", "fixed_ms", "call_ms", "slot_ms", "kv_token_ms", "chunk_tokens")
-_REPORTED_INTS = ("model", "region", "block_tokens", "identity", "kv_tokens", "reply_tokens")
+_REPORTED_INTS = (
+    "model",
+    "region",
+    "block_tokens",
+    "identity",
+    "kv_tokens",
+    "reply_tokens",
+    "max_queue",
+)
 _COMPUTED_INTS = ("max_sessions", "min_priority")
 """`min_priority`: the lowest class whose new sessions the replica starts; above HIGH if it starts
 none."""
@@ -257,6 +265,7 @@ class ReplicaTable:
             self._identity_codes.add(replica.model_identity),
             min(load.kv_blocks_total * block_tokens, NO_LIMIT),
             load.reply_tokens or NO_LIMIT,
+            NO_LIMIT if load.max_queue is None else load.max_queue,
         )
         is_guess = replica.load is None or load.is_cost_guessed
         cost = (load.fixed_ms, load.row_ms)

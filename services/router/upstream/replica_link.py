@@ -290,6 +290,9 @@ async def watch_load(
             row_ms=_cost_ms(report.row_ms),
             is_cost_guessed=report.is_cost_guessed,
             max_sessions=report.max_sessions,
+            max_queue=report.max_queued_sessions
+            if report.HasField("max_queued_sessions")
+            else None,
             draining=report.draining,
             is_restarting=report.restarting,
             overload_level=report.overload_level,

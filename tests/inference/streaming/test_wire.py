@@ -24,6 +24,7 @@ def load_at(level: int) -> SchedulerLoad:
         fixed_ms=10.0,
         row_ms=1.0,
         max_sessions=4,
+        max_queue=0,
         overload_level=level,
     )
 
@@ -52,6 +53,7 @@ LOAD = SchedulerLoad(
     fixed_ms=10.0,
     row_ms=1.0,
     max_sessions=4,
+    max_queue=0,
     service_ms=500.0,
 )
 

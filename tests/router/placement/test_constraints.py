@@ -184,6 +184,16 @@ def test_sessions_may_wait_for_a_place_up_to_the_limit() -> None:
         choose(ASK, queued(2), max_queued=2)
 
 
+@pytest.mark.parametrize(("max_queue", "fits"), [(0, 0), (2, 2), (9, 4)])
+def test_no_more_wait_on_a_replica_than_it_takes(max_queue: int, fits: int) -> None:
+    """Beyond that it would refuse what may wait at the router."""
+    load = ReplicaLoad(4, 0, fixed_ms=10.0, row_ms=1.0, max_sessions=4, max_queue=max_queue)
+    for count in range(fits):
+        choose(ASK, replica("a", load=replace(load, queued_sessions=count)), max_queued=4)
+    with pytest.raises(OverloadedError):
+        choose(ASK, replica("a", load=replace(load, queued_sessions=fits)), max_queued=4)
+
+
 def test_a_far_replica_with_a_place_beats_a_near_full_one() -> None:
     full = replica("near", load=ReplicaLoad(4, 0, fixed_ms=10.0, row_ms=1.0, max_sessions=4))
     assert choose(ASK, full, replica("far", rtt_ms=200.0), max_queued=9).replica == "far"

@@ -189,6 +189,15 @@ async def test_a_report_says_whom_an_overloaded_replica_takes() -> None:
         assert (await anext(reports)).refuses_sessions
 
 
+async def test_a_report_says_how_many_may_wait() -> None:
+    replica = Replica("a")
+    async with running_replicas(replica), make_channel(replica.address) as channel:
+        reports = watch_load(channel, min_interval_ms=1, max_interval_ms=1000)
+        assert (await anext(reports)).max_queue is None
+        replica.report(max_queued_sessions=0)
+        assert (await anext(reports)).max_queue == 0
+
+
 async def test_a_report_says_how_much_memory_there_is() -> None:
     replica = Replica("a")
     async with running_replicas(replica), make_channel(replica.address) as channel:
