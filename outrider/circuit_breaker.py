@@ -18,7 +18,7 @@ class CircuitBreakerPolicy:
 
 
 class CircuitBreaker:
-    """Times are seconds of one clock. Not thread-safe."""
+    """Times are seconds of one clock. Several attempts may be under way. Not thread-safe."""
 
     def __init__(self, policy: CircuitBreakerPolicy) -> None:
         self._policy = policy
@@ -26,6 +26,8 @@ class CircuitBreaker:
         self._num_failures = 0
         self._pause_s = 0.0
         self._paused_until = 0.0
+        self._is_tried = False
+        """An attempt was let through after a pause, and has not ended."""
 
     @property
     def is_open(self) -> bool:
@@ -40,16 +42,21 @@ class CircuitBreaker:
         if now < self._paused_until:
             return False
         self._paused_until = now + self._pause_s
+        self._is_tried = True
         return True
 
     def succeeded(self) -> None:
         """An attempt went well."""
         self._num_failures = 0
+        self._is_tried = False
         self._backoff.reset()
 
     def failed(self, now: float) -> None:
-        """An attempt failed, or took too long."""
+        """An attempt failed, or took too long. Where it began before the breaker opened, that is
+        nothing new, and makes the pause no longer."""
+        was_open = self.is_open
         self._num_failures += 1
-        if self.is_open:
+        if self.is_open and (self._is_tried or not was_open):
+            self._is_tried = False
             self._pause_s = self._backoff.next_s()
             self._paused_until = now + self._pause_s

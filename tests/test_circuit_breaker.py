@@ -28,6 +28,17 @@ def test_failures_in_a_row_open_it_and_pauses_double() -> None:
         breaker.failed(now)
 
 
+def test_failures_of_attempts_that_began_before_it_opened_make_no_pause_longer() -> None:
+    """One stall of a server ends all that is under way there."""
+    breaker = broken()
+    for _ in range(20):
+        breaker.failed(0.5)
+    assert not breaker.allows(0.9) and breaker.allows(1.0)
+    breaker.failed(1.5)
+    breaker.failed(1.5)
+    assert not breaker.allows(3.4) and breaker.allows(3.5)
+
+
 def test_one_success_closes_it() -> None:
     breaker = broken()
     assert breaker.allows(1.0)
