@@ -122,7 +122,16 @@ def _is_list_of_tables(value: object) -> typing.TypeGuard[tuple[object, ...]]:
 
 
 def _explanations(cls: type[Any]) -> dict[str, str]:
-    """The text behind each field in the source of a dataclass (PEP 257: attribute docstrings)."""
+    """The text behind each field in the source of a dataclass, and of those that it extends (PEP
+    257: attribute docstrings)."""
+    found: dict[str, str] = {}
+    for each in reversed(cls.__mro__):
+        if dataclasses.is_dataclass(each):
+            found |= _own_explanations(each)
+    return found
+
+
+def _own_explanations(cls: type[Any]) -> dict[str, str]:
     (parsed,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     assert isinstance(parsed, ast.ClassDef)
     found = {}

@@ -1,5 +1,5 @@
-"""Address and login of a Redis, for every service that uses one: tokenizers' shared texts, edges'
-shared limits, replicas' prefixes. Needs no Redis client."""
+"""What a service is told of a Redis that it uses: tokenizers' shared texts, edges' shared limits
+and replies, replicas' prefixes. Needs no Redis client."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import urlsplit
 
 from outrider.errors import ConfigError
@@ -46,6 +46,7 @@ class RedisAddress:
         try:
             parts = urlsplit(self.url)
             host = parts.hostname or ""
+            _ = parts.port  # raises ValueError if it is none
         except ValueError:
             raise ValueError("it is no URL") from None
         if parts.scheme not in ("redis", "rediss") or not host:
@@ -85,6 +86,71 @@ class RedisAddress:
                 "ssl_ca_certs": None if self.ca is None else str(self.ca),
             }
         return options
+
+
+@dataclass(frozen=True, slots=True)
+class RedisConfig:
+    """What every table of settings says of its Redis. Raises ConfigError for values that cannot
+    work."""
+
+    TABLE: ClassVar[str]
+    """The table's name, for messages."""
+
+    url: str = ""
+    """redis://HOST:PORT/DATABASE, or rediss:// over TLS; empty: none."""
+    user: str = ""
+    """A user of that Redis (ACL); empty: its default one."""
+    password: str = field(default="", repr=False)
+    """That user's password. Better in a file, or in the environment."""
+    password_file: Path | None = None
+    """A file that holds the password."""
+    ca: Path | None = None
+    """CA certificates for that Redis (rediss://), in PEM; unset: those of this machine."""
+
+    def __post_init__(self) -> None:
+        self._check_one("password")
+
+    def address(self) -> RedisAddress:
+        """Where it is, and as whom to log in. Raises ConfigError, which quotes neither the URL nor
+        the password, if that cannot be right."""
+        password = secret(self.password, self.password_file, f"{self.TABLE}.password")
+        address = RedisAddress(self.url, self.user, password, self.ca)
+        try:
+            address.check()
+        except ValueError as error:
+            raise ConfigError(f"{self.TABLE}.url: {error}") from None
+        return address
+
+    def _check_one(self, name: str) -> None:
+        """A secret is given in one way."""
+        if getattr(self, name) and getattr(self, f"{name}_file"):
+            raise ConfigError(
+                f"both {self.TABLE}.{name} and {self.TABLE}.{name}_file are set; use one"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class SealedRedisConfig(RedisConfig):
+    """Of a Redis whose entries are sealed with a secret."""
+
+    key: str = field(default="", repr=False)
+    """A secret of 32 characters or more, the same in all that share it (`openssl rand -hex 32`):
+    without it nobody can read entries or make valid ones. Better in a file, or in the
+    environment."""
+    key_file: Path | None = None
+    """A file that holds the secret."""
+
+    def __post_init__(self) -> None:
+        RedisConfig.__post_init__(self)
+        self._check_one("key")
+        if self.url and not (self.key or self.key_file):
+            raise ConfigError(
+                f"{self.TABLE}.key is empty; set the same secret in all that share it"
+            )
+
+    def sealing_key(self) -> str:
+        """The secret. Raises ConfigError if it cannot be read or is too short."""
+        return sealing_key(self.key, self.key_file, f"{self.TABLE}.key")
 
 
 def secret(value: str, file: Path | None, where: str) -> str:

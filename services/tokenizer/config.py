@@ -18,6 +18,7 @@ from outrider.bounds import (
 )
 from outrider.errors import ConfigError
 from outrider.mirrors.config import MirrorConfig
+from outrider.redis_settings import SealedRedisConfig
 from outrider.telemetry.config import AdminConfig
 from outrider.tls.config import TlsConfig
 from outrider.tokenization.backends.selection import AUTO
@@ -25,25 +26,14 @@ from outrider.tokenization.rewriting import AS_IT_IS, RewritingPolicy
 
 
 @dataclass(frozen=True, slots=True)
-class SharedCacheConfig:
+class SharedCacheConfig(SealedRedisConfig):
     """The Redis that tokenizers may share: table `[tokenizer.shared_cache]`."""
+
+    TABLE = "shared_cache"
 
     url: str = ""
     """redis://HOST:PORT/DATABASE, or rediss:// over TLS; empty: none. It may be slow, full or gone
     at any time. Only texts of requests with a cache salt are shared."""
-    key: str = dataclasses.field(default="", repr=False)
-    """A secret of 32 characters or more, the same in all of them (`openssl rand -hex 32`): without
-    it nobody can read entries or make valid ones. Better in a file, or in the environment."""
-    key_file: Path | None = None
-    """A file that holds the secret."""
-    user: str = ""
-    """A user of that Redis (ACL); empty: its default one."""
-    password: str = dataclasses.field(default="", repr=False)
-    """That user's password. Better in a file, or in the environment."""
-    password_file: Path | None = None
-    """A file that holds the password."""
-    ca: Path | None = None
-    """CA certificates for that Redis (rediss://), in PEM; unset: those of this machine."""
     timeout_ms: PositiveFloat = 5.0
     """Longest wait for an answer of that Redis."""
     min_chars: NonNegativeInt = 0
@@ -51,16 +41,6 @@ class SharedCacheConfig:
     `tokenizers`, 8,192 with `fastokens`, and with `splintr-rs` nothing is looked up."""
     ttl_s: PositiveInt = 86_400
     """An entry expires so long after it was last written."""
-
-    def __post_init__(self) -> None:
-        for field in ("key", "password"):
-            if getattr(self, field) and getattr(self, f"{field}_file"):
-                raise ConfigError(
-                    f"both shared_cache.{field} and shared_cache.{field}_file are set; use one of "
-                    "them"
-                )
-        if self.url and not (self.key or self.key_file):
-            raise ConfigError("shared_cache.key is empty; set the same secret in all tokenizers")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from outrider.errors import ConfigError
 from outrider.models.vocabulary import Vocabulary
-from outrider.redis_settings import RedisAddress, needs_client, sealing_key, secret
+from outrider.redis_settings import needs_client
 from outrider.telemetry import names
 from outrider.tokenization.backends.base import REFERENCE
 from outrider.tokenization.backends.fallback import FallbackBackend
@@ -40,7 +39,7 @@ def shared_cache(
     if not config.shared_cache.url:
         yield None
         return
-    key = sealing_key(config.shared_cache.key, config.shared_cache.key_file, "shared_cache.key")
+    key = config.shared_cache.sealing_key()
     store = _open_store(config)
     collector = _SharedCacheMetrics(store)
     registry.register(collector)
@@ -60,22 +59,9 @@ def _open_store(config: TokenizerConfig) -> RedisStore:
         )
     except ImportError as error:
         raise needs_client("shared_cache.url") from error
-    address = RedisAddress(
-        config.shared_cache.url,
-        config.shared_cache.user,
-        secret(
-            config.shared_cache.password,
-            config.shared_cache.password_file,
-            "shared_cache.password",
-        ),
-        config.shared_cache.ca,
-    )
-    try:
-        # One connection for each thread that tokenizes, and one for the writer.
-        client = connect(address, config.shared_cache.timeout_ms / 1e3, config.threads + 1)
-    except ValueError as error:
-        # Neither the URL nor Redis' own message is quoted: they may hold a password.
-        raise ConfigError(f"shared_cache.url cannot be used: {error}") from None
+    # One connection for each thread that tokenizes, and one for the writer.
+    timeout_s, num_connections = config.shared_cache.timeout_ms / 1e3, config.threads + 1
+    client = connect(config.shared_cache.address(), timeout_s, num_connections)
     return RedisStore(client, SharedCachePolicy(ttl_s=config.shared_cache.ttl_s))
 
 

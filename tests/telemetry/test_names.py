@@ -29,7 +29,7 @@ from tests.typed_text import type_until
 WHOLE: Mapping[str, Any] = {
     "tokenizers": 1,
     # Nobody listens there: what is shared is asked for in vain, which is recorded as well.
-    "tokenizer": {"shared_cache": SharedCacheConfig("redis://127.0.0.1:1", "k" * 32)},
+    "tokenizer": {"shared_cache": SharedCacheConfig("redis://127.0.0.1:1", key="k" * 32)},
     "router": {"prices": (Price(1.0, 10.0, model=MODEL),), "currency": "USD"},
 }
 """All roles, and all that a mesh can be told to record."""

@@ -77,10 +77,12 @@ async def test_a_cache_that_cannot_be_used_is_a_config_error() -> None:
         async with running_tokenizer(None, shared_cache=SharedCacheConfig("redis://x")):
             pass
     with pytest.raises(ConfigError, match="shared_cache"):
-        async with running_tokenizer(None, shared_cache=SharedCacheConfig("no url", "k" * 32)):
+        async with running_tokenizer(None, shared_cache=SharedCacheConfig("no url", key="k" * 32)):
             pass
     with pytest.raises(ConfigError, match="has 5 characters"):
-        async with running_tokenizer(None, shared_cache=SharedCacheConfig("redis://x", "guess")):
+        async with running_tokenizer(
+            None, shared_cache=SharedCacheConfig("redis://x", key="guess")
+        ):
             pass
 
 
@@ -116,7 +118,7 @@ async def test_secrets_come_from_files_and_are_not_shown(
             pass
     with pytest.raises(ConfigError, match="holds a user") as refused:
         async with running_tokenizer(
-            None, shared_cache=SharedCacheConfig("redis://:the-password@x", "k" * 32)
+            None, shared_cache=SharedCacheConfig("redis://:the-password@x", key="k" * 32)
         ):
             pass
     assert "the-password" not in str(refused.value)

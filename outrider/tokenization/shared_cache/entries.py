@@ -33,7 +33,7 @@ from outrider.errors import ConfigError, MalformedFrameError
 
 MIN_VALUE_BYTES: Final = 256
 """Smallest size of encoded ids before they are sealed; shorter ones are padded to it."""
-_PREFIX: Final = b"outrider:tokens:2:"
+PREFIX: Final = b"outrider:tokens:2:"
 _HASH_BYTES: Final = 16
 _KEY_BYTES: Final = 32
 _NONCE_BYTES: Final = 12
@@ -69,7 +69,7 @@ class Entries:
         for part in (scope, backend.encode()):
             hashed.update(_COUNT.pack(len(part)) + part)
         hashed.update(text.encode())
-        return _PREFIX + self._digest[:8].hex().encode() + b":" + hashed.hexdigest().encode()
+        return PREFIX + self._digest[:8].hex().encode() + b":" + hashed.hexdigest().encode()
 
     def value(self, name: bytes, ids: array[int]) -> bytes:
         """The value under `name`: the count, LEB128 of each id, and zeros, sealed."""

@@ -21,15 +21,19 @@ from redis.retry import Retry
 
 from outrider.circuit_breaker import CircuitBreaker, CircuitBreakerPolicy
 from outrider.redis_settings import RedisAddress
-from outrider.tokenization.shared_cache.entries import Entries
+from outrider.tokenization.shared_cache.entries import PREFIX, Entries
 
-_UNREACHABLE: Final = (redis.ConnectionError, redis.TimeoutError, OSError)
 TLS_CONNECT_S: Final = 0.1
 """Timeout of a TLS handshake. The connection then stays open, so reads pay for it once."""
 _MAX_QUEUED: Final = 256
 """Writes that wait; more are dropped."""
 _BATCH: Final = 16
 """Writes in one round trip."""
+_PROBE_S: Final = 1.0
+"""Interval at which a Redis that is left alone may be asked whether it is back, though no text is
+looked up."""
+_PROBE: Final = PREFIX + b"probe"
+"""Name of no entry."""
 
 _log = structlog.get_logger()
 
@@ -79,7 +83,8 @@ def connect(address: RedisAddress, timeout_s: float, num_connections: int) -> re
 
 
 class RedisStore:
-    """A process's connection to one Redis: reads behind a circuit breaker, and a writer thread."""
+    """A process's connection to one Redis: reads behind a circuit breaker, and a thread that
+    writes, and asks whether a Redis that was left alone is back."""
 
     def __init__(
         self,
@@ -129,16 +134,18 @@ class RedisStore:
         self._client.close()
 
     def _attempt(self, ask: Callable[[], list[bytes | None]]) -> list[bytes | None] | None:
+        answer = None
         try:
             answer = ask()
-        except _UNREACHABLE as error:
-            self._failed(error)
+        except redis.exceptions.ClusterDownError as error:
+            self._failed(error)  # it, or its primary, has lost its data
             return None
-        except (
-            redis.RedisError
-        ) as error:  # it answered with an error: out of memory, or no permission
+        except redis.ResponseError as error:
+            # It is there, and says no: out of memory, or no permission.
             self.stats.num_failures += 1
             _log.warning("shared_tokens_refused", reason=type(error).__name__)
+        except (redis.RedisError, OSError) as error:
+            self._failed(error)
             return None
         with self._changed:
             self._breaker.succeeded()
@@ -151,14 +158,17 @@ class RedisStore:
             self._breaker.failed(self._clock())
             self.stats.is_open = self._breaker.is_open
             self.stats.num_failures += 1
+            self._changed.notify()
         if self.stats.is_open and not was_open:
             _log.warning("shared_tokens_unreachable", reason=type(error).__name__)
 
     # Everything below runs in the thread.
 
     def _write(self) -> None:
-        while batch := self._next_batch():
-            if self._attempt(lambda batch=batch: self._send(batch)) is None:  # type: ignore[misc]
+        while (batch := self._next_batch()) is not None:
+            if not batch:
+                self._attempt(lambda: cast("list[bytes | None]", self._client.mget([_PROBE])))
+            elif self._attempt(lambda batch=batch: self._send(batch)) is None:  # type: ignore[misc]
                 self.stats.num_dropped += len(batch)
             else:
                 self.stats.num_written += len(batch)
@@ -170,11 +180,19 @@ class RedisStore:
             pipe.execute()
         return []
 
-    def _next_batch(self) -> list[tuple[bytes, bytes]]:
+    def _next_batch(self) -> list[tuple[bytes, bytes]] | None:
+        """What is to be written; nothing where Redis is to be asked whether it is back; None at the
+        end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._is_closed)
-            count = min(_BATCH, len(self._waiting))
-            return [self._waiting.popleft() for _ in range(count)]
+            while not self._is_closed:
+                is_open = self._breaker.is_open
+                if self._waiting and not is_open:
+                    count = min(_BATCH, len(self._waiting))
+                    return [self._waiting.popleft() for _ in range(count)]
+                is_notified = self._changed.wait(_PROBE_S if is_open else None)
+                if not is_notified and self._breaker.allows(self._clock()):
+                    return []
+            return None
 
 
 class RedisTokenCache:

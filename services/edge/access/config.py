@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 from urllib.parse import urlsplit
@@ -11,6 +11,7 @@ from outrider.access.api_keys import scopes_of
 from outrider.bounds import PositiveFloat, between
 from outrider.errors import ConfigError
 from outrider.host_names import is_loopback
+from outrider.redis_settings import RedisConfig
 
 _CLAIMS: Final = frozenset({"exp", "nbf", "iat", "sub", "jti"})
 
@@ -83,26 +84,16 @@ class JwtConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class SharedLimitsConfig:
+class SharedLimitsConfig(RedisConfig):
     """The Redis through which the edges of a region hold limits together: table
-    `[edge.shared_limits]`. Raises ConfigError for values that cannot work."""
+    `[edge.shared_limits]`."""
+
+    TABLE = "shared_limits"
 
     url: str = ""
     """redis://HOST:PORT/DATABASE, or rediss:// over TLS; empty: each edge holds them by itself."""
-    user: str = ""
-    """A user of that Redis (ACL); empty: its default one."""
-    password: str = field(default="", repr=False)
-    """That user's password. Better in a file, or in the environment."""
-    password_file: Path | None = None
-    """A file that holds the password."""
-    ca: Path | None = None
-    """CA certificates for that Redis (rediss://), in PEM; unset: those of this machine."""
     timeout_ms: PositiveFloat = 50.0
     """Longest wait of a chat for that Redis; then this edge decides."""
-
-    def __post_init__(self) -> None:
-        if self.password and self.password_file is not None:
-            raise ConfigError("both shared_limits.password and password_file are set; use one")
 
 
 def _check_url(url: str) -> None:

@@ -23,8 +23,7 @@ from uuid import uuid4
 import structlog
 
 from outrider.circuit_breaker import CircuitBreaker, CircuitBreakerPolicy
-from outrider.errors import ConfigError
-from outrider.redis_settings import RedisAddress, needs_client, secret
+from outrider.redis_settings import needs_client
 from services.edge.access.config import SharedLimitsConfig
 from services.edge.access.limits import RATES, Limited, TenantLimits
 
@@ -382,11 +381,6 @@ def open_shared_limits(config: SharedLimitsConfig) -> SharedLimits | None:
         from outrider.tokenization.shared_cache.redis_cache import connect
     except ImportError as error:
         raise needs_client("shared_limits.url") from error
-    password = secret(config.password, config.password_file, "shared_limits.password")
-    address = RedisAddress(config.url, config.user, password, config.ca)
     timeout_s = config.timeout_ms / 1000
-    try:
-        client = connect(address, timeout_s, num_connections=2)
-    except ValueError as error:
-        raise ConfigError(f"shared_limits.url: {error}") from error
+    client = connect(config.address(), timeout_s, num_connections=2)
     return SharedLimits(client, timeout_s=timeout_s)

@@ -13,6 +13,7 @@ import structlog
 from outrider.circuit_breaker import CircuitBreaker, CircuitBreakerPolicy
 from outrider.errors import ConfigError
 from outrider.redis_settings import RedisAddress, once_more
+from services.inference.prefix_store.sealing import PREFIX
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -21,13 +22,19 @@ if TYPE_CHECKING:
 _log = structlog.get_logger()
 _T = TypeVar("_T")
 _CONNECT_S: Final = 1.0
+_PROBE_S: Final = 1.0
+"""Interval at which a Redis that is left alone may be asked whether it is back, though no prompt
+needs it."""
+_PROBES: Final = tuple(PREFIX + b"probe:%d" % number for number in range(16))
+"""Names of no entries, so many that a cluster of a few nodes has one on each."""
 
 
 class RedisStore:
     """Entries by name in a Redis, of which each expires `ttl_s` after it was last written or read.
 
     Nothing is ever raised: a store that is slow, full or gone has nothing. Every round trip ends
-    after `timeout_s`. After some failures in a row none is made for a while.
+    after `timeout_s`. After some failures in a row none is made for a while, but for single ones
+    that find out whether it is back.
     """
 
     def __init__(
@@ -39,22 +46,21 @@ class RedisStore:
         max_value_bytes: int,
         breaker: CircuitBreakerPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
+        on_asked: Callable[[bool], None] = lambda _: None,
     ) -> None:
-        """`max_value_bytes`: most bytes read of a value. A longer value is no entry."""
+        """`max_value_bytes`: most bytes read of a value. A longer value is no entry. `on_asked` is
+        called after every attempt, with whether the store is asked from now on; False: it is left
+        alone."""
         self._client = client
         self._timeout_s = timeout_s
         self._ttl_s = ttl_s
         self._max_value_bytes = max_value_bytes
         self._clock = clock
         self._breaker = CircuitBreaker(breaker or CircuitBreakerPolicy())
+        self._on_asked = on_asked
+        self._probing: asyncio.Task[None] | None = None
         self.num_failures = 0
         """Requests that failed."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the circuit breaker is open: the store did not answer lately, and is left alone
-        but for single attempts."""
-        return self._breaker.is_open
 
     async def present(self, names: Sequence[bytes]) -> list[bool] | None:
         """Which of them it has, in one round trip, and keeps from now on for as long as when they
@@ -102,7 +108,16 @@ class RedisStore:
         return await self._attempt(ask, False)
 
     async def close(self) -> None:
+        if (probing := self._probing) is not None:
+            probing.cancel()
+            await asyncio.gather(probing, return_exceptions=True)
         await self._client.aclose()
+
+    async def _probe(self) -> None:
+        """Until it is back."""
+        while self._breaker.is_open:
+            await asyncio.sleep(_PROBE_S)
+            await self.present(_PROBES)
 
     async def _attempt(self, ask: Callable[[], Awaitable[_T]], otherwise: _T) -> _T:
         """The answer of `ask`; `otherwise` if it fails or takes too long, or while the breaker is
@@ -115,10 +130,14 @@ class RedisStore:
         try:
             async with asyncio.timeout(self._timeout_s):
                 answer = await ask()
+        except redis.exceptions.ClusterDownError as error:
+            self._failed(error)  # a part of it is lost
+            return otherwise
         except redis.ResponseError as error:
             # It is there, and says no: out of memory, or no permission.
             self.num_failures += 1
             _log.warning("prefix_store_refused", reason=str(error)[:100])
+            self._answered()
             return otherwise
         except (
             *(redis.RedisError, RedisClusterException, OSError, TimeoutError),
@@ -127,8 +146,12 @@ class RedisStore:
             # The cluster's exceptions are no RedisErrors: no node that answers, no node for a slot.
             self._failed(error)
             return otherwise
-        self._breaker.succeeded()
+        self._answered()
         return answer
+
+    def _answered(self) -> None:
+        self._breaker.succeeded()
+        self._on_asked(True)
 
     def _failed(self, error: BaseException) -> None:
         was_open = self._breaker.is_open
@@ -136,6 +159,9 @@ class RedisStore:
         self.num_failures += 1
         if self._breaker.is_open and not was_open:
             _log.warning("prefix_store_unreachable", reason=type(error).__name__)
+            if self._probing is None or self._probing.done():
+                self._probing = asyncio.create_task(self._probe())
+        self._on_asked(not self._breaker.is_open)
 
 
 def connect(

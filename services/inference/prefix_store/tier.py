@@ -35,10 +35,6 @@ STORE_FAILURES: Final = Family(
     "outrider_kv_store_failures",
     "Requests to the prefix store that failed: slow, full, gone, or refused.",
 )
-STORE_UP: Final = Family(
-    "outrider_kv_store_up",
-    "1 while the prefix store is asked, 0 while it is left alone because it does not answer.",
-)
 STORE_BLOCKS: Final = Family(
     "outrider_kv_store_blocks",
     "Blocks of prompts, by what became of them: loaded, missing, refused (damaged, or not this "
@@ -137,8 +133,6 @@ class PrefixStoreTier(KvTier):
             self._bytes.add(0, {"direction": direction})
         self._seconds = metrics.histogram(TRANSFER_SECONDS, TRANSFER_BOUNDARIES_S)
         self._failures = metrics.counter(STORE_FAILURES)
-        self._up = metrics.gauge(STORE_UP)
-        self._up.set(1)
         metrics.from_zero(STORE_FAILURES)
         metrics.from_zero(STORE_BLOCKS, "result", _RESULTS)
 
@@ -303,7 +297,6 @@ class PrefixStoreTier(KvTier):
         self._count_failures()
 
     def _count_failures(self) -> None:
-        self._up.set(0 if self._store.is_open else 1)
         new = self._store.num_failures - self.counts.num_failures
         if new:
             self.counts.num_failures += new

@@ -14,8 +14,9 @@ from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
 from outrider.v1 import inference_pb2
 from services.inference.prefix_store.config import PrefixStoreConfig
+from services.inference.prefix_store.opening import STORE_UP
 from services.inference.prefix_store.sealing import PREFIX
-from services.inference.prefix_store.tier import STORE_UP, PrefixStoreTier
+from services.inference.prefix_store.tier import PrefixStoreTier
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.streaming.wire import load_response
 from tests.inference.harness import GatedEngine, Reply, Running, reference, running

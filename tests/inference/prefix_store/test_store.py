@@ -13,7 +13,7 @@ import uvloop
 from outrider.circuit_breaker import CircuitBreakerPolicy
 from outrider.errors import ConfigError
 from outrider.redis_settings import RedisAddress
-from outrider.testing import free_tcp_port
+from outrider.testing import eventually, free_tcp_port
 from services.inference.prefix_store.store import RedisStore, connect
 from tests.forgetful_relay import ForgetfulRelay, forgetful_relay
 from tests.redis_server import RedisServer, redis_server
@@ -28,10 +28,19 @@ def server() -> Iterator[RedisServer]:
 
 
 @asynccontextmanager
-async def store_at(url: str, *, pause_s: float = 0.0) -> AsyncIterator[RedisStore]:
+async def store_at(
+    url: str, *, pause_s: float = 0.0, on_asked: Callable[[bool], None] = lambda _: None
+) -> AsyncIterator[RedisStore]:
     breaker = CircuitBreakerPolicy(first_pause_s=pause_s)
     client = connect(RedisAddress(url), 5.0)
-    store = RedisStore(client, timeout_s=5.0, ttl_s=100, max_value_bytes=MAX_BYTES, breaker=breaker)
+    store = RedisStore(
+        client,
+        timeout_s=5.0,
+        ttl_s=100,
+        max_value_bytes=MAX_BYTES,
+        breaker=breaker,
+        on_asked=on_asked,
+    )
     try:
         yield store
     finally:
@@ -91,6 +100,21 @@ async def test_a_redis_that_dies_has_nothing_until_it_is_back() -> None:
             server.start()
             assert await store.put([(b"a", b"2")])
             assert await store.fetch([b"a"]) == [b"2"]
+
+
+async def test_a_redis_that_is_back_is_noticed_though_nobody_needs_it() -> None:
+    asked: list[bool] = []
+    with redis_server() as server:
+        async with store_at(server.url, on_asked=asked.append) as store:
+            assert await store.put([(b"a", b"1")])
+            server.kill()
+            for _ in range(CircuitBreakerPolicy().max_failures):
+                assert await store.fetch([b"a"]) is None
+            assert asked == [True, True, True, False]
+            server.start()
+            await eventually(lambda: asked[-1])
+        with redis.Redis(port=server.port) as client:
+            assert not client.keys(), "to ask is not to write"
 
 
 async def test_one_that_does_not_answer_costs_a_bounded_wait_and_then_none() -> None:

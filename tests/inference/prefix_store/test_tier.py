@@ -20,7 +20,6 @@ class StuckStore:
     """Answers when it may: it has nothing."""
 
     num_failures = 0
-    is_open = False
 
     def __init__(self) -> None:
         self.may_answer = asyncio.Event()
@@ -44,7 +43,6 @@ class Store:
     """Has what it was given, in no time unless it takes some of the clock."""
 
     num_failures = 0
-    is_open = False
 
     def __init__(self) -> None:
         self.entries: dict[bytes, bytes] = {}

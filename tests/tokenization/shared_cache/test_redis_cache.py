@@ -97,6 +97,22 @@ async def test_texts_are_encoded_while_redis_is_dead_and_found_when_it_is_back(
         assert tokens.get([TEXT], b"", "backend") == [IDS]
 
 
+@pytest.mark.parametrize("refuses", [False, True])
+async def test_a_redis_that_is_back_is_noticed_though_nobody_looks_anything_up(
+    server: RedisServer, refuses: bool
+) -> None:
+    with a_process(server.url) as (store, tokens):
+        server.kill()
+        for _ in range(POLICY.breaker.max_failures):
+            assert tokens.get([TEXT], b"", "backend") == [None]
+        assert is_open(store)
+        server.start()
+        if refuses:
+            with redis.Redis.from_url(server.url) as client:
+                client.execute_command("ACL", "SETUSER", "default", "-mget")
+        await eventually(lambda: not is_open(store))
+
+
 @pytest.mark.parametrize("is_told", [True, False], ids=["reset", "forgotten"])
 def test_connections_that_are_dead_are_made_anew(is_told: bool, server: RedisServer) -> None:
     with forgetful_relay(server.port) as relay:
