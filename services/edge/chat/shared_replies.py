@@ -16,10 +16,9 @@ import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha1
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from uuid import uuid4
 
@@ -27,8 +26,8 @@ import structlog
 
 from outrider.bounds import PositiveFloat
 from outrider.circuit_breaker import CircuitBreaker, CircuitBreakerPolicy
-from outrider.errors import ConfigError, DuplicateSessionError, KeyReusedError
-from outrider.redis_settings import RedisAddress, needs_client, once_more, sealing_key, secret
+from outrider.errors import DuplicateSessionError, KeyReusedError
+from outrider.redis_settings import SealedRedisConfig, needs_client, once_more
 from outrider.session.types import FinishReason
 from services.edge.chat.replay import ReplayLog
 from services.edge.chat.resumption_table import ChatKey
@@ -100,11 +99,16 @@ elseif what == 'cancel' then
 end
 local first = tonumber(ARGV[6])
 if holder and not is_ours then return {'taken'} end
-if what == 'drop' then
+if what == 'drop' or (what == 'release' and #ARGV < 8 and not redis.call('HGET', KEYS[1], 0)) then
   redis.call('DEL', KEYS[1])
   return {'kept'}
 end
-if first == 0 then redis.call('DEL', KEYS[1]) elseif not holder then return {'lost'} end
+if first > 0 then
+  if not holder then return {'lost'} end
+elseif #ARGV > 7 then
+  -- From its beginning on; until then, what another edge saved of it before it died stays.
+  redis.call('DEL', KEYS[1])
+end
 for at = 8, #ARGV do redis.call('HSET', KEYS[1], first + at - 8, ARGV[at]) end
 if ARGV[7] == '1' then redis.call('HSET', KEYS[1], 'whole', '1') end
 hold(what == 'release' and '' or edge)
@@ -113,36 +117,17 @@ return {wanted or 'kept'}
 
 
 @dataclass(frozen=True, slots=True)
-class SharedRepliesConfig:
+class SharedRepliesConfig(SealedRedisConfig):
     """The Redis through which the edges of a site answer a request with an idempotency key once:
-    table `[edge.shared_replies]`. Raises ConfigError for values that cannot work."""
+    table `[edge.shared_replies]`."""
+
+    TABLE = "shared_replies"
 
     url: str = ""
     """redis://HOST:PORT/DATABASE, or rediss:// over TLS; empty: each process of an edge has its own
     replies."""
-    key: str = field(default="", repr=False)
-    """A secret of 32 characters or more, the same at all edges that share it (`openssl rand -hex
-    32`): without it nobody can read replies or make valid ones. Better in a file, or in the
-    environment."""
-    key_file: Path | None = None
-    """A file that holds the secret."""
-    user: str = ""
-    """A user of that Redis (ACL); empty: its default one."""
-    password: str = field(default="", repr=False)
-    """That user's password. Better in a file, or in the environment."""
-    password_file: Path | None = None
-    """A file that holds the password."""
-    ca: Path | None = None
-    """CA certificates for that Redis (rediss://), in PEM; unset: those of this machine."""
     timeout_ms: PositiveFloat = 100.0
     """Longest wait for an answer of that Redis; then this edge acts alone."""
-
-    def __post_init__(self) -> None:
-        for name in ("key", "password"):
-            if getattr(self, name) and getattr(self, f"{name}_file"):
-                raise ConfigError(f"both shared_replies.{name} and {name}_file are set; use one")
-        if self.url and not (self.key or self.key_file):
-            raise ConfigError("shared_replies.key is empty; set the same secret at all edges")
 
 
 class HeldChat(Protocol):
@@ -203,7 +188,9 @@ class _Held:
     placed_by: float
     """Loop time at which a region should have its session; then another edge may try."""
     is_dropped: bool = False
-    """It was given up for good, or has nothing that is worth keeping."""
+    """It was given up for good."""
+    is_told_again: bool = False
+    """Its end was told once more, as Redis did not answer the first time."""
 
 
 class SharedReplies:
@@ -231,6 +218,7 @@ class SharedReplies:
         """The next one to be saved first."""
         self._ended: list[_Held] = []
         self._has_news = asyncio.Event()
+        self._is_closing = False
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._run())
 
@@ -271,8 +259,8 @@ class SharedReplies:
             return
         held.chat = None
         log = held.saver.log
-        is_cancelled = log.done is not None and log.done.finish_reason is FinishReason.CANCELLED
-        held.is_dropped = is_cancelled or (log.done is None and not log.upto)
+        done = log.done
+        held.is_dropped = done is not None and done.finish_reason is FinishReason.CANCELLED
         self._ended.append(held)
         self._has_news.set()
 
@@ -286,17 +274,18 @@ class SharedReplies:
 
     async def close(self) -> None:
         """Let go of what is held, and end. No chat is under way any more."""
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
-        await self._round()
+        self._is_closing = True
+        self._has_news.set()
+        await asyncio.gather(self._task, return_exceptions=True)  # a round under way ends
+        while self._ended:
+            await self._round()
         if (connecting := self._connecting) is not None:
             connecting.cancel()
             await asyncio.gather(connecting, return_exceptions=True)
         await self._client.aclose()
 
     async def _run(self) -> None:
-        while True:
+        while not self._is_closing:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(self._next_round_at()):
                     await self._has_news.wait()
@@ -322,7 +311,9 @@ class SharedReplies:
 
     async def _round(self) -> None:
         """Tell and ask what there is to tell and to ask."""
-        ended, self._ended = self._ended, []
+        ended, self._ended = self._ended[:_MAX_SAVES], self._ended[_MAX_SAVES:]
+        if self._ended:
+            self._has_news.set()
         claims, self._claims = [it for it in self._claims if it.claimed is not None], []
         due = list(self._due())
         if not (ended or claims or due):
@@ -353,7 +344,9 @@ class SharedReplies:
         """Arguments of the script."""
         saver = held.saver
         first = saver.num_saved
-        frames = [] if held.is_dropped else saver.more()
+        log = saver.log
+        has_begun = bool(log.upto) or log.done is not None
+        frames = saver.more() if has_begun and not held.is_dropped else []
         pieces = [self._sealer.seal(held.name, first + n, it) for n, it in enumerate(frames)]
         what = "drop" if held.is_dropped else "save" if held.chat is not None else "release"
         is_whole = "1" if saver.is_whole else "0"
@@ -363,6 +356,10 @@ class SharedReplies:
         chat = held.chat
         if answer in (None, "lost"):
             held.saver = ReplySaver(held.saver.log)  # all of it again
+            if chat is None and not held.is_told_again:
+                held.is_told_again = True
+                self._ended.append(held)
+                self._has_news.set()
         elif answer == "taken":
             # While this edge was cut off; its own client has what it computes.
             if self._held.get(held.key) is held:
@@ -468,14 +465,8 @@ def open_shared_replies(config: SharedRepliesConfig, window_s: float) -> SharedR
         from redis.asyncio import Redis
     except ImportError as error:
         raise needs_client("shared_replies.url") from error
-    sealer = ReplySealer(sealing_key(config.key, config.key_file, "shared_replies.key"))
-    password = secret(config.password, config.password_file, "shared_replies.password")
-    address = RedisAddress(config.url, config.user, password, config.ca)
-    timeout_s = config.timeout_ms / 1000
-    try:
-        address.check()
-    except ValueError as error:
-        raise ConfigError(f"shared_replies.url: {error}") from error
+    sealer = ReplySealer(config.sealing_key())
+    address, timeout_s = config.address(), config.timeout_ms / 1000
     options = address.options(timeout_s, max(timeout_s, _CONNECT_S))
     client = Redis.from_url(address.url, retry=once_more(), **options)
     return SharedReplies(client, sealer, timeout_s=timeout_s, window_s=window_s)

@@ -17,10 +17,16 @@ import uvloop
 from httpx2 import AsyncClient
 
 from outrider.models.vocabulary import Vocabulary
+from outrider.session.client import Accepted, Committed
 from outrider.testing import eventually
 from services.edge.chat import shared_replies
+from services.edge.chat.replay import ReplayLog
 from services.edge.chat.resumption_table import ChatKey
-from services.edge.chat.shared_replies import SharedRepliesConfig, open_shared_replies
+from services.edge.chat.shared_replies import (
+    SharedReplies,
+    SharedRepliesConfig,
+    open_shared_replies,
+)
 from tests.edge.http.asking import events_of
 from tests.edge.integration.chat_routes import CHAT, COMPLETION, ChatRoute, over_chat_routes
 from tests.edge.integration.http_client import plain, serving_http
@@ -467,6 +473,83 @@ def test_connections_that_were_reset_cost_nothing(
 
     with forgetful_relay(server.port) as relay, asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(ask(relay))
+
+
+class Chat:
+    """One under way at an edge."""
+
+    is_placed = True
+
+    def feed(self, item: object) -> None: ...
+
+
+def begun(num_tokens: int) -> ReplayLog:
+    """The log of a reply that has so many tokens."""
+    log = ReplayLog()
+    log.append(Accepted("request", "model", 7, template_date="2026-11-30"))
+    for number in range(num_tokens):
+        log.append(Committed("a", (number,), number + 1))
+    return log
+
+
+async def claimed(shared: SharedReplies) -> ReplayLog:
+    """What is saved of a reply that is claimed."""
+    answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    shared.claim(ChatKey(b"owner", "key"), b"digest", answered.set_result)
+    found = await answered
+    assert isinstance(found, ReplayLog)
+    return found
+
+
+def shared_by(url: str, timeout_ms: float = 5000.0) -> SharedReplies:
+    config = SharedRepliesConfig(url, key=SECRET, timeout_ms=timeout_ms)
+    shared = open_shared_replies(config, window_s=30.0)
+    assert shared is not None
+    return shared
+
+
+async def test_an_edge_that_refuses_a_reply_leaves_what_another_had_saved_of_it(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_replies, "LEASE_S", 0.5)
+    key = ChatKey(b"owner", "key")
+    first, second, third = (shared_by(server.url) for _ in range(3))
+    reader: Any = redis.Redis(port=server.port)
+    assert not (await claimed(first)).upto
+    first.begun(key, b"digest", begun(5), Chat())
+    await eventually(lambda: any(b"0" in reader.hkeys(it) for it in reader.keys()))
+    first._task.cancel()  # it dies
+    await asyncio.gather(first._task, return_exceptions=True)
+    assert (await claimed(second)).upto == 5
+    second.begun(key, b"digest", begun(0), Chat())
+    (name,) = reader.keys()
+    until = reader.hget(name, "until")
+    await eventually(lambda: reader.hget(name, "until") != until)  # it computes the prompt
+    second.ended(key)
+    assert (await claimed(third)).upto == 5
+    third.begun(key, b"digest", begun(7), Chat())
+    third.ended(key)
+    await third.close()
+    assert (await claimed(second)).upto == 7
+    await second.close()
+    await first._client.aclose()
+
+
+async def test_a_reply_that_ends_while_redis_is_slow_is_saved_all_the_same(
+    server: RedisServer,
+) -> None:
+    key = ChatKey(b"owner", "key")
+    with forgetful_relay(server.port) as relay:
+        near, far = shared_by(server.url), shared_by(f"redis://127.0.0.1:{relay.port}/0", 200.0)
+        await claimed(far)
+        far.begun(key, b"digest", begun(5), Chat())
+        relay.forget()
+        far.ended(key)
+        reader: Any = redis.Redis(port=server.port)
+        await eventually(lambda: any(b"0" in reader.hkeys(it) for it in reader.keys()))
+        await far.close()
+        assert (await claimed(near)).upto == 5
+        await near.close()
 
 
 async def test_no_request_waits_for_those_before_it() -> None:
