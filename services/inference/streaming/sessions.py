@@ -308,6 +308,9 @@ class SessionTable:
         request = self._with_kept_constraint(request)
         is_ready = self._engine_has_grammars or request.constraint is not None
         grammar = None if is_ready else request.sampling.grammar
+        if earlier is not None:
+            # First: the place that it leaves may be the only one.
+            self.fail(self._live[earlier], replaced_error())
         if grammar is None:
             self._model.open(request)
         session = LiveSession(
@@ -334,8 +337,6 @@ class SessionTable:
         self._live[engine_session_id] = session
         self._running.claim(name, request, frame.run)
         self._idle.clear()
-        if earlier is not None:
-            self.fail(self._live[earlier], replaced_error())
         if grammar is not None:
             whose = Requester.of(frame.tenant, frame.address_hash, frame.cache_salt)
             task = asyncio.create_task(self._open_compiled(session, request, grammar, whose))

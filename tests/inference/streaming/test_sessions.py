@@ -14,6 +14,7 @@ from outrider.testing import eventually
 from outrider.v1 import common_pb2
 from outrider.wire import token_block_from_proto, token_block_to_proto
 from services.inference.model_thread import ModelTick
+from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.types import KvHits, OpenRequest
 from services.inference.streaming.sessions import RunningRequests
 from tests.inference.harness import CODER, GatedEngine, reference, running
@@ -75,6 +76,18 @@ async def test_the_same_request_opened_again_takes_the_place_of_the_earlier_run(
         assert tuple((await second.finish(1)).ids) == reference([5], LONG).ids
         await eventually(lambda: not len(it.replica.table))
         assert not it.replica.table._running
+
+
+async def test_the_later_run_has_the_place_of_the_earlier_one() -> None:
+    limits = SchedulerLimits(max_sessions=1, max_queue=0)
+    async with running(GatedEngine(), scheduler=limits) as it:
+        first, second = it.peer(), it.peer()
+        await first.open(1, [5], LONG, request_id="same", run=1)
+        await eventually(it.gated.waiting.is_set)
+        await second.open(1, [5], LONG, request_id="same", run=2)
+        assert type((await first.finish(1)).error) is errors.DuplicateSessionError
+        it.gated.gate.set()
+        assert tuple((await second.finish(1)).ids) == reference([5], LONG).ids
 
 
 def of_prompt(number: int, *prompt: int) -> OpenRequest:
