@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from outrider import edge_list
 from outrider.access.client_key import read_key_file
 from outrider.cli import operator
 from outrider.cli.findings import Finding, report
@@ -21,14 +22,16 @@ from outrider.cli.local.state import StateDir, default_state_dir
 from outrider.cli.router_choice import mesh_here, router_of
 from outrider.cli.router_state import State, ask
 from outrider.config import check_address
-from outrider.errors import OutriderError
+from outrider.errors import EdgeListError, OutriderError
 
 if TYPE_CHECKING:
     from outrider.tls import Tls
 
 _DAY_S: Final = 86_400.0
 _SOON_DAYS: Final = 7
-"""A certificate with fewer days left is reported as ending soon."""
+"""A certificate or list of edges with fewer days left is reported as ending soon."""
+_LATEST_S: Final = int(datetime(9999, 12, 31, tzinfo=UTC).timestamp())
+"""A list may be valid for longer than the calendar goes."""
 _TROUBLE: Final = {
     "CONNECTING": "it has not been reached yet; check again in a few seconds",
     "SUSPECT": "it is silent; look at its process, its log and its network",
@@ -132,13 +135,26 @@ def _reached(address: str, timeout_s: float) -> Finding:
 
 def of_certificate(expires_at: datetime, now: datetime) -> Finding:
     """Whether the operator certificate of this command is still valid."""
-    left_days = (expires_at - now).total_seconds() / _DAY_S
-    return Finding(
-        left_days > 0,
-        f"the operator's certificate ends on {expires_at:%Y-%m-%d}"
-        + (" (soon)" if 0 < left_days <= _SOON_DAYS else ""),
-        "it has ended: ask for another one",
-    )
+    return _ending("the operator's certificate", expires_at, now, "ask for another one")
+
+
+def of_edge_list(text: bytes, now: datetime) -> Finding:
+    """Whether clients would still use the list of edges that an edge gives them. Its signature is
+    not checked: that takes the public key of `outrider edges key`."""
+    try:
+        edges = edge_list.read(text).edges
+    except EdgeListError as error:
+        return Finding(False, f"its list of edges: {error.message}", "sign it again")
+    ends_at = datetime.fromtimestamp(min(edges.valid_until, _LATEST_S), UTC)
+    what = f"its list of edges ({len(edges.edges)})"
+    return _ending(what, ends_at, now, "sign it again: `outrider edges sign`")
+
+
+def _ending(what: str, ends_at: datetime, now: datetime, fix: str) -> Finding:
+    left_days = (ends_at - now).total_seconds() / _DAY_S
+    is_soon = 0 < left_days <= _SOON_DAYS
+    told = f"{what} ends on {ends_at:%Y-%m-%d}" + (" (soon)" if is_soon else "")
+    return Finding(left_days > 0, told, f"it has ended: {fix}")
 
 
 def _router(address: str, tls: Tls) -> Iterator[Finding]:
@@ -202,6 +218,8 @@ async def _edge(place: CheckedMesh, timeout_s: float, *, has_chat: bool) -> list
                 edge = await client.describe()
                 where = f"the edge {edge.name} in {edge.region or 'no region'} answers over QUIC"
                 found.append(Finding(True, f"{where} at {place.edge}"))
+                if edge.edge_list:
+                    found.append(of_edge_list(edge.edge_list, datetime.now(UTC)))
                 if has_chat:
                     one = SamplingParams(max_tokens=1)
                     async with client.chat([Message("user", "hello")], sampling=one) as stream:

@@ -44,14 +44,16 @@ class KnownEdges:
 
     def in_order(self, now: float, after: EdgeAddress | None = None) -> tuple[EdgeAddress, ...]:
         """All edges, each once, as they are to be tried. `after`: the edge that was used last,
-        which comes first. The named ones follow as they are named, from it on, then the listed ones
-        by the time of a handshake; those without a time come last, as they are listed."""
+        which comes first if it is still one of them. The named ones follow as they are named, from
+        it on, then the listed ones by the time of a handshake; those without a time come last, as
+        they are listed."""
         named = self._named
         if after in named:
             at = named.index(after)
             named = (*named[at:], *named[:at])
-        first = () if after is None else (after,)
-        return tuple(dict.fromkeys((*first, *named, *self._by_distance(now))))
+        known = (*named, *self._by_distance(now))
+        first = (after,) if after in known else ()
+        return tuple(dict.fromkeys((*first, *known)))
 
     def unmeasured(self, now: float) -> tuple[EdgeAddress, ...]:
         """Listed edges with which no handshake was complete yet."""

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bench.harness.local_mesh import LocalMesh, outrider
 from outrider.access.client_key import DEVELOPMENT_KEY
-from outrider.cli.check import of_certificate, of_state
+from outrider.cli.check import of_certificate, of_edge_list, of_state
+from outrider.edge_list import EdgeList, ListedEdge, sign
 from outrider.testing import free_tcp_port, free_udp_port
 from tests.cli.invoking import invoke
 from tests.cli.test_status import MODEL, REGION, REPLICA
@@ -48,6 +50,20 @@ def test_a_certificate_is_looked_at(days: int, ok: bool, soon: bool) -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
     found = of_certificate(now + timedelta(days=days), now)
     assert (found.ok, "(soon)" in found.what) == (ok, soon)
+
+
+@pytest.mark.parametrize(
+    ("days", "ok", "soon"),
+    [(30, True, False), (6, True, True), (-1, False, False), (1 << 36, True, False)],
+)
+def test_a_list_of_edges_is_looked_at(days: int, ok: bool, soon: bool) -> None:
+    now = datetime(2027, 1, 1, tzinfo=UTC)
+    ends_at = int(now.timestamp()) + days * 86_400
+    edges = EdgeList((ListedEdge("edge.example", 4433),), 1, ends_at)
+    found = of_edge_list(sign(edges, Ed25519PrivateKey.generate()).encoded(), now)
+    assert (found.ok, "(soon)" in found.what) == (ok, soon)
+    assert found.what.startswith("its list of edges (1) ends on ")
+    assert not of_edge_list(b"{}", now).ok
 
 
 def test_where_nothing_listens_it_says_so() -> None:

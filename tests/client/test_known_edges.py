@@ -43,6 +43,15 @@ def test_the_named_ones_come_first_and_each_edge_once() -> None:
     assert hosts(edges, after=a) == ["a", "first", "second", "b"]
 
 
+def test_an_edge_that_the_list_has_no_more_is_tried_no_more() -> None:
+    edges = known()
+    edges.take(listed("a", "b"), NOW)
+    a = edges.in_order(NOW)[1]
+    assert hosts(edges, after=a, now=3000.0) == ["first"], "the list has ended"
+    edges.take(listed("b", version=2), NOW)
+    assert hosts(edges, after=a) == ["first", "b"]
+
+
 def test_the_nearest_of_the_listed_comes_first_and_those_without_an_answer_last() -> None:
     edges = known()
     edges.take(listed("a", "b", "c", "d"), NOW)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.harness.local_mesh import LocalMesh, local_mesh, outrider
@@ -31,6 +32,7 @@ from outrider.cli.local.certificates import of_process
 from outrider.cli.local.state import running_mesh
 from outrider.client import Client, Message, SamplingParams, connect
 from outrider.durable_files import write_atomic
+from outrider.edge_list import EdgeList, ListedEdge, sign
 from outrider.errors import NoReplicaError
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.rpc import make_channel
@@ -58,6 +60,8 @@ MAX_CHATS: Final = 48
 """More than both replicas and their queues take."""
 MAX_WAIT_S: Final = 300
 """Nobody is refused within an incident because he waited."""
+_LIST_KEY: Final = Ed25519PrivateKey.generate()
+"""Signs lists of edges."""
 
 CONFIG: Final = """
 [router.admission]
@@ -84,6 +88,7 @@ min_chars = 1
 timeout_ms = 1000.0
 
 [edge]
+edge_list = "{edge_list}"
 certificate = "{certificate}"
 private_key = "{private_key}"
 """
@@ -97,6 +102,7 @@ class Stage:
     redis: RedisServer
     edge_certificate: Path
     edge_key: Path
+    edge_list: Path
 
     @property
     def key(self) -> str:
@@ -147,6 +153,8 @@ class Stage:
 def stage(folder: Path, redis: RedisServer) -> Iterator[Stage]:
     """A stage whose files lie in `folder`."""
     certificate, key = edge_certificate.ensure(folder / "edge", ["localhost"], utc_now())
+    edge_list = folder / "edges.json"
+    write_atomic(edge_list, _edge_list(timedelta(days=60)))
     config = folder / "outrider.toml"
     told = CONFIG.format(
         max_wait_s=MAX_WAIT_S,
@@ -156,6 +164,7 @@ def stage(folder: Path, redis: RedisServer) -> Iterator[Stage]:
         chunk_tokens=CHUNK_TOKENS,
         url=redis.url,
         key="k" * 32,
+        edge_list=edge_list,
         certificate=certificate,
         private_key=key,
     )
@@ -164,7 +173,7 @@ def stage(folder: Path, redis: RedisServer) -> Iterator[Stage]:
     with local_mesh(
         engine="fake", regions="us-east", http=True, config=config, shape=shape
     ) as mesh:
-        yield Stage(mesh, redis, certificate, key)
+        yield Stage(mesh, redis, certificate, key, edge_list)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -251,21 +260,20 @@ def killed(role: str) -> Begin:
 @asynccontextmanager
 async def redis_killed(stage: Stage) -> AsyncIterator[None]:
     """Replicas look there for prompts' beginnings, and a tokenizer for texts. Each finds that Redis
-    is gone, and then that it is back, with what it is asked next."""
+    is gone with what it is asked next, and by itself that it is back."""
     stage.redis.kill()
     try:
-        await asyncio.gather(_use_prefix_store(stage, is_up=0), _use_token_cache(stage, is_up=0))
+        await asyncio.gather(_miss_prefix_store(stage), _miss_token_cache(stage))
         yield
     finally:
         stage.redis.start()
-    await asyncio.gather(_use_prefix_store(stage, is_up=1), _use_token_cache(stage, is_up=1))
 
 
-async def _use_prefix_store(stage: Stage, is_up: int) -> None:
+async def _miss_prefix_store(stage: Stage) -> None:
     """Chats of long prompts, until each replica knows."""
 
     def is_known() -> bool:
-        return set(stage.values("inference", "outrider_kv_store_up")) == {is_up}
+        return set(stage.values("inference", "outrider_kv_store_up")) == {0}
 
     async with stage.client() as client, asyncio.timeout(60.0):
         while not await asyncio.to_thread(is_known):
@@ -273,11 +281,11 @@ async def _use_prefix_store(stage: Stage, is_up: int) -> None:
             await asyncio.gather(*(say(client, prompt, 1) for prompt in prompts))
 
 
-async def _use_token_cache(stage: Stage, is_up: int) -> None:
+async def _miss_token_cache(stage: Stage) -> None:
     """Texts for the tokenizer, until it knows."""
 
     def is_known() -> bool:
-        return stage.values("tokenizer", "outrider_tokenization_shared_cache_up") == [is_up]
+        return stage.values("tokenizer", "outrider_tokenization_shared_cache_up") == [0]
 
     tls = stage.mesh.tls("router")
     channel = make_channel(stage.mesh.address("tokenizer"), tls=tls, role=Role.TOKENIZER)
@@ -322,6 +330,23 @@ async def edge_certificate_ends(stage: Stage) -> AsyncIterator[None]:
         write_atomic(stage.edge_key, key.read_bytes())
         write_atomic(stage.edge_certificate, certificate.read_bytes())
         yield
+
+
+@asynccontextmanager
+async def edge_list_ends(stage: Stage) -> AsyncIterator[None]:
+    """The edge is given a list of edges that ends in six days, then one that lasts."""
+    write_atomic(stage.edge_list, _edge_list(timedelta(days=6)))
+    try:
+        yield
+    finally:
+        write_atomic(stage.edge_list, _edge_list(timedelta(days=60)))
+
+
+def _edge_list(validity: timedelta) -> bytes:
+    """A list that is newer than those before."""
+    ends_at = (utc_now() + validity).timestamp()
+    edges = EdgeList((ListedEdge("localhost", 1),), time.time_ns() // 1_000_000, int(ends_at))
+    return sign(edges, _LIST_KEY).encoded()
 
 
 @asynccontextmanager

@@ -57,6 +57,7 @@ INCIDENTS: Final = {
     "the edge's certificate ends today": Incident(
         "OutriderCertificateExpires", incidents.edge_certificate_ends
     ),
+    "the list of edges ends this week": Incident("OutriderEdgeListEnds", incidents.edge_list_ends),
     "Redis is killed": Incident("OutriderStoreLost", incidents.redis_killed),
     "a replica's drain does not end": Incident("OutriderDrainStuck", incidents.drain_stuck),
     "a replica has too many chats": Incident("OutriderOverload", incidents.replica_overloaded),

@@ -6,57 +6,20 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from bench.faults.chats import PROMPTS, make_reference_chats
-from bench.harness.mesh import Service, mesh, replica_rows
+from bench.harness.mesh import Service
 from outrider.client import Chat, Committed, Message, ReconnectPolicy, Resumed, connect
+from tests.e2e.two_edges import running
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(300)]
 
 NUM_TOKENS = 250
-CALL_MS = 40.0
-"""Of the fake engine: a reply takes 10 s, and is under way when the first edge is back."""
 LIMIT_S = 120.0
-SECRET = "the secret of both edges, so that their chats have the same ids"
-
-
-@dataclass(frozen=True)
-class Fleet:
-    """A replica, a router and two edges, in processes of their own."""
-
-    router: Service
-    edges: tuple[Service, Service]
-    ca: Path
-
-
-@asynccontextmanager
-async def running() -> AsyncIterator[Fleet]:
-    async with mesh("resumed-elsewhere") as made:
-        computing = {"replica": "one", "engine": "fake", "fake_call_ms": CALL_MS}
-        replica = made.service("one", "inference", computing, region="here")
-        routing = {"replicas": replica_rows([replica]), "max_backoff_s": 0.2}
-        router = made.service("router", "router", routing, region="here")
-        serving: dict[str, object] = {
-            "routers": (router.address,),
-            "state_dir": str(made.folder),
-            "cache_salt_key": SECRET,
-            "anonymous": True,
-            "drafter.model": "none",
-        }
-        first, second = (
-            made.service(name, "edge", {"name": name, **serving}, region="here")
-            for name in ("first", "second")
-        )
-        # The first edge makes the certificate that the other one finds.
-        for group in ([replica], [router], [first], [second]):
-            await made.start(*group)
-        yield Fleet(router, (first, second), made.ca)
 
 
 @contextmanager
@@ -99,7 +62,7 @@ async def test_an_edge_that_was_stopped_does_not_take_a_chat_back() -> None:
     (reference, *_) = make_reference_chats("fake", NUM_TOKENS, PROMPTS[:1])
     asked = [Message("user", reference.prompt)]
     quick = ReconnectPolicy(attempt_timeout_s=1.0)
-    async with asyncio.timeout(LIMIT_S), running() as fleet:
+    async with asyncio.timeout(LIMIT_S), running("resumed-elsewhere") as fleet:
         first, second = fleet.edges
         others = [f"quic://{second.address}"]
         async with connect(

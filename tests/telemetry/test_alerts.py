@@ -24,6 +24,7 @@ STATES = ("connecting", "ready", "suspect", "down", "draining", "quarantined", "
 LEVELS = ("normal", "no_drafts", "small_chunks", "queue_low", "refuse")
 TTFT = "outrider_ttft_seconds"
 NOT_AFTER = "outrider_certificate_not_after_timestamp_seconds"
+LIST_ENDS = "outrider_edge_list_valid_until_timestamp_seconds"
 DAY_S = 86_400
 
 
@@ -70,6 +71,10 @@ def failed(share: float) -> dict[str, str]:
 def ends_after(days: float, certificate: str = "mesh") -> dict[str, str]:
     labels = f'{EDGE}, certificate="{certificate}", file="/c"'
     return {f"{NOT_AFTER}{{{labels}}}": constant(days * DAY_S)}
+
+
+def list_ends_after(days: float) -> dict[str, str]:
+    return {f"{LIST_ENDS}{{{EDGE}}}": constant(days * DAY_S)}
 
 
 def up(job: str, instance: str, is_up: bool = True) -> dict[str, str]:
@@ -122,6 +127,7 @@ WELL = {
     **ends_after(2.5),
     **ends_after(10, "clients"),
     **ends_after(900, "mesh_ca"),
+    **list_ends_after(8),
     **{
         key: value
         for job, instance in (("edge", "0"), ("router", "0"), ("router", "1"), ("inference", "0"))
@@ -178,6 +184,7 @@ INCIDENTS = {
     "the CA ends this month": Incident(
         ends_after(20, "mesh_ca"), {"OutriderCertificateExpires": 1}
     ),
+    "a list of edges ends this week": Incident(list_ends_after(6), {"OutriderEdgeListEnds": 1}),
     "the queue stays": Incident(waiting("HIGH", 3), {"OutriderQueueStays": 1}),
     "a replica refuses": Incident(at_level("refuse"), {"OutriderOverload": 1}),
     "a replica lets LOW wait": Incident(at_level("queue_low"), {"OutriderOverload": 1}),
