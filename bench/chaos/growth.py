@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
@@ -12,7 +11,7 @@ WARM_UP_S: Final = 60.0
 LEAST_LIFE_S: Final = 180.0
 """Growth is judged from so long after the warm-up on."""
 _NUM_MEDIAN: Final = 5
-"""The first and the last samples are medians of so many: load comes and goes."""
+"""What it holds at a time is the median of so many samples: load comes and goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +37,8 @@ class Life:
     """time.monotonic(), seconds."""
     peak: Held = Held(0.0, 0)
     last_at: float = 0.0
-    _first: list[Held] = field(default_factory=list)
-    _last: deque[Held] = field(default_factory=lambda: deque(maxlen=_NUM_MEDIAN))
+    _samples: list[Held] = field(default_factory=list)
+    """Since its warm-up."""
 
     def add(self, now: float, held: Held) -> None:
         """A sample."""
@@ -49,9 +48,7 @@ class Life:
         if now < self.began_at + WARM_UP_S:
             return
         self.last_at = now
-        if len(self._first) < _NUM_MEDIAN:
-            self._first.append(held)
-        self._last.append(held)
+        self._samples.append(held)
 
     @property
     def is_judged(self) -> bool:
@@ -61,12 +58,18 @@ class Life:
     @property
     def first(self) -> Held:
         """After its warm-up. Raises statistics.StatisticsError if it did not live to see that."""
-        return _median(self._first)
+        return _median(self._samples[:_NUM_MEDIAN])
+
+    @property
+    def middle(self) -> Held:
+        """Half-way between these two. Raises as `first`."""
+        begin = max(0, (len(self._samples) - _NUM_MEDIAN) // 2)
+        return _median(self._samples[begin : begin + _NUM_MEDIAN])
 
     @property
     def last(self) -> Held:
         """At its end, or now. Raises as `first`."""
-        return _median(self._last)
+        return _median(self._samples[-_NUM_MEDIAN:])
 
     @property
     def problem(self) -> str:
@@ -83,7 +86,7 @@ class Life:
         return " and ".join(told)
 
 
-def _median(samples: list[Held] | deque[Held]) -> Held:
+def _median(samples: list[Held]) -> Held:
     return Held(
         median(it.memory_mb for it in samples), round(median(it.num_files for it in samples))
     )

@@ -24,11 +24,8 @@ def test_a_process_that_stays_the_same_is_fine_whatever_it_held_for_a_moment() -
     life = lived(LONG_S, NOTHING, spike=Held(500.0, 500))
     assert life.is_judged
     assert life.problem == ""
-    assert (life.first, life.last, life.peak) == (
-        Held(100.0, 20),
-        Held(100.0, 20),
-        Held(600.0, 520),
-    )
+    calm = Held(100.0, 20)
+    assert (life.first, life.middle, life.last, life.peak) == (calm, calm, calm, Held(600.0, 520))
 
 
 @pytest.mark.parametrize(
@@ -36,6 +33,12 @@ def test_a_process_that_stays_the_same_is_fine_whatever_it_held_for_a_moment() -
 )
 def test_what_grows_is_told(per_s: Held, told: str) -> None:
     assert told in lived(LONG_S, per_s).problem
+
+
+def test_what_grows_evenly_is_half_as_much_larger_half_way() -> None:
+    life = lived(LONG_S, Held(1.0, 1))
+    grown = life.last.memory_mb - life.first.memory_mb
+    assert life.middle.memory_mb - life.first.memory_mb == pytest.approx(grown / 2, abs=5.0)
 
 
 def test_growth_up_to_the_limit_is_fine() -> None:
