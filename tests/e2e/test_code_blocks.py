@@ -219,7 +219,7 @@ def outrider_commands(text: str) -> Iterator[list[str]]:
 
 
 def test_every_block_has_a_kind_and_every_exemption_a_reason() -> None:
-    kinds = {"sh", "python", "js", "toml", "json", "nginx", "text", "mermaid"}
+    kinds = {"sh", "python", "js", "toml", "json", "nginx", "ini", "text", "mermaid"}
     assert {str(it): it.kind for it in BLOCKS if it.kind not in kinds} == {}
     assert {str(it): it.reason for it in BLOCKS if it.reason not in REASONS | {""}} == {}
     assert REASONS == {it.reason for it in BLOCKS if it.reason}, "no reason is left over"

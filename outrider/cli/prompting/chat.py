@@ -83,7 +83,8 @@ _Provisional = Annotated[
 _Speculation = Annotated[
     SpeculationMode,
     typer.Option(
-        help="Make drafts at edge and region (`on`), in the region alone, or not at all (`off`)."
+        help="Have drafts of edge and region verified (`on`), or of the region alone, where the "
+        "edge's are only shown (`region_only`), or none (`off`)."
     ),
 ]
 _Thin = Annotated[bool, typer.Option("--thin", help="Send text and let the region tokenize it.")]
