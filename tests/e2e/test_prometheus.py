@@ -76,8 +76,13 @@ async def test_before_the_first_chat_all_that_alerts_read_is_there_and_all_count
     await eventually(lambda: all(it["health"] == "up" for it in prometheus.targets()))
     read = {it for rule in prometheus.rules() for it in selectors(rule["query"])}
     assert len(read) > 15
-    # Of a Redis that this mesh has not (tests/tokenizer has one), and a share of no drafts.
-    read -= {"outrider_tokenization_shared_cache_up", "outrider_draft_rejection_ratio"}
+    # Of a Redis and a list of edges that this mesh has not (tests/tokenizer, tests/e2e/incidents),
+    # and a share of no drafts.
+    read -= {
+        "outrider_tokenization_shared_cache_up",
+        "outrider_edge_list_valid_until_timestamp_seconds",
+        "outrider_draft_rejection_ratio",
+    }
     counters = re.compile(r"outrider_\w+_total")
     read |= {it for query in queried() for it in counters.findall(query)}
     # Tenants are known when they come.
