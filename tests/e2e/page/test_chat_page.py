@@ -65,9 +65,9 @@ class Edge:
 
     def kill(self, role: str, name: str = "") -> None:
         """Kill a service, by now perhaps another process than at first."""
-        os.kill(self._up(role, name)["pid"], signal.SIGKILL)
+        os.kill(self.up(role, name)["pid"], signal.SIGKILL)
 
-    def _up(self, role: str, name: str = "") -> dict[str, Any]:
+    def up(self, role: str, name: str = "") -> dict[str, Any]:
         """What the mesh records of a service, once that is up."""
         deadline = time.monotonic() + PATIENCE_MS / 1000
         while True:
@@ -340,6 +340,7 @@ def test_a_killed_edge_costs_a_line_and_no_word(transport: str, chat: Watched, e
     by_fetch: list[str] = []
     page.on("request", lambda it: by_fetch.append(it.url) if it.url.endswith(HTTP_PATH) else None)
     limit(page, LASTING)
+    edge.up("edge")  # again, after the test before: it is to be killed at once
     send(page, LONG)
     begun(page)
     assert bool(by_fetch) == (transport == "fetch")
