@@ -138,7 +138,7 @@ class RedisStore:
         try:
             answer = ask()
         except redis.exceptions.ClusterDownError as error:
-            self._failed(error)  # it, or its primary, has lost its data
+            self._failed(error)  # a part of its cluster, or its primary, is lost
             return None
         except redis.ResponseError as error:
             # It is there, and says no: out of memory, or no permission.
